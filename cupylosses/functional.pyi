@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 from cupylosses.engines.log_probs.call import TokenLogProbs
+from cupylosses.engines.sequence.alignment import CtcAlignment
 from cupylosses.engines.softmax.call import RowResult
 
 class _Exchangeable(Protocol):
@@ -4232,11 +4233,13 @@ def ctc_loss(
     Example:
         >>> import torch
         >>> import cupylosses.functional as F
-        >>> log_probs = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]).log()
-        >>> log_probs = log_probs[:, None].requires_grad_()
-        >>> loss = F.ctc_loss(log_probs, torch.tensor([[1, 2]]), (3,), (2,), reduction='sum')
-        >>> round(loss.item(), 4)
-        1.3257
+        >>> log_probs = torch.tensor([[[-0.7, -1.4, -1.4]], [[-1.4, -0.7, -1.4]]], requires_grad=True)
+        >>> targets = torch.tensor([[1]])
+        >>> input_lengths = torch.tensor([2])
+        >>> target_lengths = torch.tensor([1])
+        >>> loss = F.ctc_loss(log_probs, targets, input_lengths, target_lengths)
+        >>> round(loss.item(), 3)
+        0.844
         >>> loss.backward()  # log_probs.grad holds the gradient
 
     References:
@@ -4324,9 +4327,14 @@ def ctc_loss_with_logits(
     Example:
         >>> import torch
         >>> import cupylosses.functional as F
-        >>> logits = torch.tensor([[[0.5, -1.0, 1.5]], [[1.0, 2.0, 0.0]], [[0.0, 0.5, -0.5]]], requires_grad=True)
-        >>> loss = F.ctc_loss_with_logits(logits, torch.tensor([[2, 1]]), (3,), (2,))
-        >>> loss.backward()  # logits.grad holds the gradient
+        >>> input = torch.tensor([[[0.5, -1.0, 1.5]], [[1.0, 2.0, 0.0]]], requires_grad=True)
+        >>> targets = torch.tensor([[1]])
+        >>> input_lengths = torch.tensor([2])
+        >>> target_lengths = torch.tensor([1])
+        >>> loss = F.ctc_loss_with_logits(input, targets, input_lengths, target_lengths)
+        >>> round(loss.item(), 3)
+        1.513
+        >>> loss.backward()  # input.grad holds the gradient
 
     References:
         A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, Connectionist temporal classification: labelling unsegmented
@@ -4729,3 +4737,146 @@ def linear_token_log_probs(
     max_memory: int | None = None,
     main_grad: _Exchangeable | None = None,
 ) -> _Array | TokenLogProbs: ...
+def ctc_forced_alignment(
+    log_probs: _Array,
+    targets: _Exchangeable,
+    input_lengths: _Exchangeable | Sequence[int] | int | None = None,
+    target_lengths: _Exchangeable | Sequence[int] | int | None = None,
+    blank: int = 0,
+    *,
+    batch_first: bool = False,
+    check_targets: _Check = "lazy",
+) -> CtcAlignment:
+    """The most probable alignment of sequences of labels to the frames of the input.
+
+        score_n = max over alignments c of sum_t log_probs(t, n, c_t)
+
+    with alignments c_1 ... c_T, sequences of classes that give the target when repeats are collapsed and then blanks
+    dropped.
+
+    Args:
+        log_probs: Log-probabilities of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample;
+            floating, of any strides. They need not be normalised.
+        targets: Labels of any integer dtype: of shape (N, S), padded with anything; or all labels one after another, of
+            shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
+            `blank`.
+        input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. Default None,
+            all T.
+        target_lengths: Number of labels of each sample, likewise, at most S. Default None, all S.
+        blank: Class of the blank, 0 to C - 1. Default 0.
+        batch_first: If True, the first operand has shape (N, T, C). Default False.
+        check_targets: When labels that are no class, and lengths out of range, raise: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found one; 'off' never. What the host knows is checked
+            at once. Default 'lazy'.
+
+    Returns:
+        A named tuple (score, labels, positions, log_probs): for each sample the sum along its alignment, of shape (N,)
+        or (); for each frame the class, the position of its label in the target, -1 for the blank, and the
+        log-probability of that class, of shape (T, N), (N, T) with `batch_first`, (T,) for one sample. Classes and
+        positions are int64, the others float32 (float64 for float64 input). Sums are float64. Of alignments with equal
+        sums it is the one that, seen from the last frame, ends in the last label, stays longest in each label and
+        blank, and goes through the blank between two labels. A target without alignment has score -inf; one for which
+        NaN or +inf counts, or of which a label or a length is out of range, has score NaN. Their frames, and those
+        behind `input_lengths`, have class -1, position -1 and log-probability 0.
+
+    Gradient:
+        None of the results is differentiable. For a loss of the best path gather `log_probs` by the labels:
+        ``log_probs.gather(-1, labels.clamp(min=0)[..., None])``.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, arrays are on different devices, an option is out of range, or a length is; see
+            `check_targets` for lengths on a GPU.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is no class, or is the blank; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> log_probs = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]).log()
+        >>> found = F.ctc_forced_alignment(log_probs, torch.tensor([1, 2]))
+        >>> found.labels.tolist(), found.positions.tolist(), round(found.score.exp().item(), 3)
+        ([0, 1, 2], [-1, 0, 1], 0.125)
+
+    References:
+        A. J. Viterbi, Error bounds for convolutional codes and an asymptotically optimum decoding algorithm, IEEE
+            Transactions on Information Theory 13, 1967.
+        A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, Connectionist temporal classification: labelling unsegmented
+            sequence data with recurrent neural networks, ICML 2006.
+    """
+
+def ctc_posteriors(
+    log_probs: _Array,
+    targets: _Exchangeable,
+    input_lengths: _Exchangeable | Sequence[int] | int | None = None,
+    target_lengths: _Exchangeable | Sequence[int] | int | None = None,
+    blank: int = 0,
+    *,
+    batch_first: bool = False,
+    of: Literal["classes", "positions"] = "classes",
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Probabilities that a frame belongs to each class, or to each label of its target, given the target.
+
+        occ(t, n, c) = P(c_t = c | target of n)
+
+    with alignments c_1 ... c_T, sequences of classes that give the target when repeats are collapsed and then blanks
+    dropped.
+
+    Posteriors of classes are the gradient of `ctc_loss` with the other sign.
+
+    Args:
+        log_probs: Log-probabilities of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample;
+            floating, of any strides. They need not be normalised.
+        targets: Labels of any integer dtype: of shape (N, S), padded with anything; or all labels one after another, of
+            shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
+            `blank`.
+        input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. Default None,
+            all T.
+        target_lengths: Number of labels of each sample, likewise, at most S. Default None, all S.
+        blank: Class of the blank, 0 to C - 1. Default 0.
+        batch_first: If True, the first operand has shape (N, T, C). Default False.
+        of: 'classes', or 'positions' for a posterior of each label of the target, which tells repeated labels apart,
+            and of the blank behind them. Default 'classes'.
+        check_targets: When labels that are no class, and lengths out of range, raise: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found one; 'off' never. What the host knows is checked
+            at once. Default 'lazy'.
+
+    Returns:
+        The posteriors, in the shape of `log_probs` for classes; for positions with S + 1 in the place of C, of which
+        the last is the blank, and those behind `target_lengths` are 0. Float32 (float64 for float64 input), on the
+        device and of the library of `log_probs`. Those of a frame add up to 1. Frames behind `input_lengths`, and all
+        frames of a target without alignment, or with a label or a length out of range, have 0; those of a target for
+        which NaN or +inf counts, NaN.
+
+    Gradient:
+        `log_probs` is differentiable. A class of log-probability -inf has gradient 0. Derivatives are the formula's,
+        which takes a step per frame.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, arrays are on different devices, an option is out of range, or a length is; see
+            `check_targets` for lengths on a GPU.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is no class, or is the blank; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> log_probs = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]).log()
+        >>> occ = F.ctc_posteriors(log_probs, torch.tensor([1, 2]))
+        >>> (17 * occ).round().int().tolist()
+        [[8, 9, 0], [2, 12, 3], [1, 0, 16]]
+
+    References:
+        A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, Connectionist temporal classification: labelling unsegmented
+            sequence data with recurrent neural networks, ICML 2006.
+    """

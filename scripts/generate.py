@@ -71,6 +71,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 from cupylosses.engines.log_probs.call import TokenLogProbs
+from cupylosses.engines.sequence.alignment import CtcAlignment
 from cupylosses.engines.softmax.call import RowResult
 
 class _Exchangeable(Protocol):
@@ -205,7 +206,7 @@ def stub_function(loss: Definition) -> str:
     text = indent(f'"""{docstring(loss)}"""', "    ") + "\n"
     asked = [x for x in ASKED if x in loss.common]
     if not asked:
-        return f"{stub_signature(loss, '_Array', {})}:\n{text}\n"
+        return f"{stub_signature(loss, loss.result_type, {})}:\n{text}\n"
     plain = stub_signature(loss, "_Array", dict.fromkeys(asked, "Literal[False] = False"))
     others = [stub_signature(loss, ASKED[x], {x: "Literal[True]"}) for x in asked]
     others.append(stub_signature(loss, f"_Array | {ASKED[asked[0]]}", {}))
@@ -307,6 +308,7 @@ OF_SEQUENCES = {
     "zero_infinity": "bool",
     "batch_first": "bool",
     "gradient": 'Literal["log_probs", "logits"]',
+    "of": 'Literal["classes", "positions"]',
     "inplace_backward": "bool",
     "check_targets": "_Check",
 }

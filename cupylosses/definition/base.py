@@ -265,6 +265,9 @@ class Definition:
     #: The engine that computes it.
     engine: ClassVar[Any] = None
 
+    #: Type of the result in stubs, unless options add results: by default that of the first operand.
+    result_type: ClassVar[str] = "_Array"
+
     #: True if backends return several differentiable results in one array, which `Engine.unpacked` takes apart.
     packs: ClassVar[bool] = False
 

@@ -52,6 +52,6 @@ RESULTS: dict[str, float] = {
     "wing_loss": 4.338,
     "quantile_loss": 0.417,
     "general_robust_loss": 0.388,
-    "ctc_loss": 0.663,
-    "ctc_loss_with_logits": 1.567,
+    "ctc_loss": 0.844,
+    "ctc_loss_with_logits": 1.513,
 }

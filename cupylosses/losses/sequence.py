@@ -3,6 +3,7 @@
 from cupylosses.definition.base import Operand
 from cupylosses.engines.sequence.alignment import define_alignment
 from cupylosses.engines.sequence.definition import define_sequence
+from cupylosses.engines.sequence.posteriors import define_posteriors
 
 TARGETS = Operand(
     "targets",
@@ -52,16 +53,6 @@ ctc_loss = define_sequence(
     convention="The gradient is that with respect to `log_probs`, minus the probability that the frame emits the class "
     "given the target, where torch's is that of the logits of a log-softmax; behind ``log_softmax`` both lead to the "
     f"same. {CONVENTION}",
-    example=(
-        ">>> import torch\n"
-        ">>> import cupylosses.functional as F\n"
-        ">>> log_probs = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]).log()\n"
-        ">>> log_probs = log_probs[:, None].requires_grad_()\n"
-        ">>> loss = F.ctc_loss(log_probs, torch.tensor([[1, 2]]), (3,), (2,), reduction='sum')\n"
-        ">>> round(loss.item(), 4)\n"
-        "1.3257\n"
-        ">>> loss.backward()  # log_probs.grad holds the gradient"
-    ),
     source=SOURCE,
 )
 
@@ -84,13 +75,6 @@ ctc_loss_with_logits = define_sequence(
     positional="input targets input_lengths target_lengths blank reduction zero_infinity",
     convention="The gradient is softmax(input) minus the probability that the frame emits the class given the target. "
     f"{CONVENTION}",
-    example=(
-        ">>> import torch\n"
-        ">>> import cupylosses.functional as F\n"
-        ">>> logits = torch.tensor([[[0.5, -1.0, 1.5]], [[1.0, 2.0, 0.0]], [[0.0, 0.5, -0.5]]], requires_grad=True)\n"
-        ">>> loss = F.ctc_loss_with_logits(logits, torch.tensor([[2, 1]]), (3,), (2,))\n"
-        ">>> loss.backward()  # logits.grad holds the gradient"
-    ),
     source=SOURCE,
 )
 
@@ -110,4 +94,24 @@ ctc_forced_alignment = define_alignment(
     ),
     source="A. J. Viterbi, Error bounds for convolutional codes and an asymptotically optimum decoding algorithm, IEEE "
     "Transactions on Information Theory 13, 1967; " + SOURCE,
+)
+
+ctc_posteriors = define_posteriors(
+    name="ctc_posteriors",
+    summary="Probabilities that a frame belongs to each class, or to each label of its target, given the target.",
+    formula="occ(t, n, c) = P(c_t = c | target of n)",
+    operands=(ctc_loss.operands[0], TARGETS),
+    positional="log_probs targets input_lengths target_lengths blank",
+    convention="A class of log-probability -inf has gradient 0. Derivatives are the formula's, which takes a step per "
+    "frame.",
+    notes="Posteriors of classes are the gradient of `ctc_loss` with the other sign.",
+    example=(
+        ">>> import torch\n"
+        ">>> import cupylosses.functional as F\n"
+        ">>> log_probs = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]).log()\n"
+        ">>> occ = F.ctc_posteriors(log_probs, torch.tensor([1, 2]))\n"
+        ">>> (17 * occ).round().int().tolist()\n"
+        "[[8, 9, 0], [2, 12, 3], [1, 0, 16]]"
+    ),
+    source=SOURCE,
 )

@@ -326,6 +326,32 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   if (lane == 0) write(shape.blank, of_blank);
 }
 
+// True if a sample has alignments; `is_nan` if one of them is NaN, which is in Z. Preconditions: the whole block calls
+// it; it ends in a barrier.
+template <class Mantissa>
+__device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sample& sample, const int* labels,
+                                               const StoredNumber<Mantissa>* meeting, bool& is_nan) {
+  is_nan = false;
+  if (sample.outcome != kRuns) return false;
+  const int size = sample.labels + 1;
+  const StoredNumber<Mantissa>* const alpha = meeting + 2 * sample.first;
+  const StoredNumber<Mantissa>* const beta = meeting + 2 * (shape.positions + sample.first);
+  bool some = false, spoilt = false;
+  for (int j = threadIdx.x; j < size; j += blockDim.x) {
+    const MeetingTerms<Mantissa> terms = meeting_terms(alpha, beta, labels + sample.first, size, j);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const Mantissa product = terms.of[i].m * terms.of[i + 1].m;
+      const bool counts = joint_exponent(terms.of[i], terms.of[i + 1]) != kNoExponent;
+      some = some || counts;
+      spoilt = spoilt || (counts && product != product);
+    }
+  }
+  some = __syncthreads_or(some) != 0;
+  is_nan = __syncthreads_or(spoilt) != 0;
+  return some;
+}
+
 // The gradient of run `block` of frames, for grad_output of the sample over the divisor.
 //
 // Preconditions: blocks of 128 threads.

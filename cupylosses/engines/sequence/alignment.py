@@ -1,15 +1,12 @@
 """The most probable alignment of targets to frames: definition, formula, plan and kernel of a function that is no loss.
 
-    score = max over alignments c of the target of sum_t log p(t, n, c_t)
-
-A call has the arrays and the static part of a CTC loss that is not reduced.
+score = max over alignments c of the target of sum_t log p(t, n, c_t)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import inf, nan
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,13 +14,11 @@ from cupylosses import interop
 from cupylosses.call import Call, Parts
 from cupylosses.definition.base import Definition
 from cupylosses.definition.registry import define_function
-from cupylosses.engines.base import Apart, Engine, Machine, Plan, TensorSpec, Wanted, contiguous
+from cupylosses.engines.base import Engine, Machine, Plan, TensorSpec, Wanted, contiguous
 from cupylosses.engines.device import Device, Divisor
-from cupylosses.engines.sequence import checks as sequence_checks
 from cupylosses.engines.sequence import reference as sequence_reference
-from cupylosses.engines.sequence.call import Static, sizes_of
-from cupylosses.engines.sequence.definition import SequenceLoss
-from cupylosses.engines.sequence.engine import SequenceEngine
+from cupylosses.engines.sequence.call import sizes_of
+from cupylosses.engines.sequence.functions import SequenceFunction, SequenceFunctionEngine, in_order, wide_dtype
 from cupylosses.engines.sequence.plan import SequencePlan
 from cupylosses.engines.softmax.engine import row_major
 from cupylosses.jit.glue import STORAGE
@@ -50,34 +45,10 @@ class CtcAlignment(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class AlignmentFunction(SequenceLoss):
-    """A function with the operands of a CTC loss whose results are an alignment."""
+class AlignmentFunction(SequenceFunction):
+    """A function whose results are an alignment."""
 
-    EXTRA: ClassVar[tuple[str, ...]] = ("input_lengths", "target_lengths")
     result_type: ClassVar[str] = "CtcAlignment"
-
-    @cached_property
-    def common(self) -> Mapping[str, Any]:
-        lengths = dict.fromkeys(self.EXTRA)
-        return {**lengths, "blank": 0, "batch_first": False, "check_targets": "lazy"}
-
-    @cached_property
-    def kept(self) -> dict[str, Any]:
-        return {}
-
-    @property
-    def reductions(self) -> tuple[str, ...]:
-        return ("none",)
-
-    @property
-    def common_texts(self) -> Mapping[str, str]:
-        return {
-            **super().common_texts,
-            "input_lengths": "Number of frames of each sample, at most T: integers in a tensor or an array on any "
-            "device, of shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. "
-            "Default None, all T.",
-            "target_lengths": "Number of labels of each sample, likewise, at most S. Default None, all S.",
-        }
 
     @property
     def result_text(self) -> str:
@@ -88,8 +59,9 @@ class AlignmentFunction(SequenceLoss):
             "Classes and positions are int64, the others float32 (float64 for float64 input). Sums are float64. Of "
             "alignments with equal sums it is the one that, seen from the last frame, ends in the last label, stays "
             "longest in each label and blank, and goes through the blank between two labels. A target without "
-            "alignment has score -inf, one for which NaN or +inf counts has score NaN; their frames, and those behind "
-            "`input_lengths`, have class -1, position -1 and log-probability 0."
+            "alignment has score -inf; one for which NaN or +inf counts, or of which a label or a length is out of "
+            "range, has score NaN. Their frames, and those behind `input_lengths`, have class -1, position -1 and "
+            "log-probability 0."
         )
 
     @property
@@ -100,36 +72,20 @@ class AlignmentFunction(SequenceLoss):
         )
 
 
-class AlignmentEngine(SequenceEngine):
+class AlignmentEngine(SequenceFunctionEngine):
     """The most probable alignment of targets to frames."""
 
     name = "alignment"
-    needs_chip = False
-    contracts = False
     Definition: ClassVar[Any] = AlignmentFunction
-
-    # Arguments
 
     def bind(
         self, loss: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
     ) -> Parts:
-        parts = super().bind(loss, (*arrays, None, None, None), settings)
+        parts = super().bind(loss, arrays, settings)
         first, *others = parts[1]
         if interop.kind(first) == "torch":
             first = first.detach()
         return (parts[0], (first, *others), *parts[2:])
-
-    def checked(self, loss: Any, settings: tuple[Any, ...]) -> Static:
-        given = dict(zip(loss.setting_names, settings, strict=True))
-        return Static(
-            reduction="none",
-            blank=sequence_checks.integer(loss, "blank", given["blank"]),
-            batch_first=sequence_checks.switch(loss, "batch_first", given["batch_first"]),
-            check=sequence_checks.choice(loss, "check_targets", given["check_targets"]),
-        )
-
-    def promoted(self, call: Call, zero_d_widens: bool = False) -> str:
-        return compute_dtype(super().promoted(call))
 
     # Plans
 
@@ -148,18 +104,10 @@ class AlignmentEngine(SequenceEngine):
         xp = interop.namespace(call.arrays[0])
         samples = sequence_reference.samples(xp, call, readable and call.static.check != "off")
         labels, positions, log_probs, score = _best_paths(xp, samples, call.static.blank)
-        shape, static, kind = tuple(call.arrays[0].shape[:-1]), call.static, getattr(xp, promoted)
-
-        def of_frames(x: Any) -> Any:
-            first = static.batches + int(static.batched and static.batch_first)
-            order = (*range(1, first + 1), 0, *range(first + 1, len(shape)))
-            sizes = (shape[first], *[n for d, n in enumerate(shape) if d != first])
-            return xp.permute_dims(xp.reshape(x, sizes), order)
-
+        shape, kind = tuple(call.arrays[0].shape[:-1]), getattr(xp, promoted)
+        labels, positions, log_probs = (in_order(xp, call.static, shape, x) for x in (labels, positions, log_probs))
         score = xp.reshape(score, sizes_of(call).samples)
-        return CtcAlignment(
-            xp.astype(score, kind), of_frames(labels), of_frames(positions), xp.astype(of_frames(log_probs), kind)
-        )
+        return CtcAlignment(xp.astype(score, kind), labels, positions, xp.astype(log_probs, kind))
 
     def floating(self, call: Call) -> Wanted:
         return (False,) * len(call.arrays)
@@ -170,14 +118,6 @@ class AlignmentEngine(SequenceEngine):
         dtype, of_frames = self.promoted(call), tuple(call.arrays[0].shape[:-1])
         found = [row_major(dtype, sizes_of(call).samples)]
         return found + [row_major(x, of_frames) for x in ("int64", "int64", dtype)]
-
-    def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
-        return None
-
-
-def compute_dtype(dtype: str) -> str:
-    """The dtype of floating results."""
-    return "float64" if dtype == "float64" else "float32"
 
 
 def _best_paths(xp: Any, samples: sequence_reference.Samples, blank: int) -> tuple[Any, Any, Any, Any]:
@@ -245,7 +185,7 @@ class AlignmentKernel(Kernel):
     files = ("sequence/alignment.cuh",)
     vec_size = 1
     storage = property(lambda self: (self.dtype,))
-    compute = property(lambda self: compute_dtype(self.dtype))
+    compute = property(lambda self: wide_dtype(self.dtype))
 
     @property
     def title(self) -> str:
@@ -290,7 +230,7 @@ class AlignmentPlan(SequencePlan):
     def __init__(
         self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
     ) -> None:
-        frames, dtype = tuple(tensors[0].shape[:-1]), compute_dtype(promoted)
+        frames, dtype = tuple(tensors[0].shape[:-1]), wide_dtype(promoted)
         self.auxiliary = tuple([contiguous(x, frames) for x in ("int64", "int64", dtype)])
         super().__init__(engine, call, tensors, promoted, machine)
         self.result = dtype

@@ -24,6 +24,7 @@ class Static(NamedTuple):
         normalized: True if a normalizer is given.
         batches: Leading dimensions of every array besides those above: batches of ``vmap``.
         has_tangent: Of the arrays, those that have a tangent: the call is a derivative along these.
+        by_position: Of posteriors: True if there is one for each label of the target, False for each class.
     """
 
     reduction: str
@@ -43,6 +44,7 @@ class Static(NamedTuple):
     normalized: bool = False
     batches: int = 0
     has_tangent: tuple[bool, ...] = ()
+    by_position: bool = False
 
     @property
     def averages_labels(self) -> bool:

@@ -190,3 +190,11 @@ def no_derivative(loss: Definition, what: str) -> NotImplementedError:
         f"{loss.name}: gradient='logits' has no {what}, since it is not the gradient of the loss. Use "
         "gradient='log_probs', or `ctc_loss_with_logits`."
     )
+
+
+def needs_padding(loss: SequenceLoss, shape: Sequence[int]) -> ValueError:
+    """Error for labels one after another where results have a place for each label of a sample."""
+    return ValueError(
+        f"{loss.name}: `targets` must have the shape (N, S) with of='positions', got {tuple(shape)}. Pad the targets: "
+        "results have one number for each of S labels."
+    )

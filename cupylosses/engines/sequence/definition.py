@@ -118,9 +118,10 @@ class SequenceLoss(Definition):
     @property
     def example_operands(self) -> Mapping[str, Any]:
         first, *others = [x.name for x in self.operands]
-        rows = (((0.5, -1.0, 1.5),), ((1.0, 2.0, 0.0),), ((0.0, 0.5, -0.5),))
-        log_rows = (((-0.6931, -1.3863, -1.3863),), ((-1.3863, -0.6931, -1.3863),), ((-1.3863, -1.3863, -0.6931),))
-        return {first: rows if self.logits else log_rows, **dict(zip(others, (((1, 2),), (3,), (2,)), strict=True))}
+        rows = (
+            (((0.5, -1.0, 1.5),), ((1.0, 2.0, 0.0),)) if self.logits else (((-0.7, -1.4, -1.4),), ((-1.4, -0.7, -1.4),))
+        )
+        return {first: rows, **dict(zip(others, (((1,),), (2,), (1,)), strict=True))}
 
 
 _TEXTS = COMMON_TEXTS | {

@@ -227,7 +227,7 @@ class SequencePlan(CompositePlan):
         self._launch("prepare")(device.stream(), *given, expected, status, device.address(memory))
         return memory
 
-    def _walk(self, device: Device, x: int, memory: int, both: bool, unless: int = 0) -> Any:
+    def walk(self, device: Device, x: int, memory: int, both: bool, unless: int = 0) -> Any:
         """The recursion; the lattice with the posteriors, if it takes ``both`` halves. Nothing is done if the number at
         ``unless`` is the ``grad_output`` that gradients were written for.
         """
@@ -265,7 +265,7 @@ class SequencePlan(CompositePlan):
     ) -> Any:
         value = device.empty(self.shape, self.strides, self.result)
         memory = self.prepared(device, arrays, 0, int(scalars[-1]))
-        self._walk(device, device.address(arrays[0]), device.address(memory), False)
+        self.walk(device, device.address(arrays[0]), device.address(memory), False)
         to = (0, device.address(value)) if self.scalar else (device.address(value), 0)
         self._launch("finish")(device.stream(), device.address(memory), *to, *_arguments(divisor))
         return value
@@ -287,7 +287,7 @@ class SequencePlan(CompositePlan):
         gradients = [device.empty(*self.allocation(0)), *[None] * (len(wanted) - 1)]
         check.gradient = gradients[0]
         x, at = device.address(arrays[0]), device.address(memory)
-        lattice = self._walk(device, x, at, True)
+        lattice = self.walk(device, x, at, True)
         self._launch("gradient", False, True)(
             device.stream(), x, device.address(gradients[0]), at, device.address(lattice), 0, 0, 0,
             device.address(value), *_arguments(divisor),
@@ -309,7 +309,7 @@ class SequencePlan(CompositePlan):
         one that the gradient was written for, and is expected from now on.
         """
         at = device.address(memory)
-        lattice = self._walk(device, x, at, True, grad_output if expected else 0)
+        lattice = self.walk(device, x, at, True, grad_output if expected else 0)
         self._launch("gradient")(
             device.stream(), x, device.address(gradient), at, device.address(lattice), grad_output, per_sample,
             expected, 0,

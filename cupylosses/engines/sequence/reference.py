@@ -127,8 +127,9 @@ def sample_values(xp: Any, call: Call, report: bool) -> tuple[Any, Any]:
     Samples of which a label is no class, or a length is out of range, are NaN with a gradient of 0; with ``report``
     they raise.
     """
+    loss: Any = call.loss
     static, found, s = call.static, sizes_of(call), samples(xp, call, report)
-    values = _losses(xp, call.loss.logits, static, s.x, s.labels, s.ends, s.lengths, s.inside, s.too_long)
+    values = _losses(xp, loss.logits, static, s.x, s.labels, s.ends, s.lengths, s.inside, s.too_long)
     values = xp.where(s.used & s.bad, xp.full_like(values, float("nan")), values)
     if s.factor is not None:
         values = xp.where(s.used, values, xp.zeros_like(values)) * xp.where(s.used, s.factor, xp.zeros_like(s.factor))
