@@ -221,7 +221,7 @@ class PosteriorKernel(Kernel):
             # The gradient of a loss for -1.
             nothing = f"static_cast<const {compute}*>(nullptr)"
             call = (
-                f"write_gradient<kPlain>(shape, {nothing}, out, {shared}at.links, lattice, at.meeting, at.sums, "
+                f"write_gradient<kPlain>(shape, {nothing}, out, {shared}at.links, lattice, at.sums, "
                 "at.broken, static_cast<const double*>(nullptr), at.used, 0, -1.0, nullptr, blockIdx.x);"
             )
         return (
