@@ -209,13 +209,15 @@ class SequencePlan(CompositePlan):
         added = PLAIN if kind in ("prepare", "second") else self.added
         if kind in ("first", "finish"):
             added = SOFTMAX if self.added == SOFTMAX else PLAIN
-        if kind == "first" and added == SOFTMAX:
-            blocks += sized.every * -(-sized.frames // FRAMES)
+        if kind == "first":
+            links = sized.every * stores
+            fixed += [blocks, links]
+            blocks += links + sized.every * -(-sized.frames // FRAMES) * (added == SOFTMAX)
         if kind == "gradient":
             blocks = sized.every * (-(-sized.frames // FRAMES) + finishes)
             fixed += [sized.every * finishes]
         dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
-        result = self.result if kind in ("finish", "gradient") else "float32"
+        result = self.result if stores or kind not in ("prepare", "first") else "float32"
         kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores)
         return self.machine.launcher(kernel, blocks, threads, fixed)
 
