@@ -26,6 +26,7 @@ from tools.mutants import MUTANTS, OUTSIDE
 from tools.mutations import Mutant, StaleMutant, applied
 from tools.representatives import representatives
 from tools.row_statistics import properties as statistics_properties
+from tools.sequence import properties as sequence_properties
 from tools.softmax import properties as term_properties
 
 import cupylosses.functional as F
@@ -245,6 +246,8 @@ BATTERY: dict[str, Callable[[], None]] = {
         partial(statistics_properties.agrees_with_formula, p=inf, eps=0.0, margin=9.0), ("triplet_margin_loss", 3, 40)
     ),
     "log-probabilities": hosted(log_probs_properties.agrees_with_truth, (9, 300, 3), (3, 5000, 2)),
+    "sequences": hosted(sequence_properties.agrees_with_truth, (61, 9), (400, 70)),
+    "alignments": hosted(sequence_properties.aligns_as_truth, (61, 9), (150, 70)),
     "records": partial(host_properties.goes_by_the_note_of_each_warp, FUNCTION, FUNCTION.loss, shape=(2503,)),
 }
 
