@@ -326,30 +326,13 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   if (lane == 0) write(shape.blank, of_blank);
 }
 
-// True if a sample has alignments; `is_nan` if one of them is NaN, which is in Z. Preconditions: the whole block calls
-// it; it ends in a barrier.
-template <class Mantissa>
-__device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sample& sample, const int* labels,
-                                               const StoredNumber<Mantissa>* meeting, bool& is_nan) {
-  is_nan = false;
-  if (sample.outcome != kRuns) return false;
-  const int size = sample.labels + 1;
-  const StoredNumber<Mantissa>* const alpha = meeting + 2 * sample.first;
-  const StoredNumber<Mantissa>* const beta = meeting + 2 * (shape.positions + sample.first);
-  bool some = false, spoilt = false;
-  for (int j = threadIdx.x; j < size; j += blockDim.x) {
-    const MeetingTerms<Mantissa> terms = meeting_terms(alpha, beta, labels + sample.first, size, j);
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const Mantissa product = terms.of[i].m * terms.of[i + 1].m;
-      const bool counts = joint_exponent(terms.of[i], terms.of[i + 1]) != kNoExponent;
-      some = some || counts;
-      spoilt = spoilt || (counts && product != product);
-    }
-  }
-  some = __syncthreads_or(some) != 0;
-  is_nan = __syncthreads_or(spoilt) != 0;
-  return some;
+// True if sample n has alignments, as the recursion has found at the meeting. `is_nan` if its loss is, for a reason
+// among `reasons`.
+__device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sample& sample, const unsigned* broken,
+                                               int64 n, unsigned reasons, bool& is_nan) {
+  const unsigned found = broken[n] | broken[shape.samples + n];
+  is_nan = sample.outcome != kBad && sample.outcome != kSkipped && (found & reasons) != 0u;
+  return sample.outcome == kRuns && (found & kNoAlignment) == 0u;
 }
 
 // The gradient of run `block` of frames, for grad_output of the sample over the divisor.
@@ -371,10 +354,9 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   // A mean of nothing has no gradient.
   scale = divisor == 0.0 ? 0.0 : scale * sample.weight / divisor;
   if (shape.averages != 0 && sample.labels > 1) scale /= static_cast<double>(sample.labels);
-  const unsigned found = broken[n] | broken[shape.samples + n];
-  const bool exists = sample.outcome == kRuns && (found & kNoAlignment) == 0u;
-  const bool counts = sample.outcome != kBad && sample.outcome != kSkipped;
-  const bool is_nan = counts && (found & (kKind == kSoftmax ? kNanLogit | kNanLoss : kNanLoss)) != 0u;
+  bool is_nan;
+  const bool exists =
+      has_alignments(shape, sample, broken, n, kKind == kSoftmax ? kNanLogit | kNanLoss : kNanLoss, is_nan);
   const int size = sample.labels + 1;
   const int64 x_offset = shape.x_offset(n), g_offset = shape.g_offset(n);
   for (int64 t = first + warp; t < end; t += warps) {
