@@ -397,6 +397,10 @@ class Definition:
         """Text on an operand: meaning, shape, dtypes and domain."""
         return f"{operand.doc} Floating. Domain: {operand.domain_text}."
 
+    def default_text(self, name: str, default: Any) -> str:
+        """Sentence on the default of an argument, behind a space; "" if there is none to name."""
+        return "" if default is ... or default is None else f" Default {default!r}."
+
     @property
     def common_texts(self) -> Mapping[str, str]:
         """Texts on the arguments of :attr:`common`, by name. A default is appended unless it is None."""

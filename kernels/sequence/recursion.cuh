@@ -215,9 +215,10 @@ template <int kPhase, class Mantissa, class Storage>
 struct Ahead {
   Extended<Mantissa> y[kChunk], y_blank;
   Storage raw[kChunk], raw_blank, later[kChunk], later_blank;
-  // Doubles are fetched when their chunk begins: two chunks of them do not fit the registers.
+  // Doubles are read when they are used: two chunks of them do not fit the registers.
   static constexpr bool kNext = sizeof(Mantissa) == 4;
-  Extended<Mantissa> others[kPhase == 2 ? kChunk : 1][2], next[kPhase == 2 && kNext ? kChunk : 1][2];
+  static constexpr int kFetched = kPhase == 2 && kNext ? kChunk : 1;
+  Extended<Mantissa> others[kFetched][2], next[kFetched][2];
   bool ordinary;  // of the warp's emissions of this chunk
 
   // Precondition: `steps` is not 0.
@@ -233,16 +234,15 @@ struct Ahead {
       for (int f = 0; f < kChunk; ++f) later[f] = walk.x[min(first + f, last) * walk.step];
     }
   }
-  __device__ __forceinline__ void fetch_others(const Walk<Mantissa, Storage>& walk, int first, int steps,
-                                               Extended<Mantissa> (&to)[kPhase == 2 ? kChunk : 1][2]) {
+  __device__ __forceinline__ void fetch_others(const Walk<Mantissa, Storage>& walk, int first, int steps) {
     const int last = steps - 1;
     if (walk.has_blank) {
 #pragma unroll
-      for (int f = 0; f < kChunk; ++f) to[f][0] = load_number(walk.at_blank + min(first + f, last) * walk.row_step);
+      for (int f = 0; f < kChunk; ++f) next[f][0] = load_number(walk.at_blank + min(first + f, last) * walk.row_step);
     }
     if (walk.has_label) {
 #pragma unroll
-      for (int f = 0; f < kChunk; ++f) to[f][1] = load_number(walk.at_label + min(first + f, last) * walk.row_step);
+      for (int f = 0; f < kChunk; ++f) next[f][1] = load_number(walk.at_label + min(first + f, last) * walk.row_step);
     }
   }
   __device__ __forceinline__ void emit(const Walk<Mantissa, Storage>& walk, int f) {
@@ -281,14 +281,10 @@ struct Ahead {
   // Before the first chunk.
   __device__ __forceinline__ bool begin(const Walk<Mantissa, Storage>& walk, int steps) {
     fetch(walk, 0, steps);
-    if constexpr (kPhase == 2) {
+    if constexpr (kPhase == 2 && kNext) {
 #pragma unroll
-      for (int f = 0; f < kChunk; ++f) others[f][0] = others[f][1] = zero_number<Mantissa>();
-      if constexpr (kNext) {
-#pragma unroll
-        for (int f = 0; f < kChunk; ++f) next[f][0] = next[f][1] = zero_number<Mantissa>();
-        fetch_others(walk, 0, steps, next);
-      }
+      for (int f = 0; f < kChunk; ++f) next[f][0] = next[f][1] = zero_number<Mantissa>();
+      fetch_others(walk, 0, steps);
     }
 #pragma unroll
     for (int f = 0; f < kChunk; ++f) raw[f] = later[f];
@@ -334,7 +330,14 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Ahead<
         if (walk.has_label) store_number(at_label, walk.l.m, walk.l.e);
       }
       if constexpr (kPhase == 2) {
-        const Number other_b = ahead.others[f][0], other_l = ahead.others[f][1];
+        Number other_b, other_l;
+        if constexpr (Ahead<kPhase, Mantissa, Storage>::kNext) {
+          other_b = ahead.others[f][0], other_l = ahead.others[f][1];
+        } else {
+          other_b = other_l = zero_number<Mantissa>();
+          if (walk.has_blank) other_b = load_number(at_blank);
+          if (walk.has_label) other_l = load_number(at_label);
+        }
         Mantissa of_b, of_l;
         if constexpr (kOrdinary) {
           const int e = static_cast<int>(exponent);
@@ -494,13 +497,7 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
         at_label += chunk * kChunk * walk.row_step;
       }
       ahead.fetch(walk, (chunk + 2) * kChunk, steps);
-      if constexpr (kPhase == 2) {
-        if constexpr (ahead.kNext) {
-          ahead.fetch_others(walk, (chunk + 1) * kChunk, steps, ahead.next);
-        } else {
-          ahead.fetch_others(walk, chunk * kChunk, steps, ahead.others);
-        }
-      }
+      if constexpr (kPhase == 2 && ahead.kNext) ahead.fetch_others(walk, (chunk + 1) * kChunk, steps);
       if (plain && ahead.ordinary && count >= kChunk) {
         walk_chunk<kPhase, kStores, true>(walk, ahead, count, carried, incoming, outgoing, at_blank, at_label,
                                           exponent);

@@ -30,6 +30,19 @@ __device__ __forceinline__ float max_propagating_nan(float x, float y) {
 #endif
 }
 
+// Sum over the 32 lanes of a warp, in every lane. Preconditions: all 32 lanes call it together.
+__device__ __forceinline__ int warp_sum_int(int x) {
+#if __CUDA_ARCH__ >= 800
+  int sum;
+  asm volatile("redux.sync.add.s32 %0, %1, 0xffffffff;" : "=r"(sum) : "r"(x));
+  return sum;
+#else
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  return x;
+#endif
+}
+
 // x, opaque to the compiler: it keeps the value in a register instead of computing it again at each use.
 __device__ __forceinline__ float opaque(float x) {
   asm volatile("" : "+f"(x));

@@ -63,9 +63,28 @@ LENGTHS: Sequence[tuple[tuple[int, int], str]] = (
 )
 LENGTH_LOSSES = ("cosine_embedding_loss", "triplet_margin_loss")
 
+#: Title of workloads of scores that labels are to exceed: rows and classes, and the labels of a row that has several.
+SCORE_ROWS = "scores"
+SCORES: Sequence[tuple[tuple[int, int], str]] = (
+    ((65536, 1000), "float32"),
+    ((8192, 32000), "bfloat16"),
+    ((1048576, 20), "float32"),
+    ((65536, 1000), "bfloat16"),
+)
+LABELS = 5
+
 #: Title of workloads of boxes, and their numbers of pairs.
 BOX_PAIRS = "boxes"
 BOXES: Sequence[tuple[int, str]] = ((1 << 22, "float32"), (1 << 25, "float32"), (1 << 22, "bfloat16"))
+
+#: Title of workloads of voxels, and their logits and labels: a batch of volumes, and one of street scenes.
+REGION_VOXELS = "voxels"
+REGIONS: Sequence[tuple[tuple[int, ...], str, str]] = tuple(
+    (shape, dtype, label)
+    for shape in ((2, 14, 96, 96, 96), (16, 19, 512, 512))
+    for dtype in ("float32", "bfloat16")
+    for label in ("int64", "uint8")
+)
 
 #: Columns that tell one throughput measurement from another.
 KEY = ("workload", "loss", "case", "reduction", "shape", "elements", "dtype", "mode", "provider")
