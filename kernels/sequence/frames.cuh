@@ -326,6 +326,101 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   if (lane == 0) write(shape.blank, of_blank);
 }
 
+// What a block shares about a sample of few labels in frames of few classes: the position of the first label of each
+// class, plus one, or 0, with kRepeated if there are more; and the posteriors of labels in the frame of each warp.
+constexpr int kShortClasses = 1024;
+constexpr unsigned kRepeated = 0x80000000u;
+template <class Mantissa>
+struct ShortFrames {
+  static constexpr int kLabels = 2048 / static_cast<int>(sizeof(Mantissa));
+  static constexpr int kWarps = 4;
+  alignas(16) unsigned head[kShortClasses];
+  Mantissa row[kWarps][kLabels];
+
+  // Precondition: all threads of the block, before any reads `head`.
+  __device__ __forceinline__ void begin(const Sequences& shape, const int* labels, const unsigned* links, int count) {
+    for (int c = threadIdx.x; c < shape.classes; c += blockDim.x) head[c] = 0u;
+    __syncthreads();
+    for (int j = threadIdx.x; j < count; j += blockDim.x) {
+      const unsigned link = links[j];
+      if ((link & kEarlier) == 0u) head[labels[j]] = (j + 1u) | (link != 0u ? kRepeated : 0u);
+    }
+    __syncthreads();
+  }
+};
+
+// The same as write_frame, in one pass over the classes: each is written once. Bits are the same, too.
+template <GradientKind kKind, class Mantissa, class Storage>
+__device__ __forceinline__ void write_short_frame(const Sequences& shape, const Storage* x, Storage* g,
+                                                  const int* labels, const unsigned* links, const unsigned* head,
+                                                  Mantissa* row, const StoredNumber<Mantissa>* posteriors, int size,
+                                                  const FrameSum<Mantissa>& sum, Mantissa scale) {
+  const int lane = threadIdx.x % 32, classes = static_cast<int>(shape.classes);
+  const int blank = static_cast<int>(shape.blank);
+  const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
+  const int likely = kKind == kSoftmax && sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
+  Mantissa of_blank = 0, of_labels = 0, of_others = 0;
+  __syncwarp();  // the row is still read
+  for (int j = lane; j < size; j += 32) {
+    of_blank += posteriors[j].m;
+    if (j < size - 1) {
+      const Mantissa label = posteriors[size + j].m;
+      row[j] = label;
+      of_labels += label;
+      if (likely >= 0) of_others += labels[j] != likely ? label : Mantissa(0);
+    }
+  }
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    of_blank += __shfl_xor_sync(0xffffffffu, of_blank, offset);
+    of_labels += __shfl_xor_sync(0xffffffffu, of_labels, offset);
+  }
+  if (likely >= 0) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) of_others += __shfl_xor_sync(0xffffffffu, of_others, offset);
+    if (likely != blank) of_others += of_blank;
+  }
+  const Mantissa share = Mantissa(1) / (of_blank + of_labels);
+  __syncwarp();
+  auto gradient = [&](int c, unsigned first, Storage stored) -> Mantissa {
+    Mantissa before = 0;
+    if constexpr (kKind == kSoftmax) before = exp_below(logit<Mantissa>(stored) - sum.largest) * inverse;
+    if constexpr (kKind == kOfLogits) before = static_cast<Mantissa>(exp(logit<Mantissa>(stored)));
+    Mantissa occ = c == blank ? of_blank : Mantissa(0);
+    if (first != 0u) {
+      int at = static_cast<int>(first & ~kRepeated) - 1;
+      occ = row[at];
+      if (first & kRepeated) {
+        for (unsigned link = links[at]; (link & ~kEarlier) != 0u; link = links[at]) {
+          at = static_cast<int>(link & ~kEarlier) - 1;
+          occ += row[at];
+        }
+      }
+    }
+    occ *= share;
+    const Mantissa rest = of_others * share - sum.others * inverse;
+    return (c == likely && occ > Mantissa(0.5) ? rest : before - occ) * scale;
+  };
+  constexpr int kVec = 16 / sizeof(Storage);
+  int done = 0;
+  if (classes >= 32 * kVec && is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
+    for (int v = lane; v < classes / kVec; v += 32) {
+      Pack<Storage, kVec> raw = {};
+      if constexpr (kKind != kPlain) raw = load_vector<kVec>(x + v * kVec);
+      Mantissa found[kVec];
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) found[k] = gradient(v * kVec + k, head[v * kVec + k], raw.element[k]);
+      store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
+    }
+    done = classes / kVec * kVec;
+  }
+  for (int c = done + lane; c < classes; c += 32) {
+    Storage raw = Storage();
+    if constexpr (kKind != kPlain) raw = x[c * shape.x_class];
+    g[c * shape.g_class] = Narrow<Storage>::from(gradient(c, head[c], raw));
+  }
+}
+
 // True if sample n has alignments, as the recursion has found at the meeting. `is_nan` if its loss is, for a reason
 // among `reasons`.
 __device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sample& sample, const unsigned* broken,
@@ -359,6 +454,12 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
       has_alignments(shape, sample, broken, n, kKind == kSoftmax ? kNanLogit | kNanLoss : kNanLoss, is_nan);
   const int size = sample.labels + 1;
   const int64 x_offset = shape.x_offset(n), g_offset = shape.g_offset(n);
+  using Short = ShortFrames<Mantissa>;
+  __shared__ Short few;
+  const bool is_short = shape.classes <= kShortClasses && size <= Short::kLabels;
+  if (is_short && exists && first < sample.frames) {
+    few.begin(shape, labels + sample.first, links + sample.first, size - 1);
+  }
   for (int64 t = first + warp; t < end; t += warps) {
     Storage* const row = g + g_offset + t * shape.g_frame;
     if (t < sample.frames && exists && !is_nan) {
@@ -366,8 +467,15 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
       if constexpr (kKind == kSoftmax) sum = sums[n * shape.frames + t];
       const StoredNumber<Mantissa>* const posteriors =
           lattice + 2 * (sample.first * shape.frames + t * static_cast<int64>(size));
-      write_frame<kKind>(shape, x + x_offset + t * shape.x_frame, row, labels + sample.first, links + sample.first,
-                         posteriors, size, sum, static_cast<Mantissa>(scale));
+      const Storage* const logits = x + x_offset + t * shape.x_frame;
+      const int* const own = labels + sample.first;
+      const unsigned* const next = links + sample.first;
+      if (is_short) {
+        write_short_frame<kKind>(shape, logits, row, own, next, few.head, few.row[warp], posteriors, size, sum,
+                                 static_cast<Mantissa>(scale));
+      } else {
+        write_frame<kKind>(shape, logits, row, own, next, posteriors, size, sum, static_cast<Mantissa>(scale));
+      }
     } else {
       const bool nan = is_nan && t < sample.frames;
       const Storage fill = Narrow<Storage>::from(nan ? not_a_number(Mantissa(0)) : Mantissa(0));
