@@ -45,6 +45,8 @@ class Speculation:
     """Gradients that were written for an expected ``grad_output``, and what writes them again for the true one."""
 
     complete = True
+    #: For the expected ``grad_output`` nothing is left to launch.
+    written = True
 
     def __init__(
         self, plan: SequencePlan, device: Device, arrays: Sequence[Any], memory: Any, divisor: Divisor
