@@ -44,7 +44,7 @@ _WEIGHTS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 3}
 class Speculation:
     """Gradients that were written for an expected ``grad_output``, and what writes them again for the true one."""
 
-    complete = True
+    complete = written = True
 
     def __init__(
         self, plan: SequencePlan, device: Device, arrays: Sequence[Any], memory: Any, divisor: Divisor
