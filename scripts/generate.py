@@ -467,7 +467,6 @@ KINDS: Mapping[str, type[Definition]] = {
     "Losses of regions": RegionLoss,
     "Losses of sequences": SequenceLoss,
     "Losses of a linear layer": LinearSoftmaxLoss,
-    "Losses of sequences": SequenceLoss,
 }
 
 
