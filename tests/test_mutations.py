@@ -25,6 +25,7 @@ from tools.linear_softmax import properties as layer_properties
 from tools.mutants import MUTANTS, OUTSIDE
 from tools.mutations import Mutant, StaleMutant, applied
 from tools.representatives import representatives
+from tools.row_margin import properties as margin_properties
 from tools.row_statistics import properties as statistics_properties
 from tools.softmax import properties as term_properties
 
@@ -176,10 +177,10 @@ BATTERY: dict[str, Callable[[], None]] = {
     "truth, misaligned": truth(*SIZES, layout="misaligned"),
     "truth, sliced": truth((67, 129), (40, 7), layout="sliced"),
     "truth, strided": truth((67, 129), (40, 7), layout="strided"),
-    "truth, mixed": truth((67, 129), (40, 7), layout="mixed"),
+    "truth, mixed": truth((67, 129), (40, 72), layout="mixed"),
     "truth, eight dimensions": truth((67, 129), (5, 3), layout="eight_d"),
     "truth, row": truth((67, 129), (1301, 5), layout="row"),
-    "truth, row, elements": truth((67, 129), (301, 5), layout="row", reduction="none"),
+    "truth, row, elements": truth((67, 129), (1301, 5), layout="row", reduction="none"),
     "truth, column": truth((67, 129), layout="column"),
     "truth, scalar": truth((67, 129), layout="scalar"),
     "repeats": executed(properties.repeats_bit_by_bit, shape=(2503,)),
@@ -202,7 +203,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, thread_per_row": rows(row_properties.agrees_with_truth, "thread_per_row"),
     "rows, thread_per_row_packed": rows(row_properties.agrees_with_truth, "thread_per_row_packed"),
     "rows, packed": in_registers((163, 6), dtype="float16"),
-    "rows, shared columns": in_registers((1, 213, 37)),
+    "rows, column_tiles": in_registers((1, 57, 37)),
     "rows, streamed": streamed,
     "rows, claimed": few_teams,
     "rows, capped": rows(row_properties.agrees_with_truth, "block, cluster", {"softcap": 3.0}, dtype="bfloat16"),
@@ -237,6 +238,9 @@ BATTERY: dict[str, Callable[[], None]] = {
     "layers, chunks": hosted(partial(layer_properties.agrees_with_truth, "chunks", linear_bias=True)),
     "layers, second": hosted(layer_properties.second_agrees_with_truth),
     "layers, weighted": hosted(layer_properties.weighs_rows),
+    "margins": hosted(margin_properties.agrees_with_formula, ("multi_margin_loss", 5, 43)),
+    "margins of lists": hosted(margin_properties.agrees_with_formula, ("multilabel_margin_loss", 5, 43)),
+    "margins of long lists": hosted(margin_properties.agrees_with_formula, ("multilabel_margin_loss", 3, 43, 40)),
     "statistics": hosted(statistics_properties.agrees_with_formula, ("triplet_margin_loss", 3, 200)),
     "statistics, norms": hosted(
         partial(statistics_properties.agrees_with_formula, p=3.5, margin=9.0), ("triplet_margin_loss", 3, 9)

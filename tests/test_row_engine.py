@@ -21,6 +21,7 @@ from torch import Tensor
 
 import cupylosses.functional
 from cupylosses.backends.torch import device as torch_device
+from cupylosses.engines import execute
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.testing import host
 from cupylosses.testing.host.execution import SMALL, HostDevice
@@ -127,16 +128,18 @@ SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
     "columns, odd": ("float32", 1, [(2, 7, 5, 31), (1, 3, 1, 3)]),
     "columns of halves": ("bfloat16", 1, [(1, 2, 8), (3, 6, 40)]),
     "columns of doubles": ("float64", 0, [(2, 2), (8, 64)]),
-    "columns, shared": ("float32", 1, [(1, 193, 2), (2, 300, 3, 33), (1, 777, 35)]),
-    "columns, shared halves": ("float16", 1, [(1, 386, 34), (2, 999, 6, 6)]),
-    "columns, shared doubles": ("float64", 0, [(97, 33), (500, 2)]),
+    "column_tiles": ("float32", 1, [(1, 53, 3), (2, 61, 3, 33), (1, 300, 35)]),
+    "column_tiles of halves": ("float16", 1, [(1, 101, 34), (2, 599, 6, 7)]),
+    "column_tiles of doubles": ("float64", 0, [(27, 33), (31, 2)]),
+    "column_tiles_two_pass": ("float32", 1, [(1, 2001, 33), (2, 1300, 3)]),
+    "column_tiles_two_pass of halves": ("bfloat16", 1, [(1, 3001, 34)]),
     "subwarp, copied": ("float32", 1, [(1, 193, 2), (2, 300, 3, 33)]),
     "subwarp, copied halves": ("float16", 0, [(385, 3), (400, 35)]),
 }
 
 
 #: Those of one kernel in two widths of doubles are alike.
-FEW_SIZES = [x for x in SIZES if "doubles" not in x or x in ("subwarp of doubles", "columns, shared doubles")]
+FEW_SIZES = [x for x in SIZES if "doubles" not in x or x in ("subwarp of doubles", "column_tiles of doubles")]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +151,7 @@ FEW_SIZES = [x for x in SIZES if "doubles" not in x or x in ("subwarp of doubles
 )
 def test_sizes(what: str, reduction: str, fresh_plans: Callable[[], None]) -> None:
     dtype, dim, shapes = SIZES[what]
-    rows = few_rows_are_many() if what.startswith(softmax_layout.IN_REGISTERS) else nullcontext()
+    rows = few_rows_are_many() if what.startswith(softmax_layout.RECOMPUTED) else nullcontext()
     with rows, noted_layouts() as found:
         for seed, shape in enumerate(shapes):
             agrees_with_truth(draw(shape, dim, dtype, KERNELS, seed=seed), reduction)
@@ -572,7 +575,7 @@ def means(given: Drawn, **chosen: Any) -> list[Tensor]:
 
 
 #: Layouts of few rows, and one of each kernel that counts labels.
-FEW_ROWS = [x for x in LAYOUTS if x not in softmax_layout.IN_REGISTERS]
+FEW_ROWS = [x for x in LAYOUTS if x not in softmax_layout.RECOMPUTED]
 COUNTING = [x for x in FEW_ROWS if x not in ("block, cluster", "subwarp, copied", "label_only_tiles, long")]
 
 
@@ -580,7 +583,7 @@ COUNTING = [x for x in FEW_ROWS if x not in ("block, cluster", "subwarp, copied"
 def test_few_labels_are_counted_without_a_launch(
     layout: str, masked: bool, fresh_plans: Callable[[], None], ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each kernel counts them, and finds the bits that a launch before finds."""
+    """Each kernel counts them, or tallies the others, and finds the bits that a launch before finds."""
     given = drawn(layout)
     mask = torch.arange(given.target.numel(), device=KERNELS).reshape(given.target.shape) % 3 != 0
     chosen = {"mask": mask} if masked else {}
@@ -590,14 +593,54 @@ def test_few_labels_are_counted_without_a_launch(
     monkeypatch.setattr(softmax_layout, "SELF_COUNTING_ROWS", 0)
     fresh_plans()
     ran.clear()
-    before = means(given, **chosen)
+    with monkeypatch.context() as counted:
+        counted.setattr(execute, "tallied", lambda *_: None)
+        before = means(given, **chosen)
     assert ran.count("denominator") == 5
     assert all(map(same_bits, own, before))
+    ran.clear()
+    forget_assumptions(monkeypatch)
+    tallied = means(given, **chosen)
+    # If not all rows count, the assumption of the first gradient is wrong, and the second one is not tallied.
+    assert ran.count("denominator") == (2 if layout == "two_pass" and not masked else 3)
+    assert all(map(same_bits, own, tallied))
 
 
-@pytest.mark.parametrize(("rows", "counts"), [(1, 0), (257, 0), (1024, 0), (1025, 2)])
+def forget_assumptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has all gradients assume that every row counts, also where that was wrong before."""
+    for device in torch_device.devices.values():
+        monkeypatch.setattr(device, "_missed", None)
+
+
+@pytest.mark.parametrize("rows", [1025, 1300])
+def test_assumptions_that_are_wrong(
+    rows: int, fresh_plans: Callable[[], None], ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients are written again, in every backward of the graph, and later calls count first."""
+    forget_assumptions(monkeypatch)
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, 4, generator=generator).to(KERNELS).requires_grad_()
+    labels, some = torch.randint(4, (rows,), generator=generator).to(KERNELS), rows // 3
+    (expected,) = torch.autograd.grad(F.cross_entropy(x, labels), x)
+    labels[some:] = -100
+    for launches in (["value_and_gradient", "verify_gradient"], ["denominator", "value_and_gradient"]):
+        fresh_plans()  # That of a known launch asks for no launcher.
+        ran.clear()
+        value = F.cross_entropy(x, labels)
+        found = torch.autograd.grad(value, x, retain_graph=True)[0]
+        wait()
+        assert ran[:2] == launches
+        again = torch.autograd.grad(value, x)[0]
+        assert same_bits(found, again) and not found[some:].any()
+        torch.testing.assert_close(found[:some], expected[:some] * (rows / some), rtol=1e-6, atol=0)
+    with torch.no_grad():
+        ran.clear()
+        assert same_bits(F.cross_entropy(x, labels), value.detach()) and ran == ["value"]
+
+
+@pytest.mark.parametrize(("rows", "counts"), [(1, 0), (257, 0), (1024, 0), (1025, 0)])
 def test_labels_that_are_counted(rows: int, counts: int, ran: list[str]) -> None:
-    """By launches of their own only where rows are many."""
+    """No launch of its own counts labels for a value."""
     given = draw((rows, 4), 1, device=KERNELS)
     value_agrees_with_truth(given)
     assert ran.count("denominator") == counts
@@ -626,7 +669,7 @@ def test_labels_out_of_range(layout: str, label: str) -> None:
 
 @in_each_layout_of_logits
 def test_edges(layout: str, fresh_plans: Callable[[], None]) -> None:
-    x, few = LAYOUTS[layout], layout in softmax_layout.IN_REGISTERS
+    x, few = LAYOUTS[layout], layout in softmax_layout.RECOMPUTED
     with few_rows_are_many() if few else nullcontext(), noted_layouts() as found:
         keeps_edges((21, x.shape[1], *[min(n, 8) if few else n for n in x.shape[2:]]), x.class_dim, KERNELS)
     assert {x.kind for x in found} == {layout.partition(",")[0]}

@@ -14,10 +14,8 @@ from cupylosses.checks import FLOATING
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
-    COLUMN_ROWS,
     COLUMN_THREADS,
     FEW_CLASSES,
-    IN_REGISTERS,
     MANY_ROWS,
     MAX_CHUNKS,
     MAX_CLUSTER,
@@ -133,10 +131,13 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
     vector = layout.vec_size * size
     assert layout.vec_size in (1, 2, 4, 8)
     assert layout.threads % WARP == 0 and layout.threads & (layout.threads - 1) == 0
-    assert layout.threads <= (chip.threads if layout.kind in ("block", "two_pass") else THREADS)
+    assert layout.threads <= (
+        chip.threads if layout.kind in ("block", "two_pass", "column_tiles_two_pass") else THREADS
+    )
     assert 1 <= layout.chunks <= MAX_CHUNKS
     assert layout.cluster in (1, 2, 4, 8) if chip.clusters else layout.cluster == 1
-    assert layout.cluster == 1 or layout.kind in ("block", "two_pass")
+    tiles = ("column_tiles", "column_tiles_two_pass")
+    assert layout.cluster == 1 or layout.kind in ("block", "two_pass", *tiles)
     unit = {"subwarp": layout.width}.get(layout.kind, layout.threads) * layout.cluster
     if layout.kind in ("subwarp", "block"):
         # The vectors of a thread lie behind one another; every thread has room for as many as the busiest one.
@@ -155,18 +156,23 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
         assert (classes | 1) * vector * layout.threads == layout.shared <= SHARED_BYTES
     if layout.kind == "two_pass":
         assert layout.shared == 0
-    assert (layout.per_thread > 0) == (layout.kind in (*IN_REGISTERS, "label_only_tiles"))
+    if layout.kind in ("packed_rows", "columns", "label_only_tiles"):
+        assert layout.per_thread > 0
+    elif layout.kind != "thread_per_row":
+        assert layout.per_thread == 0
     if layout.kind == "packed_rows":
         assert WARP <= layout.threads <= PACKED_THREADS and layout.per_thread == classes
         assert layout.threads * classes * size <= layout.shared <= SHARED_BYTES
     if layout.kind == "columns":
-        shares = layout.warps > 1
-        assert layout.warps * layout.per_thread >= classes and (shares or layout.per_thread == classes)
-        assert layout.threads == (layout.warps * WARP if shares else COLUMN_THREADS)
+        assert layout.per_thread == classes and layout.threads == COLUMN_THREADS
+    if layout.kind in tiles:
         # A warp evaluates one of the rows of a vector.
-        assert not shares or layout.vec_size <= layout.warps
-    together = ("block", "two_pass", "subwarp") if alone else ("block", "two_pass")
-    assert layout.per_block == (1 if layout.kind in together else layout.threads // WARP // layout.warps)
+        assert layout.threads == layout.warps * WARP and layout.vec_size <= layout.warps
+        assert (layout.shared > 0) == (layout.kind == "column_tiles")
+    if layout.kind == "column_tiles":
+        assert layout.shared * layout.cluster >= classes * WARP * vector and layout.shared < chip.shared
+    together = ("block", "two_pass", *tiles, *["subwarp"] * alone)
+    assert layout.per_block == (1 if layout.kind in together else layout.threads // WARP)
 
 
 @given(logits(), st.sampled_from(FLOATING), st.sampled_from(PLACES), st.sampled_from(CHIPS))
@@ -309,9 +315,9 @@ def test_few_rows_take_many_blocks() -> None:
 def test_labels_of_an_image_are_one_dimension() -> None:
     """Its logits are not: the other classes lie between those of two images."""
     shape, labels, nothing = (8, 64, 64), (4096, 64, 1), (0, 0, 0)
-    assert of((8, 19, 64, 64), 1).many
-    assert not softmax_layout.label_words(shape, 19, labels, nothing)[0]
-    assert softmax_layout.label_words(shape, 19, labels, (0, 64, 1))[0]
+    assert of((8, 19, 64, 64), 1).rank == 2
+    assert softmax_layout.label_words(shape, 19, labels, nothing)[0] == 1
+    assert softmax_layout.label_words(shape, 19, labels, (0, 64, 1))[0] > 1
 
 
 @pytest.mark.parametrize(
@@ -333,10 +339,10 @@ def test_few_neighbouring_classes_are_one_threads(classes: int, kind: str) -> No
         (2, "float32", "thread_per_row", 4, 256),
         (19, "float32", "thread_per_row", 4, 128),
         (21, "float32", "thread_per_row", 4, 128),
-        (150, "float32", "thread_per_row", 1, 64),
+        (150, "float32", "column_tiles", 2, 256),
         (19, "bfloat16", "thread_per_row", 4, 256),
-        (384, "bfloat16", "thread_per_row", 1, 64),
-        (96, "float64", "thread_per_row", 1, 64),
+        (384, "bfloat16", "column_tiles", 4, 256),
+        (96, "float64", "column_tiles", 1, 256),
     ],
 )
 def test_classes_that_lie_apart(classes: int, dtype: str, kind: str, vec_size: int, threads: int) -> None:
@@ -359,8 +365,12 @@ def test_classes_that_lie_apart(classes: int, dtype: str, kind: str, vec_size: i
         ((4, 8, 64, 64), "float32", "columns"),
         ((4, 9, 64, 64), "float32", "thread_per_row"),
         ((3, 8, 64, 64), "float32", "thread_per_row"),
-        ((COLUMN_ROWS // 4096, 193, 64, 64), "float32", "columns"),
-        ((COLUMN_ROWS // 4096, 1024, 64, 64), "float32", "columns"),
+        ((1, 47, 32, 32), "float32", "thread_per_row"),
+        ((1, 48, 32, 32), "float32", "column_tiles"),
+        ((1, 95, 32, 32), "bfloat16", "thread_per_row"),
+        ((1, 96, 32, 32), "bfloat16", "column_tiles"),
+        ((1, 48, 32, 31), "float32", "thread_per_row"),
+        ((4, 32000, 32, 32), "float32", "column_tiles_two_pass"),
     ],
     ids=str,
 )
@@ -377,7 +387,7 @@ def test_class_dimension_may_be_anywhere(class_dim: int) -> None:
 def test_channels_last_has_neighbouring_classes() -> None:
     n, c, h, w = 2, 64, 4, 5
     layout = of((n, c, h, w), 1, strides=(c * h * w, 1, w * c, c))
-    assert (layout.kind, layout.vec_size, layout.many) == ("subwarp", 4, False)
+    assert (layout.kind, layout.vec_size, layout.rank) == ("subwarp", 4, 1)
     assert layout.words[:2] == [n * h * w, c]
 
 
@@ -389,7 +399,7 @@ def test_transposed_rows_have_neighbouring_rows() -> None:
 
 def test_one_row_and_no_dimensions() -> None:
     layout = of((100,), 0)
-    assert (layout.kind, layout.chunks, layout.many) == ("subwarp", 1, False)
+    assert (layout.kind, layout.chunks, layout.rank) == ("subwarp", 1, 1)
     assert layout.words[:2] == [1, 100]
 
 

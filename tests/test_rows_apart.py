@@ -50,9 +50,10 @@ def test_which_rows_are_copied() -> None:
     )
     assert not copied((4096, 150), (1, 4096)) and not copied((150, 4096), class_dim=0)
     # A row of many classes would be one thread's work.
-    assert copied((16, 262144), (1, 16)) and copied((1, 193, 64, 64)) and copied((1, 97, 64, 64), size=8)
+    assert copied((16, 262144), (1, 16)) and copied((1, 193, 24, 24)) and copied((1, 97, 24, 24), size=8)
     # Several warps take one where rows are many.
-    assert not copied((8, 193, 64, 64)) and not copied((8, 97, 64, 64), size=8) and copied((8, 1100, 64, 64))
+    assert not copied((1, 193, 64, 64)) and not copied((1, 97, 64, 64), size=8) and not copied((8, 1100, 64, 64))
+    assert not copied((1024, 32000), (1, 1024)) and copied((256, 32000), (1, 256))
     assert copied((8, 97, 64, 64), operands=2) and not copied((8, 96, 64, 64), operands=2)
     # Rows with gaps are read as they lie.
     assert not copied((64, 1000), (1001, 1), size=2)

@@ -107,11 +107,14 @@ class Plan(ABC):
         divisor: The constant part of the divisor of a sum; times the last scalar if ``weighted``; times a sum that a
             launch before finds if ``counted``, or that every kernel finds itself if ``self_counting``: these kernels
             take no divisor.
+        tallies: True of a ``counted`` plan whose kernels can also count while they evaluate: for a value alone, and for
+            speculative gradients, which then assume that everything counts.
         partials: Doubles of workspace that the reduction of the value takes.
         records: Recorded values of the ``grad_output`` that a speculative gradient was written for.
         slot: The entry for it in the table of expected values.
         auxiliary: The outputs besides the value, in the kernels' order; None for those that this call leaves out.
         residual: The per-row coefficients from which backward writes gradients; None for engines that recompute.
+        keeps_residual: True if backward of one number, too, writes gradients from the residual; forward writes none.
         recomputes: True if backward of a value with dimensions leaves the residual out, because its gradients are found
             as fast from the operands.
         empty: True if there is nothing to compute, which is the reference's to do.
@@ -142,11 +145,13 @@ class Plan(ABC):
     weighted: bool = False
     counted: bool = False
     self_counting: bool = False
+    tallies: bool = False
     partials: int
     records: int
     slot: int
     auxiliary: tuple[TensorSpec | None, ...] = ()
     residual: TensorSpec | None = None
+    keeps_residual: bool = False
     recomputes: bool = False
     empty: bool = False
     takes_status: bool = False
@@ -183,6 +188,7 @@ class Plan(ABC):
         #: The launches that write gradients speculatively, by what is wanted and whether the divisor is on the device.
         self.one_pass: dict[tuple[Wanted, bool], Any] = {}
         self._writable: dict[Wanted, Wanted] = {}
+        self._ahead: dict[Wanted, Wanted] = {}
         self._buffers: dict[Wanted, list[tuple[int, tuple[Any, ...]]]] = {}
 
     # What an engine supplies
@@ -226,6 +232,24 @@ class Plan(ABC):
         if found is None:
             found = self._writable[wanted] = tuple([w and s for w, s in zip(wanted, self.speculative, strict=True)])
         return found
+
+    def summed(self, wanted: Wanted) -> Wanted:
+        """The wanted gradients that are sums of what the value's kernel has at hand: it leaves partial sums, which
+        `verify_gradient` combines.
+        """
+        return self.nothing
+
+    def ahead(self, wanted: Wanted) -> Wanted:
+        """The wanted gradients for which the value's kernel does all that takes a pass over the arrays."""
+        found = self._ahead.get(wanted)
+        if found is None:
+            pairs = zip(self.writable(wanted), self.summed(wanted), strict=True)
+            found = self._ahead[wanted] = tuple([w or s for w, s in pairs])
+        return found
+
+    def recorded(self, wanted: Wanted) -> int:
+        """The doubles that the value's kernel leaves for `verify_gradient`: `records`, and partial sums."""
+        return self.records
 
     def allocation(self, slot: int) -> tuple[Any, ...]:
         """The arguments of `Device.empty` for the gradient of an array."""

@@ -43,6 +43,7 @@ class Device(ABC):
         self._workspaces: dict[int, tuple[Any, int, int]] = {}
         self._table: tuple[Any, int] | None = None
         self._status: tuple[Any, int] | None = None
+        self._missed: tuple[Any, Any, list[Divisor]] | None = None
         #: The first word of the status: not 0 once a kernel has begun to report.
         self.report = ctypes.c_uint64(0)
 
@@ -145,6 +146,19 @@ class Device(ABC):
             self.report = ctypes.c_uint64.from_address(self._status[1])
         return self._status[1]
 
+    def assumption(self, slot: int) -> Divisor | None:
+        """The divisor of kernels whose gradients assume that all rows count; None once that was wrong for a call of
+        this slot, and where there is no table yet under capture.
+        """
+        if self._missed is None:
+            if self.capturing():
+                return None
+            array, address = self.visible(EXPECTATIONS)
+            words = (ctypes.c_uint64 * EXPECTATIONS).from_address(address)
+            self._missed = array, words, [Divisor.found_by_kernels(address + 8 * i) for i in range(EXPECTATIONS)]
+        _array, words, divisors = self._missed
+        return None if words[slot] else divisors[slot]
+
     def expectation(self, slot: int) -> int:
         """The address of a slot in the table of expected grad_outputs, or 0 where there is none yet under capture."""
         if self._table is None:
@@ -157,18 +171,27 @@ class Device(ABC):
 
 class Divisor:
     """The divisor of a sum as kernels take it: a number; or a number and an array on the device, which is kept alive;
-    or None, for kernels that find it themselves and take no arguments for it.
+    or None, for kernels that find it themselves and take no arguments for it, or some of their own.
     """
 
-    __slots__ = ("arguments", "array", "counted")
+    __slots__ = ("arguments", "array", "counted", "known")
 
     def __init__(self, number: float | None, array: Any = None, address: int = 0) -> None:
         self.counted = array is not None
         self.array = array
         self.arguments: tuple[float, ...] = ()
+        #: False if kernels find it themselves.
+        self.known = number is not None
         if number is not None:
             # A mean of nothing has no gradient: 0, because 0 * inf would be NaN.
             self.arguments = number, address if self.counted else 1.0 / number if number else 0.0
+
+    @classmethod
+    def found_by_kernels(cls, *arguments: float) -> Divisor:
+        """That of kernels that take these arguments in its place."""
+        divisor = cls(None)
+        divisor.arguments = arguments
+        return divisor
 
     @property
     def value(self) -> Any:

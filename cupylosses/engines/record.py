@@ -15,7 +15,7 @@ from cupylosses import interop, options
 from cupylosses.call import Call
 from cupylosses.engines import execute
 from cupylosses.engines.base import Machine, Plan, TensorSpec, Wanted
-from cupylosses.engines.device import Device
+from cupylosses.engines.device import Device, Divisor
 from cupylosses.engines.strides import dense_strides
 from cupylosses.jit import compiler
 from cupylosses.jit.gpu import Chip
@@ -59,6 +59,9 @@ class _NoDevice(Device):
 
     def visible(self, words: int) -> tuple[Any, int]:
         return self, 0
+
+    def assumption(self, slot: int) -> Divisor:
+        return Divisor.found_by_kernels(0)
 
     def matrix(self, array: Any, rows: int, columns: int) -> Any:
         return array
@@ -174,16 +177,20 @@ class KernelRecorder:
                     self._make(x, here, inner, False)
             return
         scalars = (*call.scalars, 0) if plan.takes_status else call.scalars
-        divisor = execute.denominator(plan, device, self._operands(plan, tensors), call.scalars, call.normalizer)
-        launch: execute.Bound = plan, device, self._operands(plan, tensors), scalars, divisor
-        if wanted is None:
-            execute.reduced_or_not(*launch)
-        else:
-            self._with_gradients(launch, wanted, summed)
+        operands = self._operands(plan, tensors)
+        divisors = [execute.denominator(plan, device, operands, call.scalars, call.normalizer)]
+        if call.normalizer is None and (divisor := execute.tallied(plan, device, wanted is not None)):
+            divisors.append(divisor)
+        for divisor in divisors:
+            launch: execute.Bound = plan, device, operands, scalars, divisor
+            if wanted is None:
+                execute.reduced_or_not(*launch)
+            else:
+                self._with_gradients(launch, wanted, summed)
 
     def _with_gradients(self, launch: execute.Bound, wanted: Wanted, summed: bool) -> None:
         plan = launch[0]
-        speculates = plan.scalar and options.one_pass_enabled() and not plan.single_use
+        speculates = plan.scalar and options.one_pass_enabled() and not (plan.single_use or plan.keeps_residual)
         if plan.residual is not None and not (speculates or plan.recomputes):
             execute.reduced_or_not(*launch)
             execute.from_residual(*launch, wanted, 0, 0, not plan.scalar)

@@ -2,14 +2,16 @@
 //
 //   count = sum over active rows of the class weight of the label (or of 1)
 //
-// Speculative gradients need it while values are computed. It is found in one of two ways:
+// It is found in one of three ways:
 //
 // - count_rows, a launch of its own before the losses. Each warp adds the rows of a chunk, lane by lane, and stores one
 //   partial sum; the block that arrives last adds the partial sums in order.
+// - Tally (rows.cuh), while rows are evaluated: for values alone, and for gradients that assume that all rows are
+// active.
 // - self_count, in the kernels of the losses, for few rows without weights: each warp reads all labels and counts them.
 //   It spares a launch, which takes longer on the host.
 //
-// Both read labels and mask only, and count_rows class weights.
+// The functions here read labels and mask only, and count_rows class weights.
 #pragma once
 #include "softmax/rows.cuh"
 
@@ -33,11 +35,6 @@ __device__ __forceinline__ double self_count(const Program& program) {
     for (int k = 0; k < kUnroll; ++k) count += row + k * kWarp < rows && program.is_active(label_load[k]);
   }
   return warp_sum(static_cast<double>(count));
-}
-
-// 1 / divisor, and 0 for a mean of nothing, so that its gradients are 0.
-__device__ __forceinline__ double reciprocal_or_zero(double divisor) {
-  return divisor == 0.0 ? 0.0 : 1.0 / divisor;
 }
 
 // self_count and its reciprocal, computed where they are used. Preconditions: those of self_count, at that place.

@@ -41,6 +41,12 @@ __device__ __forceinline__ Compute exp_shift(Compute max_logit) {
   return max_logit == -scalar_infinity(max_logit) ? Compute(0) : max_logit;
 }
 
+__device__ __forceinline__ float exp_shift(float max_logit) {
+  if (kNarrow) return max_logit == -scalar_infinity(max_logit) ? 0.0f : max_logit;
+  // The least finite number serves as well, and is found in one instruction.
+  return max_ignoring_nan(max_logit, -scalar_max(max_logit));
+}
+
 // exp(x). In half the instructions of expf: the rounding error of x / log 2 is corrected after the power instead of
 // before it. Precondition: x <= 0 and finite, or NaN.
 __device__ __forceinline__ float exp_finite(float x) {

@@ -35,12 +35,6 @@ struct PackedSource {
   __device__ __forceinline__ void offsets(const Program& program, int i, int64 (&at)[kRowStreams]) const {
     program.space.offsets(first + i * kWarp, at);
   }
-  __device__ __forceinline__ int class_of(int j) const {
-    return j;
-  }
-  __device__ __forceinline__ bool has(int) const {
-    return true;
-  }
   __device__ __forceinline__ Word* word(int i, int j) const {
     return reinterpret_cast<Word*>(row + i * (kWarp * kPitch)) + j / kEach;
   }
@@ -149,12 +143,19 @@ struct PackedReader {
       const int here = rows - first < kTile ? static_cast<int>(rows - first) : kTile;
       const int lane = threadIdx.x % kWarp, count = (here - lane + kWarp - 1) / kWarp;
       const PackedSource<Storage, kClasses, kRows> source{tile_of_warp.row(lane), first + lane};
-      LabelsOfLane<kRows, Program> labels;
-      labels.read(program, source, count);
+      LaneLabels<kRows, Program> labels;
+      const auto offsets = [&](int i, int64(&at)[kRowStreams]) { source.offsets(program, i, at); };
+      if constexpr (Program::Space::kOneDimension) {
+        int64 offset[kRowStreams];
+        offsets(0, offset);
+        labels.read(program, offset, count, kWarp);
+      } else {
+        labels.read_each(program, count, offsets);
+      }
       tile_of_warp.copy_in(program.input + first * kClasses, here);
       cp_async_wait_all();
       __syncwarp();
-      const double total = visit_register_rows<kGradient, 1>(program, source, labels, scale, count);
+      const double total = visit_register_rows<kGradient>(program, source, labels, scale, count);
       __syncwarp();
       if constexpr (kGradient) {
         tile_of_warp.copy_out(program.gradients + first * kClasses, here);

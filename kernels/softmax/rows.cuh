@@ -65,9 +65,26 @@ constexpr bool kIsAbsent = false;
 template <>
 constexpr bool kIsAbsent<Absent> = true;
 
-// Sizes and strides of the rows, independent of the layout: a kernel parameter.
+// Quotients of numbers below 2^31 by the size of the inner dimension, where there are two: n / size = n inverse >>
+// shift (Granlund and Montgomery, 1994). A division takes some twenty instructions for every row of an image.
 template <int kRank>
-struct RowSpace {
+struct InnerDivision {};
+template <>
+struct InnerDivision<2> {
+  int64 inverse;
+  int64 shift;
+
+  __device__ __forceinline__ unsigned quotient(unsigned n) const {
+    const unsigned long long product = static_cast<unsigned long long>(n) * static_cast<unsigned>(inverse);
+    return static_cast<unsigned>(product >> static_cast<unsigned>(shift));
+  }
+};
+
+// Sizes and strides of the rows, independent of the layout: a kernel parameter. Precondition: rows < 2^31 if kRank
+// is 2.
+template <int kRank>
+struct RowSpace : InnerDivision<kRank> {
+  static constexpr bool kOneDimension = kRank == 1;
   int64 rows;
   int64 classes;
   int64 class_stride[kRowStreams];  // 0 for streams without classes
@@ -78,6 +95,11 @@ struct RowSpace {
   __device__ __forceinline__ void offsets(int64 row, int64 (&offset)[kRowStreams]) const {
     if constexpr (kRank == 1) {
       at.offsets(row, offset);
+    } else if constexpr (kRank == 2) {
+      const unsigned index = static_cast<unsigned>(row), outer = this->quotient(index);
+      const unsigned inner = index - outer * static_cast<unsigned>(at.size[0]);
+#pragma unroll
+      for (int s = 0; s < kRowStreams; ++s) offset[s] = inner * at.stride[s][0] + outer * at.stride[s][1];
     } else {
       if (rows > 0xffffffffLL) {
         at.offsets(row, offset);
@@ -116,6 +138,7 @@ template <class Loss_, class Space_, class Input_, class Label_, class Weight_, 
           bool kSmoothed_, bool kCapped_, class Gradient_ = Input_, bool kInPlace_ = false>
 struct RowProgram {
   using Loss = Loss_;
+  using Space = Space_;
   using Compute = typename Loss::Compute;
   using Input = Input_;
   using Gradient = Gradient_;
@@ -147,6 +170,8 @@ struct RowProgram {
   unsigned char* correct;
   GradCoeffs<Compute>* grad_coeffs;
   int64 per_row;  // 0 if all are null: one test instead of four
+  // Inactive rows that this thread has stored, for a Tally. Kernels without one do not compute it.
+  mutable unsigned inactive_rows = 0;
 
   __device__ __forceinline__ Compute weight(int64 c) const {
     if constexpr (kWeighted) return widen<Compute>(load_reused<1>(weights + c).element[0]);
@@ -172,8 +197,12 @@ struct RowProgram {
   };
   __device__ __forceinline__ LabelLoad load_label(const int64 (&offset)[kRowStreams]) const {
     const int64 zero = opaque_zero();
-    LabelLoad load{labels[offset[kLabels] + zero], true};
-    if constexpr (kMasked) load.unmasked = mask[offset[kRowMask] + zero] != Mask_(0);
+    if constexpr (kMasked) return load_label(labels + offset[kLabels] + zero, mask + offset[kRowMask] + zero);
+    return load_label(labels + offset[kLabels] + zero, mask);
+  }
+  __device__ __forceinline__ LabelLoad load_label(const Label_* label, const Mask_* unmasked) const {
+    LabelLoad load{*label, true};
+    if constexpr (kMasked) load.unmasked = *unmasked != Mask_(0);
     return load;
   }
   __device__ __forceinline__ void validate_label(RowTarget<Compute>& t, const LabelLoad& load) const {
@@ -184,6 +213,18 @@ struct RowProgram {
     t.active = counts & in_range;
     t.invalid_label = counts != t.active;
     t.weight = t.active ? weight(t.label) : Compute(0);
+  }
+  // The label's class, or -1 if the row is inactive. Precondition: Index is int only if classes < 2^31.
+  template <class Index>
+  __device__ __forceinline__ Index active_class(const LabelLoad& load) const {
+    const int64 label = static_cast<int64>(load.label);
+    const unsigned long long classes = static_cast<unsigned long long>(space.classes);
+    const bool in_range = static_cast<unsigned long long>(label) < classes;
+    // Within the range the lower half of a label is enough, and this is the same for all rows.
+    const bool may_be_in_range = static_cast<unsigned long long>(ignored) < classes;
+    const Index ignored_class = may_be_in_range ? static_cast<Index>(ignored) : Index(-1);
+    const bool active = in_range && static_cast<Index>(label) != ignored_class && load.unmasked;
+    return active ? static_cast<Index>(label) : Index(-1);
   }
   __device__ __forceinline__ bool is_active(const LabelLoad& load) const {
     RowTarget<Compute> t;
@@ -223,26 +264,13 @@ struct RowProgram {
     if (first) store(t, y, t.active && z == sums.softmax.max_logit);
     return y;
   }
-  // Evaluates a row without a branch, so that the latencies of several rows of a thread overlap.
-  __device__ __forceinline__ RowResult<Compute> evaluate(const RowTarget<Compute>& t, Compute z,
-                                                         const RowSums<Compute, kSmoothed>& sums) const {
-    RowResult<Compute> y = active_result(t, z, sums);
-    const RowResult<Compute> inactive = inactive_result(t);
-    y.value = t.active ? y.value : inactive.value;
-    y.lse = t.active ? y.lse : inactive.lse;
-    y.grad_coeffs.exp_coeff = t.active ? y.grad_coeffs.exp_coeff : Compute(0);
-    y.grad_coeffs.weight_coeff = t.active ? y.grad_coeffs.weight_coeff : Compute(0);
-    y.grad_coeffs.target = t.active ? y.grad_coeffs.target : Compute(0);
-    y.grad_coeffs.max_logit = t.active ? y.grad_coeffs.max_logit : Compute(0);
-    return y;
-  }
-
-  // The result of an active row.
+  // The result of an active row. kMarksLost: that of row_result.
+  template <bool kMarksLost = true>
   __device__ __forceinline__ RowResult<Compute> active_result(const RowTarget<Compute>& t, Compute z,
                                                               const RowSums<Compute, kSmoothed>& sums) const {
     RowSums<Compute, kSmoothed> all = sums;
     if (kSmoothed && !kWeighted) all.weight_sum = static_cast<Compute>(space.classes);
-    return row_result<kSmoothed>(loss, z, all, t.weight, space.classes);
+    return row_result<kSmoothed, kMarksLost>(loss, z, all, t.weight, space.classes);
   }
 
   // The result of an inactive row, or of one with an invalid label.
@@ -254,6 +282,7 @@ struct RowProgram {
   __device__ __forceinline__ void store(const RowTarget<Compute>& t, const RowResult<Compute>& y,
                                         bool is_correct) const {
     const int64 at = t.offset[kResults];
+    if (!t.active) ++inactive_rows;
     if (t.invalid_label) report_label(status, site, at, t.label, space.classes);
     if (per_row == 0) return;
     if (values != nullptr) values[at] = Narrow<Result>::from(y.value);
@@ -374,6 +403,10 @@ struct PerRowScale {
   const Result* grad_output;
   double weight;
 };
+template <class Scale>
+constexpr bool kIsPerRow = false;
+template <class Compute, class Result>
+constexpr bool kIsPerRow<PerRowScale<Compute, Result>> = true;
 template <class Compute, class Result>
 __device__ __forceinline__ Compute grad_factor(PerRowScale<Compute, Result>& scale,
                                                const int64 (&offset)[kRowStreams]) {
@@ -613,6 +646,48 @@ __device__ __forceinline__ void divide_sum(int64 chunks, double* memory, const D
   if (threadIdx.x == 0) *value = Narrow<Result>::from(total / by);
 }
 
+// The divisor of a mean that is counted while rows are evaluated: each thread counts the inactive ones that it stores.
+// Their number goes through an integer in the workspace, 0 before and after a launch, so the order of additions changes
+// no bit. Preconditions: rows < 2^32.
+template <class Program>
+struct Tally {
+  const Program& program;
+
+  static __device__ __forceinline__ unsigned* counter(double* memory) {
+    return reinterpret_cast<unsigned*>(memory + 1) + 1;
+  }
+  // Adds the rows of this warp. Preconditions: all lanes call it together, once, after their last row.
+  __device__ __forceinline__ void flush(double* memory) const {
+    unsigned inactive = program.inactive_rows;
+#pragma unroll
+    for (int offset = kWarp / 2; offset > 0; offset /= 2) inactive += __shfl_xor_sync(0xffffffffu, inactive, offset);
+    if (threadIdx.x % kWarp == 0 && inactive != 0) atomicAdd(counter(memory), inactive);
+  }
+  // Rows that are not active; resets the counter. Precondition: all warps have arrived; one thread calls it.
+  static __device__ __forceinline__ unsigned take(double* memory) {
+    return atomicExch(counter(memory), 0u);
+  }
+};
+
+// As above. Returns the divisor in thread 0 of the block that arrives last, and -1 in all others.
+template <class Program, class Result>
+__device__ __forceinline__ double divide_sum(int64 chunks, double* memory, const Tally<Program>& tally, Result* value) {
+  tally.flush(memory);
+  const Workspace work = workspace(memory);
+  if (!arrive_last(work.ticket)) return -1.0;
+  const double total = sum_partials(work.partials, chunks);
+  if (threadIdx.x != 0) return -1.0;
+  *work.claim_counter = 0;
+  const double divisor = static_cast<double>(tally.program.space.rows) - tally.take(memory);
+  *value = Narrow<Result>::from(total / divisor);
+  return divisor;
+}
+
+// 1 / divisor, and 0 for a mean of nothing, so that its gradients are 0.
+__device__ __forceinline__ double reciprocal_or_zero(double divisor) {
+  return divisor == 0.0 ? 0.0 : 1.0 / divisor;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Called by the entry points
 
@@ -633,6 +708,36 @@ __device__ __forceinline__ void row_value_and_gradient(const Program& program, c
   WorkerSpeculativeScale<Group, typename Program::Compute> speculative(expected_grad_output, used_grad_output, scale);
   Reader::template sweep<true>(program, group, speculative, chunks, workspace(memory));
   divide_sum(chunks, memory, divisor, value);
+}
+
+// The same for a mean whose divisor is not known before: gradients assume that all rows are active. The divisor is
+// recorded behind the records of grad_output. If the assumption was wrong, *missed becomes 1, which the host reads at
+// any time: it counts rows first from then on, because gradients are written twice where labels are ignored.
+template <class Reader, class Group, class Program, class Result>
+__device__ __forceinline__ void row_value_and_assumed_gradient(const Program& program, const Group& group, int64 chunks,
+                                                               double* memory, unsigned* missed, Result* value,
+                                                               const double* expected_grad_output,
+                                                               double* used_grad_output) {
+  const double rows = static_cast<double>(program.space.rows);
+  WorkerSpeculativeScale<Group, typename Program::Compute> speculative(expected_grad_output, used_grad_output,
+                                                                       1.0 / rows);
+  Reader::template sweep<true>(program, group, speculative, chunks, workspace(memory));
+  const double divisor = divide_sum(chunks, memory, Tally<Program>{program}, value);
+  if (divisor < 0.0) return;
+  used_grad_output[chunks * Group::kClusterSize] = divisor;
+  if (divisor != rows && missed != nullptr) *missed = 1;
+}
+
+// As verify_row_gradient, for gradients of an assumed divisor.
+template <class Reader, class Group, class Program, class Result>
+__device__ __forceinline__ void verify_assumed_row_gradient(const Program& program, const Group& group, int64 chunks,
+                                                            const Result* grad_output, const double* used_grad_output,
+                                                            double* expected_grad_output) {
+  const double g = widen<double>(*grad_output), divisor = used_grad_output[chunks * Group::kClusterSize];
+  const bool wrong = divisor != static_cast<double>(program.space.rows);
+  if (!worker_grad_scale_is_stale(group, chunks, g, used_grad_output, expected_grad_output) && !wrong) return;
+  KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * reciprocal_or_zero(divisor))};
+  Reader::template sweep<true>(program, group, known, chunks, {});
 }
 
 // Writes the gradients for the true grad_output, unless all chunks of this worker were written with it already.

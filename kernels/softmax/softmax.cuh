@@ -182,6 +182,9 @@ struct GradCoeffs {
   Compute target;
   Compute max_logit;
 
+  static __device__ __forceinline__ GradCoeffs all(Compute x) {
+    return {x, x, x, x};
+  }
   __device__ __forceinline__ bool all_zero() const {
     return is_zero(exp_coeff) && is_zero(weight_coeff) && is_zero(target);
   }
@@ -194,8 +197,9 @@ struct RowResult {
   GradCoeffs<Compute> grad_coeffs;
 };
 
-// The loss of a row and the coefficients of its gradient, given z_y and the sums.
-template <bool kSmoothed, class Loss, class Compute>
+// The loss of a row and the coefficients of its gradient, given z_y and the sums. A loss that is NaN has no gradient:
+// all coefficients are NaN, by the caller if not kMarksLost.
+template <bool kSmoothed, bool kMarksLost = true, class Loss, class Compute>
 __device__ __forceinline__ RowResult<Compute> row_result(const Loss& loss, Compute z,
                                                          const RowSums<Compute, kSmoothed>& sums, Compute weight,
                                                          int64 classes) {
@@ -205,7 +209,8 @@ __device__ __forceinline__ RowResult<Compute> row_result(const Loss& loss, Compu
   // The largest logit adds 1 to the sum: in `e` if it is the target's, otherwise in exp_sum. An e of 1 may have a
   // tangent.
   const bool leads = e == Compute(1);
-  const Compute log_sum = scalar_log1p((leads ? exp_sum : exp_sum - Compute(1)) + (leads ? e - Compute(1) : e));
+  const Compute log_sum =
+      scalar_log1p_of_positive((leads ? exp_sum : exp_sum - Compute(1)) + (leads ? e - Compute(1) : e));
   const Compute nll = (max_logit - z) + log_sum;
   // One division instead of four: every warp of a block evaluates each row. The sum is at least 1, or NaN.
   const Compute inv_sum = scalar_divide_closely(Compute(1), sum),
@@ -220,8 +225,7 @@ __device__ __forceinline__ RowResult<Compute> row_result(const Loss& loss, Compu
   constexpr unsigned kAll = kSmoothed ? 15u : 7u;
   const auto y = loss(variable<kAll, 0>(nll), variable<kAll, 1>(complement), variable<kAll, 2>(lse),
                       variable<kAll, 3>(smooth), variable<0u, 4>(weight));
-  // A loss that is NaN has no gradient: all coefficients are NaN.
-  const bool lost = y.value != y.value;
+  const bool lost = kMarksLost && y.value != y.value;
   const Compute value = lost ? nan_result(y.value) : y.value;
   // Derivatives that the loss lacks are left out: compilers keep a product with 0, which could be NaN.
   constexpr unsigned kMask = decltype(y)::kMask;

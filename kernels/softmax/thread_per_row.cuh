@@ -18,7 +18,7 @@
 // Traffic: each logit is read once, each gradient written once. Preconditions: kVecSize divides the number of rows;
 // rows of a vector are contiguous.
 #pragma once
-#include "softmax/rows.cuh"
+#include "softmax/lane_rows.cuh"
 
 // Type of a class index: 32 bits for staged classes, which are few.
 template <bool kStaged>
@@ -30,8 +30,9 @@ struct ClassIndex<false> {
   using type = int64;
 };
 
-// The logits of kVecSize rows, class by class, and the pointer to their gradients.
-template <class Storage, int kVecSize_, bool kStaged_>
+// The logits of kVecSize rows, class by class, and the pointer to their gradients. kClasses and kThreads: the number of
+// classes and of threads of a block, or 0 if they are not known; as constants they leave few address calculations.
+template <class Storage, int kVecSize_, bool kStaged_, int kClasses = 0, int kThreads = 0>
 struct StridedRows {
   using P = Pack<Storage, kVecSize_>;
   using Value = Storage;
@@ -41,8 +42,8 @@ struct StridedRows {
   const Storage* at;
   Storage* gradients;
   int64 stride, gradient_stride;
-  Index classes;
-  P* stage;  // class c is at [c * blockDim.x]
+  Index count;
+  P* stage;  // class c is at place(c)
 
   template <class Program>
   __device__ __forceinline__ StridedRows(const Program& program, const int64 (&offset)[kRowStreams])
@@ -50,35 +51,39 @@ struct StridedRows {
         gradients(program.gradients + offset[kGradients]),
         stride(program.space.class_stride[kLogits]),
         gradient_stride(program.space.class_stride[kGradients]),
-        classes(static_cast<Index>(program.space.classes)),
+        count(static_cast<Index>(program.space.classes)),
         stage(nullptr) {
     if constexpr (kStaged) {
       extern __shared__ uint4 staged[];
       stage = reinterpret_cast<P*>(staged) + threadIdx.x;
     }
   }
+  __device__ __forceinline__ Index classes() const {
+    return kClasses == 0 ? count : static_cast<Index>(kClasses);
+  }
   // Starts all copies at once, so that as many as possible are in flight.
   __device__ __forceinline__ void load_all(bool wanted) const {
     if (!wanted) return;
     if constexpr (kStaged) {
 #pragma unroll 4
-      for (Index c = 0; c < classes; ++c) {
-        cp_async(stage + c * blockDim.x, reinterpret_cast<const P*>(at + c * stride));
-      }
+      for (Index c = 0; c < classes(); ++c) cp_async(place(c), reinterpret_cast<const P*>(at + c * stride));
       cp_async_wait_all();
     }
   }
   __device__ __forceinline__ P read(Index c) const {
-    if constexpr (kStaged) return load_words(stage + c * blockDim.x);
+    if constexpr (kStaged) return load_words(place(c));
     return load_stream<kVecSize>(at + c * stride);
   }
-  // Replaces a logit of row i by -inf. Precondition: kStaged.
+  // Replaces a logit of row i by -inf, or by 0. Precondition here and of overwrite(): kStaged.
   __device__ __forceinline__ void mask_out(Index c, int i) const {
-    stage[c * blockDim.x].element[i] = Narrow<Storage>::from(-scalar_infinity(0.0f));
+    place(c)->element[i] = Narrow<Storage>::from(-scalar_infinity(0.0f));
   }
-  // Replaces the staged logits of a class. Precondition: kStaged.
+  __device__ __forceinline__ void clear(Index c, int i) const {
+    place(c)->element[i] = Narrow<Storage>::from(0.0f);
+  }
+  // Replaces the staged logits of a class.
   __device__ __forceinline__ void overwrite(Index c, const P& x) const {
-    stage[c * blockDim.x] = x;
+    *place(c) = x;
   }
   __device__ __forceinline__ void store(Index c, const P& gradient) const {
     store_pack<kVecSize>(gradients + c * gradient_stride, gradient);
@@ -86,11 +91,18 @@ struct StridedRows {
   // Called after the gradients of all classes.
   __device__ __forceinline__ void flush() const {
   }
+
+ private:
+  __device__ __forceinline__ P* place(Index c) const {
+    return stage + c * static_cast<int>(kThreads == 0 ? blockDim.x : kThreads);
+  }
 };
 
 // Stores the gradients of kVecSize rows. `read` is false if none of them needs its logits. Label -1: no target.
-// kKeepsExponentials: exp(z - max_logit) was staged in place of the logits.
-template <bool kKeepsExponentials, class Source, int kVecSize, class Program, class Compute = typename Program::Compute>
+// kKeepsExponentials: exp(z - max_logit) was staged in place of the logits. kSelectsZeros: logits of rows without a
+// gradient may be infinite.
+template <bool kKeepsExponentials, bool kSelectsZeros, class Source, int kVecSize, class Program,
+          class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_rows_of_thread(const Program& program, const Source& column,
                                                      const typename Source::Index (&labels)[kVecSize],
                                                      const GradCoeffs<Compute> (&grad_coeffs)[kVecSize], bool read) {
@@ -99,14 +111,14 @@ __device__ __forceinline__ void store_rows_of_thread(const Program& program, con
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) all_zero[i] = grad_coeffs[i].all_zero();
   if (!read) {
-    for (typename Source::Index c = 0; c < column.classes; ++c) {
+    for (typename Source::Index c = 0; c < column.classes(); ++c) {
       const Compute zeros[kVecSize] = {};
       column.store(c, NarrowPack<Gradient, kVecSize>::from(zeros));
     }
     return;
   }
 #pragma unroll 4
-  for (typename Source::Index c = 0; c < column.classes; ++c) {
+  for (typename Source::Index c = 0; c < column.classes(); ++c) {
     Compute g[kVecSize], raw[kVecSize];
     unpack(column.read(c), raw);
     const Compute w = Program::kSmoothed ? program.weight(c) : Compute(0);
@@ -117,7 +129,7 @@ __device__ __forceinline__ void store_rows_of_thread(const Program& program, con
       if constexpr (Program::kSmoothed) g[i] -= grad_coeffs[i].weight_coeff * w;
       g[i] = c == labels[i] ? grad_coeffs[i].target : g[i];
       if constexpr (Program::kCapped) g[i] *= program.logit.slope(raw[i]);
-      g[i] = all_zero[i] ? Compute(0) : g[i];
+      if constexpr (kSelectsZeros) g[i] = all_zero[i] ? Compute(0) : g[i];
     }
     column.store(c, NarrowPack<Gradient, kVecSize>::from(g));
   }
@@ -130,7 +142,7 @@ __device__ __forceinline__ void max_per_row(const Source& column, Compute (&max_
   if constexpr (sizeof(Storage) == 2 && sizeof(Compute) == 4 && kVecSize % 2 == 0 && kHasPairMax) {
     PackedPairMax<Storage, 2> running[kVecSize / 2];
 #pragma unroll 4
-    for (typename Source::Index c = 0; c < column.classes; ++c) {
+    for (typename Source::Index c = 0; c < column.classes(); ++c) {
       const auto x = column.read(c);
 #pragma unroll
       for (int i = 0; i < kVecSize / 2; ++i) running[i].add(reinterpret_cast<const Pack<Storage, 2>*>(&x)[i]);
@@ -139,7 +151,7 @@ __device__ __forceinline__ void max_per_row(const Source& column, Compute (&max_
     for (int i = 0; i < kVecSize; ++i) max_logit[i] = running[i / 2].half(i % 2);
   } else {
 #pragma unroll 4
-    for (typename Source::Index c = 0; c < column.classes; ++c) {
+    for (typename Source::Index c = 0; c < column.classes(); ++c) {
       Compute raw[kVecSize];
       unpack(column.read(c), raw);
 #pragma unroll
@@ -148,42 +160,13 @@ __device__ __forceinline__ void max_per_row(const Source& column, Compute (&max_
   }
 }
 
-// The labels of kVecSize neighbouring rows from `row`, loaded one step ahead. Behind the last row those of row 0 are
-// loaded and not used.
-template <int kVecSize, class Program>
-struct LabelLoads {
-  typename Program::LabelLoad label_load[kVecSize];
-
-  __device__ __forceinline__ void read(const Program& program, int64 row) {
-    int64 offset[kRowStreams];
-    program.space.offsets(row < program.space.rows ? row : 0, offset);
-#pragma unroll
-    for (int i = 0; i < kVecSize; ++i) {
-      int64 at[kRowStreams];
-#pragma unroll
-      for (int s = 0; s < kRowStreams; ++s) at[s] = offset[s] + i * program.space.at.stride[s][0];
-      label_load[i] = program.load_label(at);
-    }
-  }
-  // Row i of the rows that begin at `offset`.
-  __device__ __forceinline__ RowTarget<typename Program::Compute> target(const Program& program,
-                                                                         const int64 (&offset)[kRowStreams],
-                                                                         int i) const {
-    RowTarget<typename Program::Compute> t;
-#pragma unroll
-    for (int s = 0; s < kRowStreams; ++s) t.offset[s] = offset[s] + i * program.space.at.stride[s][0];
-    program.validate_label(t, label_load[i]);
-    return t;
-  }
-};
-
-// Evaluates kVecSize neighbouring rows that begin at `offset` with labels `now`, and writes their gradients. Returns
-// the sum of the values.
+// Evaluates kVecSize neighbouring rows that begin at `offset` with labels `now`, and writes their gradients; the first
+// `count` of them exist. Returns the sum of the values.
 template <bool kGradient, class Source, class Program, class Scale>
 __device__ __forceinline__ double visit_rows_of_thread(const Program& program, const Source& column,
                                                        const int64 (&offset)[kRowStreams],
-                                                       const LabelLoads<Source::kVecSize, Program>& now, Scale& scale,
-                                                       bool exists = true) {
+                                                       const LaneLabels<Source::kVecSize, Program>& now, Scale& scale,
+                                                       int count = Source::kVecSize) {
   using Compute = typename Program::Compute;
   using Input = typename Program::Input;
   using Index = typename Source::Index;
@@ -193,13 +176,10 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
   // Exponentials replace their logits if they fit.
   constexpr bool kKeepsExponentials = kGradient && !Program::kCapped && kSameType<Input, Compute>;
   Index labels[kVecSize];
+  now.active_classes(program, count, labels);
   bool any = false;
 #pragma unroll
-  for (int i = 0; i < kVecSize; ++i) {
-    const auto t = now.target(program, offset, i);
-    labels[i] = t.active && exists ? static_cast<Index>(t.label) : Index(-1);
-    any |= t.active && exists;
-  }
+  for (int i = 0; i < kVecSize; ++i) any |= labels[i] >= 0;
   Compute z[kVecSize], max_logit[kVecSize];
   RowSums<Compute, Program::kSmoothed> sums[kVecSize];
 #pragma unroll
@@ -214,12 +194,14 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       sums[i].softmax.max_logit = program.logit.value(max_logit[i]);
-      if (labels[i] < 0) continue;
-      z[i] = program.logit.value(widen<Compute>(column.read(labels[i]).element[i]));
-      if constexpr (kMasksTarget) column.mask_out(labels[i], i);
+      const Index at = labels[i] < 0 ? Index(0) : labels[i];
+      z[i] = program.logit.value(widen<Compute>(column.read(at).element[i]));
+      if constexpr (kMasksTarget) {
+        if (labels[i] >= 0) column.mask_out(labels[i], i);
+      }
     }
 #pragma unroll 4
-    for (Index c = 0; c < column.classes; ++c) {
+    for (Index c = 0; c < column.classes(); ++c) {
       Compute raw[kVecSize];
       unpack(column.read(c), raw);
       const Compute w = Program::kSmoothed ? program.weight(c) : Compute(1);
@@ -236,46 +218,63 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
       if constexpr (kKeepsExponentials) column.overwrite(c, e);
     }
   }
-  double total = 0.0;
   GradCoeffs<Compute> grad_coeffs[kVecSize];
+  unsigned zero_rows;
+  const double total = evaluate_lane_rows<kGradient>(
+      program, labels, z, sums, count,
+      [&](int i, int64(&at)[kRowStreams]) {
 #pragma unroll
-  for (int i = 0; i < kVecSize; ++i) {
-    RowTarget<Compute> t = now.target(program, offset, i);
-    t.active &= exists;
-    t.invalid_label &= exists;
-    const RowResult<Compute> y = program.finish(t, z[i], sums[i], exists);
-    total += y.value;
-    grad_coeffs[i] = y.grad_coeffs;
-    if constexpr (kGradient) scale_grad_coeffs(program, grad_coeffs[i], grad_factor(scale, t.offset));
-  }
+        for (int s = 0; s < kRowStreams; ++s) at[s] = offset[s] + i * program.space.at.stride[s][0];
+      },
+      scale, grad_coeffs, zero_rows);
   if constexpr (kGradient) {
-    store_rows_of_thread<kKeepsExponentials>(program, column, labels, grad_coeffs, any);
+    if (any && zero_rows != 0) {
+      // Their logits, or exponentials, may be infinite.
+#pragma unroll 1
+      for (Index c = 0; c < column.classes(); ++c) {
+#pragma unroll
+        for (int i = 0; i < kVecSize; ++i) {
+          if (zero_rows >> i & 1u) column.clear(c, i);
+        }
+      }
+    }
+    store_rows_of_thread<kKeepsExponentials, Program::kSmoothed>(program, column, labels, grad_coeffs, any);
     column.flush();
   }
   return total;
 }
 
-// As TwoPassReader, with kVecSize rows per lane. Precondition: kVecSize divides the number of rows.
-template <int kVecSize>
+// As TwoPassReader, with kVecSize rows per lane, of kClasses classes in blocks of kThreads threads; 0: of any number.
+// Precondition: kVecSize divides the number of rows.
+template <int kVecSize, int kClasses, int kThreads>
 struct ThreadPerRowReader {
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
                                                int64 chunks, const Workspace& work) {
+    using Source = StridedRows<typename Program::Input, kVecSize, true, kClasses, kThreads>;
     const int64 vectors = program.space.rows / kVecSize, step = chunks * kWarp;
 #pragma unroll 1
     for (int chunk = static_cast<int>(group.worker()); chunk < chunks;
          chunk = next_chunk(group, chunk, work.claim_counter)) {
       double total = 0.0;
       int64 v = static_cast<int64>(chunk) * kWarp + group.row_slot();
-      LabelLoads<kVecSize, Program> ahead;
-      ahead.read(program, v * kVecSize);
+      // Offsets and labels are one step ahead.
+      int64 next[kRowStreams];
+      LaneLabels<kVecSize, Program> ahead;
+      const auto advance = [&] {
+        program.space.offsets(v < vectors ? v * kVecSize : 0, next);
+        ahead.read(program, next, v < vectors ? kVecSize : 0);
+      };
+      advance();
 #pragma unroll 1
-      for (; v < vectors; v += step) {
-        const LabelLoads<kVecSize, Program> now = ahead;
-        ahead.read(program, (v + step) * kVecSize);
+      while (v < vectors) {
+        const LaneLabels<kVecSize, Program> now = ahead;
         int64 offset[kRowStreams];
-        program.space.offsets(v * kVecSize, offset);
-        const StridedRows<typename Program::Input, kVecSize, true> column(program, offset);
+#pragma unroll
+        for (int s = 0; s < kRowStreams; ++s) offset[s] = next[s];
+        v += step;
+        advance();
+        const Source column(program, offset);
         total += visit_rows_of_thread<kGradient>(program, column, offset, now, scale);
       }
       finish_chunk(group, scale, chunk, total, work.partials);
@@ -293,21 +292,21 @@ __device__ __forceinline__ void apply_grad_coeffs_thread_per_row(const Program& 
   for (int64 v = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x; v < vectors; v += threads) {
     int64 offset[kRowStreams];
     program.space.offsets(v * kVecSize, offset);
-    LabelLoads<kVecSize, Program> now;
-    now.read(program, v * kVecSize);
+    LaneLabels<kVecSize, Program> now;
+    now.read(program, offset, kVecSize);
     int64 labels[kVecSize];
+    now.active_classes(program, kVecSize, labels);
     GradCoeffs<Compute> grad_coeffs[kVecSize];
     bool any = false;
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      const auto t = now.target(program, offset, i);
-      labels[i] = t.active ? t.label : -1;
-      grad_coeffs[i] = program.grad_coeffs[t.offset[kResults]];
+      const int64 result = offset[kResults] + i * program.space.at.stride[kResults][0];
+      grad_coeffs[i] = program.grad_coeffs[result];
       any |= !grad_coeffs[i].all_zero();
-      const double g = widen<double>(grad_output[t.offset[kResults] * result_stride]);
+      const double g = widen<double>(grad_output[result * result_stride]);
       scale_grad_coeffs(program, grad_coeffs[i], static_cast<Compute>(g * scale));
     }
     const StridedRows<typename Program::Input, kVecSize, false> column(program, offset);
-    store_rows_of_thread<false>(program, column, labels, grad_coeffs, any);
+    store_rows_of_thread<false, true>(program, column, labels, grad_coeffs, any);
   }
 }

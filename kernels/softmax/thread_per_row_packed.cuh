@@ -27,7 +27,7 @@ struct PackedRows {
   const Storage* from;  // the warp's first row
   Storage* to;
   int elements;  // of all rows of the warp
-  int classes;
+  int count;
   P* stage;
 
   // Precondition: `first` is the first row of the warp.
@@ -35,25 +35,28 @@ struct PackedRows {
   __device__ __forceinline__ PackedRows(const Program& program, int64 first)
       : from(program.input + first * program.space.classes),
         to(program.gradients + first * program.space.classes),
-        classes(static_cast<int>(program.space.classes)) {
+        count(static_cast<int>(program.space.classes)) {
     extern __shared__ uint4 staged[];
     const int64 rows = program.space.rows - first;
-    elements = classes * static_cast<int>(rows < kWarp ? rows : kWarp);
+    elements = count * static_cast<int>(rows < kWarp ? rows : kWarp);
     stage = reinterpret_cast<P*>(staged) + threadIdx.x / kWarp * (kWarp * pitch());
+  }
+  __device__ __forceinline__ int classes() const {
+    return count;
   }
   // Distance of rows in shared memory: odd, against bank conflicts.
   __device__ __forceinline__ int pitch() const {
-    return classes | 1;
+    return count | 1;
   }
   // f(i, row, slot) for every 32nd element i of the rows, from this lane's on.
   template <class F>
   __device__ __forceinline__ void each(const F& f) const {
     // i / classes by multiplication: exact below 2048 elements and up to 32 classes.
-    const unsigned inverse = 65536u / classes + 1;
+    const unsigned inverse = 65536u / count + 1;
 #pragma unroll 4
     for (int i = threadIdx.x % kWarp; i < elements; i += kWarp) {
       const int row = static_cast<int>(i * inverse >> 16);
-      f(i, row, stage + row * pitch() + (i - row * classes));
+      f(i, row, stage + row * pitch() + (i - row * count));
     }
   }
   __device__ __forceinline__ P* own_row() const {
@@ -75,6 +78,9 @@ struct PackedRows {
   }
   __device__ __forceinline__ void mask_out(int c, int) const {
     own_row()[c].element[0] = Narrow<Storage>::from(-scalar_infinity(0.0f));
+  }
+  __device__ __forceinline__ void clear(int c, int) const {
+    own_row()[c].element[0] = Narrow<Storage>::from(0.0f);
   }
   __device__ __forceinline__ void overwrite(int c, const P& x) const {
     own_row()[c] = x;
@@ -101,17 +107,26 @@ struct PackedThreadPerRowReader {
     for (int chunk = static_cast<int>(group.worker()); chunk < chunks;
          chunk = next_chunk(group, chunk, work.claim_counter)) {
       double total = 0.0;
-      LabelLoads<1, Program> ahead;
-      ahead.read(program, static_cast<int64>(chunk) * kWarp + group.row_slot());
-#pragma unroll 1
-      for (int64 first = static_cast<int64>(chunk) * kWarp; first < rows; first += step) {
-        const LabelLoads<1, Program> now = ahead;
-        ahead.read(program, first + step + group.row_slot());
+      int64 next[kRowStreams];
+      LaneLabels<1, Program> ahead;
+      int64 first = static_cast<int64>(chunk) * kWarp;
+      const auto advance = [&] {
         const int64 row = first + group.row_slot();
+        program.space.offsets(row < rows ? row : 0, next);
+        ahead.read(program, next, row < rows);
+      };
+      advance();
+#pragma unroll 1
+      while (first < rows) {
+        const LaneLabels<1, Program> now = ahead;
         int64 offset[kRowStreams];
-        program.space.offsets(row < rows ? row : 0, offset);
+#pragma unroll
+        for (int s = 0; s < kRowStreams; ++s) offset[s] = next[s];
         const PackedRows<typename Program::Input> source(program, first);
-        total += visit_rows_of_thread<kGradient>(program, source, offset, now, scale, row < rows);
+        const int count = first + group.row_slot() < rows;
+        first += step;
+        advance();
+        total += visit_rows_of_thread<kGradient>(program, source, offset, now, scale, count);
         if constexpr (!kGradient) __syncwarp();
       }
       finish_chunk(group, scale, chunk, total, work.partials);

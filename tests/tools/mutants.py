@@ -24,6 +24,7 @@ COUNT_ROWS = "kernels/softmax/count_rows.cuh"
 DENSE_ROWS = "kernels/softmax/dense_rows.cuh"
 CHUNKS = "kernels/linear_softmax/chunks.cuh"
 LOG_PROBS = "kernels/log_probs/log_probs.cuh"
+MARGIN = "kernels/row_margin/row_margin.cuh"
 STATISTICS = "kernels/row_statistics/row_statistics.cuh"
 LAYOUT_RULES = "cupylosses/engines/pointwise/layout.py"
 STRIDES = "cupylosses/engines/strides.py"
@@ -43,8 +44,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "_shared_sums",
         r"slices=-\(-x\.length // length\)",
         "slices=x.length // length",
-        ("truth, row",),
+        ("truth, row, elements",),
     ),
+    Mutant("last partial sum lost", POINTWISE, "combine_sums", r"step < how\.terms", r"\g<0> - 1", ("truth, row",)),
+    Mutant(
+        "row added by half of the lanes", POINTWISE, "end_row", "int offset = 1", "int offset = 2", ("truth, column",)
+    ),
+    Mutant("micro-tile transposed", POINTWISE, "TileVectors", r"i / kA : kAlong", "i % kA : kAlong", ("truth, mixed",)),
     # Their addresses.
     Mutant("inner stride ignored", LAYOUT, "offset", r"element \* inner_stride\[\w+\]", "element", ("truth, strided",)),
     Mutant(
@@ -110,9 +116,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the first operand's gradient for all",
         POINTWISE,
-        "evaluate",
-        r"y, kFirst<kSlot>, factor",
-        "y, 0, factor",
+        "set_gradient",
+        r"tangent_or_zero\(y, slot\)",
+        "tangent_or_zero(y, 0)",
         ("truth",),
     ),
     Mutant("NaN rule dropped", POINTWISE, "set_gradient", r"y\.value != y\.value \? y\.value :", "", ("NaN",)),
@@ -262,11 +268,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "sums of warps added as if their largest logits were equal",
-        "kernels/softmax/register_rows.cuh",
+        "kernels/softmax/column_tiles.cuh",
         "combined",
-        r"rescale\(part\.softmax[^;]*;",
+        r"rescale\(softmax[^;]*;",
         "",
-        ("rows, shared columns",),
+        ("rows, column_tiles",),
     ),
     Mutant(
         "elements behind the last whole word left out",
@@ -358,6 +364,25 @@ MUTANTS: tuple[Mutant, ...] = (
         r"\* scale\);",
         ");",
         ("layers, weighted",),
+    ),
+    # Margins of labels.
+    Mutant("own class counted", MARGIN, "take_classes", r"if \(i != target\) slope =", "slope =", ("margins",)),
+    Mutant("boundary active", MARGIN, "add", r"z <= 0\.0", "z < 0.0", ("margins",)),
+    Mutant(
+        "last label forgotten",
+        MARGIN,
+        "take_vectors",
+        r"j < length; \+\+j\) \{\s+const double other",
+        "j < length - 1; ++j) {\n    const double other",
+        ("margins of lists",),
+    ),
+    Mutant(
+        "label that is listed twice counted once",
+        MARGIN,
+        "list_sorted",
+        r"\[k \+ 1\] \* times",
+        "[k + 1]",
+        ("margins of long lists",),
     ),
     # Statistics of rows.
     Mutant(

@@ -109,7 +109,7 @@ def _computed(
             return _computed(ctx, arrays, grad_output, speculation)
     if torch.is_grad_enabled():  # create_graph=True
         call = call._replace(static=plan.static._replace(out_dtype=plan.result))
-        if not divisor.arguments:  # kernels find it, formulas do not
+        if not divisor.known:  # kernels find it, formulas do not
             located, now, _ = _located(plan, call, arrays, pointers)
             divisor = execute.denominator(located, device, now, of_call, found=True)
         return transforms.gradients(call, divisor.value, grad_output, wanted)
@@ -175,7 +175,7 @@ class Reduced(Function):
         ctx.to_save = arrays
         ctx.launch = launch if not launch[0].composite else _of_composite(ctx, launch)
         plan, device, pointers, scalars, divisor, wanted, auxiliary, _, _ = launch
-        if not options._one_pass or plan.single_use:
+        if not options._one_pass or plan.single_use or plan.keeps_residual:
             ctx.speculations = execute.Pending()
             return execute.value(plan, device, pointers, scalars, divisor, _with_residual(ctx, launch))
         value, speculation = execute.value_and_gradients(plan, device, pointers, scalars, divisor, wanted, auxiliary)

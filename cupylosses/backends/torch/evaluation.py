@@ -80,7 +80,9 @@ def evaluate(call: Parts, warn: bool = True) -> Any:
         if plan.reports and device.report.value:
             loss.engine.raise_reported(device)
         scalars = (*scalars, device.status() if plan.reports else 0)
-    if normalizer is not None or plan.weighted or plan.counted:
+    if plan.tallies and normalizer is None and (found_there := execute.tallied(plan, device, True in wanted)):
+        divisor = found_there
+    elif normalizer is not None or plan.weighted or plan.counted:
         on_device = plan.counted
         if normalizer is not None:
             normalizer = launches.normalizer_of(Call(*call), device)

@@ -23,12 +23,15 @@ from cupylosses.engines.softmax.layout import (
     SUBWARP_BLOCK_THREADS,
     SUBWARP_BLOCKS,
     THREADS,
+    TILE_RESIDENT,
     TWO_PASS_DENSE_VECTORS,
     TWO_PASS_VECTORS,
     block_blocks,
     label_only_staged,
     packed_rows_of_lane,
+    thread_per_row_threads,
 )
+from cupylosses.engines.strides import MAX_RANK
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
 from cupylosses.jit.gpu import MAX_THREADS, WARP
@@ -46,6 +49,8 @@ FILES = {
     "thread_per_row_two_pass": "rows",
     "packed_rows": "packed_rows",
     "columns": "columns",
+    "column_tiles": "column_tiles",
+    "column_tiles_two_pass": "column_tiles",
     "label_only": "label_only",
     "label_only_tiles": "label_only_tiles",
 }
@@ -83,10 +88,11 @@ class SoftmaxKernel(Kernel):
     :mod:`cupylosses.engines.softmax.layout`, or "streamed". A row takes a ``cluster`` of blocks; ``prefetch`` brings
     the next row into L2; ``shifted`` logits lie otherwise than their gradients. The divisor of the sum is an argument,
     or lies on the device (``counted``), or is the number of rows that count, which the kernel finds itself
-    (``self_counting``). ``weight`` and ``mask`` are dtypes, or "" if the kernel reads none. ``gradients`` and
-    ``has_tangent`` have an entry per operand: its gradient is written, it has a tangent. ``in_place`` is the dtype of
-    gradients that are written over the logits, or "". Of rows in registers ``warps`` share a row, and a thread takes
-    ``per_thread`` classes; of tiles of gradients, so many vectors.
+    (``self_counting``), or while it evaluates them (``tallies``). ``weight`` and ``mask`` are dtypes, or "" if the
+    kernel reads none. ``gradients`` and ``has_tangent`` have an entry per operand: its gradient is written, it has a
+    tangent. ``in_place`` is the dtype of gradients that are written over the logits, or "". ``warps`` share a tile of
+    columns; a thread takes rows of ``per_thread`` classes where these are a constant, and so many vectors of tiles of
+    gradients.
     """
 
     loss: SoftmaxLoss
@@ -103,12 +109,13 @@ class SoftmaxKernel(Kernel):
     flags: tuple[int, ...] = ()
     gradients: tuple[bool, ...] = ()
     has_tangent: tuple[bool, ...] = ()
-    many: bool = False
+    rank: int = 1
     smoothed: bool = False
     capped: bool = False
     plain: bool = False
     counted: bool = False
     self_counting: bool = False
+    tallies: bool = False
     cluster: int = 1
     prefetch: bool = False
     shifted: bool = False
@@ -139,7 +146,8 @@ class SoftmaxKernel(Kernel):
         for name, choices in (("grad", () if self.indices else self.gradients), ("tangent", self.has_tangent)):
             parts += [name + "".join([str(int(x)) for x in choices])] if choices else []
         parts += ["flags" + "".join([str(x) for x in self.flags])] if self.flags else []
-        switches = "many", "smoothed", "capped", "plain", "counted", "self_counting", "prefetch", "shifted"
+        parts += [f"rank{self.rank}"] if self.rank > 1 else []
+        switches = "smoothed", "capped", "plain", "counted", "self_counting", "tallies", "prefetch", "shifted"
         parts += [x.replace("_", "-") for x in switches if getattr(self, x)]
         parts += [f"{self.warps}-warps"] if self.warps > 1 else []
         parts += [f"{self.per_thread}-per-thread"] if self.per_thread else []
@@ -223,8 +231,10 @@ class SoftmaxKernel(Kernel):
             scalars = [*(f"double {x.name}_" for x in self.loss.parameters), "double logit_scale", "double softcap"]
             scalars += ["RowStatus* status"] if self.indices else []
         divisor = ["double multiple", "const double* count"] if self.counted else ["double divisor", "double scale"]
-        if self.self_counting:
+        if self.self_counting or self.tallies:
             divisor = []
+        if self.tallies and self.kind != "value":
+            divisor = ["unsigned* missed"]
         return [*arrays, *gradients, *auxiliary, *own, *scalars, *divisor]
 
     def given(self, name: str) -> str:
@@ -254,7 +264,7 @@ _CALLS = {
 
 
 #: Lines that find the divisor, or its reciprocal, in a kernel that counts itself.
-_SELF_COUNTED = {
+SELF_COUNTED = {
     "value": ["  const SelfCount<Program> divisor{program};"],
     "value_and_gradient": [
         "  const double divisor = self_count(program), scale = reciprocal_or_zero(divisor);",
@@ -264,8 +274,22 @@ _SELF_COUNTED = {
 }
 
 
+_TALLIED = {
+    "value_and_gradient": (
+        "row_value_and_assumed_gradient<Reader>(program, group, chunks, memory, missed, value, expected_grad_output, "
+        "used_grad_output)"
+    ),
+    "verify_gradient": (
+        "verify_assumed_row_gradient<Reader>(program, group, chunks, grad_output, used_grad_output, "
+        "expected_grad_output)"
+    ),
+}
+
+#: The kinds of kernels that can tally.
+TALLYING_STAGES = frozenset(("value", *_TALLIED))
+
 #: The kinds of kernels that can count themselves: all that divide.
-SELF_COUNTING_STAGES = frozenset(_SELF_COUNTED)
+SELF_COUNTING_STAGES = frozenset(SELF_COUNTED)
 
 
 def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
@@ -273,11 +297,11 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
     fixed = [*(["int64 ignored", "int64 site"] if kernel.indices else []), *fixed]
     program, construct = target.program(kernel)
     group, reader = target.reader(kernel)
-    call = _CALLS.get(kernel.kind) or target.from_residual(kernel)
+    call = (kernel.tallies and _TALLIED.get(kernel.kind)) or _CALLS.get(kernel.kind) or target.from_residual(kernel)
     cluster = f" CLUSTER_DIMS({kernel.cluster})" if kernel.cluster > 1 else ""
     lines = [
         f"using Result = {STORAGE[kernel.result][0]};",
-        f"using Space = RowSpace<{'kMaxRank' if kernel.many else '1'}>;",
+        f"using Space = RowSpace<{space_rank_name(kernel.rank)}>;",
         f"using Program = {program};",
         "using Compute = Program::Compute;",
         *([f"using Reader = {reader};"] if "Reader" in call else []),
@@ -286,12 +310,18 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
         f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
         *counted_divisor(kernel.counted, kernel.kind != "value"),
         *construct,
-        *(_SELF_COUNTED[kernel.kind] if kernel.self_counting else []),
+        *(SELF_COUNTED[kernel.kind] if kernel.self_counting else []),
+        *(["  const Tally<Program> divisor{program};"] if kernel.tallies and kernel.kind == "value" else []),
         *([f"  const {group};"] if "group" in call else []),
         f"  {call};",
         "}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def space_rank_name(rank: int) -> str:
+    """The parameter of ``RowSpace`` for so many dimensions."""
+    return "kMaxRank" if rank == MAX_RANK else str(rank)
 
 
 def _dtype(name: str) -> str:
@@ -389,14 +419,18 @@ class _Indices:
         if kernel.layout == "thread_per_row_packed":
             return "SubwarpGroup group{1}", "PackedThreadPerRowReader"
         if kernel.layout == "thread_per_row":
-            return "SubwarpGroup group{1}", f"ThreadPerRowReader<{kernel.vec_size}>"
+            classes, size = kernel.per_thread, ITEMSIZE[kernel.input]
+            threads = thread_per_row_threads(classes, kernel.vec_size, size) if classes else 0
+            return "SubwarpGroup group{1}", f"ThreadPerRowReader<{kernel.vec_size}, {kernel.per_thread}, {threads}>"
         if kernel.layout == "packed_rows":
             word = kernel.vec_size * ITEMSIZE[kernel.input]
             each = packed_rows_of_lane(kernel.per_thread)
             return "SubwarpGroup group{1}", f"PackedReader<{kernel.per_thread}, {each}, {word}>"
         if kernel.layout == "columns":
-            group = "SubwarpGroup group{1}" if kernel.warps == 1 else "BlockOfSubwarps group{{1}}"
-            return group, f"ColumnReader<{kernel.vec_size}, {kernel.per_thread}, {kernel.warps}>"
+            return "SubwarpGroup group{1}", f"ColumnReader<{kernel.vec_size}, {kernel.per_thread}>"
+        if kernel.layout in ("column_tiles", "column_tiles_two_pass"):
+            staged = _bool(kernel.layout == "column_tiles")
+            return f"ClusterGroup<{kernel.cluster}> group", f"TileReader<{kernel.vec_size}, {kernel.warps}, {staged}>"
         # The width is a constant where threads take rows alone: nothing is exchanged.
         group = f"SubwarpGroup group{{{'1' if kernel.layout == 'thread_per_row_two_pass' else 'width'}}}"
         if kernel.layout == "subwarp" and kernel.kind not in ("from_residual", "hvp"):
@@ -450,7 +484,10 @@ class _Indices:
         if layout == "packed_rows":
             return f"{PACKED_THREADS}"
         if layout == "columns":
-            return f"{COLUMN_THREADS if kernel.warps == 1 else kernel.warps * WARP}"
+            return f"{COLUMN_THREADS}"
+        if layout in ("column_tiles", "column_tiles_two_pass") and not second:
+            threads = kernel.warps * WARP
+            return f"{threads}, {max(1, int(TILE_RESIDENT / threads / fewer))}"
         if layout == "label_only_tiles" and not second:
             (resident,) = [threads for _, vectors, threads in LABEL_ONLY_TILES if vectors == kernel.per_thread]
             return f"{bounds}, {resident // THREADS}"

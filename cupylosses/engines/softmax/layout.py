@@ -6,8 +6,10 @@ two_pass                   the same for rows too long for shared memory: they ar
 thread_per_row             a thread takes a row (or neighbouring rows) of strided or few classes; in shared memory
 thread_per_row_packed      a thread takes a row of few contiguous classes; its warp moves all its rows together
 packed_rows                the same of many rows: they go to registers, and the number of classes is a constant
-columns                    many rows of strided classes: a lane takes neighbouring rows, to registers; where classes are
-                           many, the warps of a block share them
+columns                    many rows of few strided classes: a lane takes neighbouring rows, to registers
+column_tiles               many rows of more strided classes: the warps of a block, or of a cluster, share neighbouring
+                           rows, which stay in shared memory
+column_tiles_two_pass      the same of rows too long for shared memory: they are read twice
 thread_per_row_two_pass    a thread takes a row and reads it again from memory: second derivatives
 label_only                 only the label's class is read: log-probabilities
 label_only_tiles           the same where gradients have no gaps: warps write tiles of them, whatever the rows
@@ -84,10 +86,8 @@ STREAMED_ROWS = 256
 #: registers they spill, and each number that is read back waits for the memory.
 SUBWARP_BLOCK_THREADS = 128
 SUBWARP_BLOCKS = 8
-#: Rows from which on they are many: kernels of their own for a number of classes are worth their compilation, and rows
-#: of more classes than `FEW_CLASSES` are columns though they would fit no other way.
+#: Rows from which on they are many: kernels of their own for a number of classes are worth their compilation.
 MANY_ROWS = 1 << 14
-COLUMN_ROWS = 1 << 13
 #: Classes of a row in the registers of one lane, at most: contiguous ones; and registers of columns that lie there.
 PACKED_CLASSES = 112
 #: Fewer classes of rows that consist of whole vectors, which few lanes of a warp share well.
@@ -99,15 +99,22 @@ COLUMN_THREADS = 128
 #: Values of contiguous classes that a lane takes at once, of several rows if classes are fewer.
 PACKED_VALUES = 8
 PACKED_THREADS = 128
-#: Warps of a block that share columns, at most, and registers of their logits where there are fewer.
-COLUMN_WARPS = 16
-SHARED_COLUMN_REGISTERS = 32
+#: Warps of a block that share a tile of columns, whose rows stay in shared memory or do not; bytes of a block of which
+#: a multiprocessor runs three, or two; and bytes of a row, from which on a block of one thread per row has few threads.
+TILE_WARPS = 8
+TWO_PASS_TILE_WARPS = 16
+TILE_BYTES = (73 << 10, 111 << 10)
+TILE_ROW_BYTES = 192
+#: Threads of tiles that a multiprocessor has registers for.
+TILE_RESIDENT = 1024
+#: Rows of tiles that keep them in shared memory, and blocks of tiles that do not, at least.
+TILE_ROWS = 1 << 10
 #: Threads of a block that are no unit of their own.
 THREADS = 256
-#: Layouts of rows in registers, and all in which a thread takes rows alone, so that one writes their gradients from a
-#: residual.
-IN_REGISTERS = ("packed_rows", "columns")
-IN_THREADS = ("thread_per_row", "thread_per_row_packed", *IN_REGISTERS)
+#: Layouts whose gradients are computed again from the logits, because that reads no more than a residual would; and all
+#: in which a thread writes gradients of whole rows from a residual.
+RECOMPUTED = ("packed_rows", "columns", "column_tiles", "column_tiles_two_pass")
+IN_THREADS = ("thread_per_row", "thread_per_row_packed", *RECOMPUTED)
 #: Partial sums, and notes of teams, at most.
 MAX_CHUNKS = 1 << 14
 
@@ -140,7 +147,7 @@ class RowLayout:
     chunks: int
     per_block: int
     shared: int
-    many: bool
+    rank: int
     words: list[int]
     cluster: int = 1
     resident: int = 2048
@@ -170,8 +177,8 @@ def row_layout(
     rows = prod(shape)
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
     vec_size = vector_size(sizes, strides, logits, gradients, together)
-    cluster, shifted = 1, False
-    found = _in_registers(rows, classes, logits, gradients, together, sizes, strides, vec_size)
+    cluster, shifted, per_thread = 1, False, 0
+    found = _in_registers(rows, classes, logits, gradients, together, sizes, strides, vec_size, chip, heavy)
     if found is not None:
         return found
     if together and classes > FEW_CLASSES:
@@ -193,7 +200,7 @@ def row_layout(
         per_block, units = 1, -(-rows // (threads // width))
     else:
         vec_size, threads, shared = _thread_per_row(classes, 1 if together else vec_size, logits.itemsize)
-        kind = "thread_per_row"
+        kind, per_thread = "thread_per_row", classes if rows >= MANY_ROWS and not together else 0
         if together and classes > 1 and _without_gaps(classes, sizes, strides[0]) and strides[1] == strides[0]:
             kind, threads = "thread_per_row_packed", THREADS
             shared = (classes | 1) * logits.itemsize * threads
@@ -209,10 +216,10 @@ def row_layout(
     if kind == "block" and rows >= STREAMED_ROWS and width * cluster >= STREAMED_WIDTH and not shifted:
         fits = _stage(classes // vec_size, width * cluster) <= VECTORS
         streamed = fits * min(SUBWARP_BLOCK_THREADS, threads * cluster)
-    chunks, many = _chunks(units), len(sizes) > 1
+    chunks, rank = _chunks(units), space_rank(rows, sizes)
     return RowLayout(
-        kind, vec_size, width, threads, chunks, per_block, shared, many, words, cluster, resident, streamed, prefetch,
-        shifted=shifted,
+        kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident, streamed, prefetch,
+        per_thread=per_thread, shifted=shifted,
     )  # fmt: skip
 
 
@@ -225,8 +232,10 @@ def _in_registers(
     sizes: Sequence[int],
     strides: Sequence[Sequence[int]],
     vec_size: int,
+    chip: Chip,
+    heavy: bool,
 ) -> RowLayout | None:
-    """The layout of many rows that fit into registers, or None."""
+    """The layout of many rows that fit into registers, or that warps share as columns; or None."""
     size = logits.itemsize
     if classes < 2:
         return None
@@ -245,17 +254,21 @@ def _in_registers(
         shared = threads * row
         resident = 65536 // (2 * classes + 48)
     else:
-        found = _column_shape(rows, classes, size, vec_size)
-        if found is None or not _near(sizes, (strides[0], strides[1])):
+        if not _near(sizes, (strides[0], strides[1])):
             return None
-        (vec_size, warps, per_thread), kind = found, "columns"
-        threads = COLUMN_THREADS if warps == 1 else warps * WARP
-        shared = 0
+        if tiled(rows, classes, size):
+            tile = tile_shape(rows, classes, size, vec_size, chip, heavy)
+            return _tile_layout(tile, rows, classes, logits, gradients, sizes, strides)
+        found = _column_rows(rows, classes, size, vec_size)
+        if not found:
+            return None
+        vec_size, kind, warps, per_thread = found, "columns", 1, classes
+        threads, shared = COLUMN_THREADS, 0
         units = -(-rows // (WARP * vec_size))
         resident = 65536 // (vec_size * per_thread * max(size, 4) // 4 + 48)
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     return RowLayout(
-        kind, vec_size, 1, threads, _chunks(units), threads // WARP // warps, shared, len(sizes) > 1, words,
+        kind, vec_size, 1, threads, _chunks(units), threads // WARP // warps, shared, space_rank(rows, sizes), words,
         resident=max(threads, min(2048, resident)), per_thread=per_thread, warps=warps,
     )  # fmt: skip
 
@@ -270,23 +283,76 @@ def packed_pitch(row: int) -> int:
     return row + 16 * (row % 32 == 0)
 
 
-def _column_shape(rows: int, classes: int, size: int, vec_size: int) -> tuple[int, int, int] | None:
-    """Neighbouring rows of a lane, warps that share a row, and classes of a thread; None if they are too many.
-    ``vec_size`` are the rows that can be moved at once.
+def _column_rows(rows: int, classes: int, size: int, vec_size: int) -> int:
+    """Neighbouring rows that a lane takes to registers, of ``vec_size`` that can be moved at once; 0 if they do not
+    fit.
     """
+    if classes > COLUMN_CLASSES or rows < MANY_ROWS:
+        return 0
     words = max(1, size // 4)  # of the number that a logit becomes
-    if classes <= COLUMN_CLASSES:
-        fits = [x for x in (4, 2, 1) if x <= vec_size and x * classes * words <= COLUMN_REGISTERS]
-        return (fits[0], 1, classes) if fits and rows >= MANY_ROWS else None
-    vec_size = min(vec_size, max(1, 4 // size))
-    if rows < COLUMN_ROWS or classes * size * THREAD_PER_ROW_THREADS_MIN <= SHARED_BYTES:
-        return None
-    for warps in (2, 4, 8, 16):
-        per_thread = -(-classes // warps)
-        most = SHARED_COLUMN_REGISTERS if warps < COLUMN_WARPS else COLUMN_REGISTERS
-        if per_thread * words * (vec_size if warps < COLUMN_WARPS else 1) <= most:
-            return vec_size, warps, per_thread
-    return None
+    return next((x for x in (4, 2, 1) if x <= vec_size and x * classes * words <= COLUMN_REGISTERS), 0)
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Columns that warps share: neighbouring rows of a lane, warps of a block, blocks of a cluster, and bytes of shared
+    memory, 0 if logits do not stay there.
+    """
+
+    vec_size: int
+    warps: int
+    cluster: int
+    shared: int
+
+
+def tiled(rows: int, classes: int, size: int) -> bool:
+    """True of rows of strided classes that warps share as columns: many rows of too many classes for one thread."""
+    if rows < TILE_ROWS or classes * size < TILE_ROW_BYTES:
+        return False
+    # Without shared memory rows are read twice, and few rows leave much of a GPU idle.
+    stays = classes * WARP * max(size, 4) <= MAX_CLUSTER * TILE_BYTES[1]
+    return stays or -(-rows // (WARP * max(1, 4 // size))) * MAX_CLUSTER >= MANY_BLOCKS
+
+
+def tile_shape(rows: int, classes: int, size: int, vec_size: int, chip: Chip, heavy: bool) -> TileShape:
+    """Tiles whose warps read 256 bytes of a class, or else 128, and of which a multiprocessor runs several."""
+    numbers = max(1, size // 4) * 4
+    part, coeffs = numbers * (4 if heavy else 2), numbers * 4
+    clusters = (1, 2, 4, MAX_CLUSTER) if chip.clusters else (1,)
+    widths = sorted({min(vec_size, max(1, x // size)) for x in (8, 4)}, reverse=True)
+    choices = [(x, k) for x in widths for k in clusters]
+    for limit, least in ((TILE_BYTES[0], MANY_BLOCKS), (TILE_BYTES[1], MANY_BLOCKS), (TILE_BYTES[1], 1)):
+        for lanes, cluster in choices:
+            rows_of_tile = WARP * lanes
+            of_warps = TILE_WARPS + (2 * cluster if cluster > 1 else 0)
+            declared = rows_of_tile * (of_warps * part + coeffs) + 1024
+            shared = -(-classes // (TILE_WARPS * cluster)) * TILE_WARPS * rows_of_tile * size
+            blocks = -(-rows // rows_of_tile) * cluster
+            # A warp of a cluster has some classes of its own.
+            shares = cluster == 1 or classes >= 4 * TILE_WARPS * cluster
+            if shares and shared + declared <= min(limit, chip.shared) and blocks >= least:
+                return TileShape(lanes, TILE_WARPS, cluster, shared)
+    lanes, tiles = widths[-1], -(-rows // (WARP * widths[-1]))
+    cluster = next((x for x in clusters if tiles * x >= 2 * MANY_BLOCKS), clusters[-1])
+    return TileShape(lanes, TWO_PASS_TILE_WARPS, cluster, 0)
+
+
+def _tile_layout(
+    tile: TileShape,
+    rows: int,
+    classes: int,
+    logits: RowStrides,
+    gradients: RowStrides,
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+) -> RowLayout:
+    kind = "column_tiles" if tile.shared else "column_tiles_two_pass"
+    words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
+    units = -(-rows // (WARP * tile.vec_size))
+    return RowLayout(
+        kind, tile.vec_size, 1, tile.warps * WARP, _chunks(units), 1, tile.shared, space_rank(rows, sizes), words,
+        tile.cluster, TILE_RESIDENT, warps=tile.warps,
+    )  # fmt: skip
 
 
 def _near(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
@@ -299,13 +365,21 @@ def block_blocks(cluster: int, heavy: bool) -> int:
     return BLOCK_BLOCKS if cluster > 1 or heavy else PLAIN_BLOCKS
 
 
-def copied(shape: Sequence[int], classes: int, tensors: Sequence[RowStrides], read: int, softmax: bool) -> bool:
+def copied(
+    shape: Sequence[int],
+    classes: int,
+    tensors: Sequence[RowStrides],
+    read: int,
+    softmax: bool,
+    shares: bool = True,
+) -> bool:
     """True of rows that are copied, their classes next to each other, before kernels take them.
 
     They are where classes lie apart, unless columns serve them well: neighbouring rows are next to each other in all
-    ``tensors``, operands and gradients, and a row of the operands, the first ``read`` tensors, fits into shared memory.
-    So images (N, C, H, W) are taken as they are up to C = 192 in float32. A thread alone would read a longer row
-    several times, at the speed of one thread if rows are few, and lose digits in a long sum of number after number.
+    ``tensors``, operands and gradients, and either warps share them, or a row of the operands, the first ``read``
+    tensors, fits into shared memory. So images (N, C, H, W) are taken as they are, small ones up to C = 192 in float32.
+    A thread alone would read a longer row several times, at the speed of one thread if rows are few, and lose digits in
+    a long sum of number after number. ``shares`` is False of what is computed by threads alone.
     """
     rows = prod(shape)
     if not softmax:
@@ -316,7 +390,7 @@ def copied(shape: Sequence[int], classes: int, tensors: Sequence[RowStrides], re
     sizes, strides = merge(shape, [x.strides for x in tensors])
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
-    if softmax and read == 1 and _near(sizes, strides) and _column_shape(rows, classes, tensors[0].itemsize, 1):
+    if softmax and read == 1 and shares and _near(sizes, strides) and tiled(rows, classes, tensors[0].itemsize):
         return False
     if not softmax:
         return classes > LABEL_ONLY_CLASSES and rows < LABEL_ONLY_ROWS
@@ -344,7 +418,7 @@ def label_only_layout(
     sizes, strides = merge(shape, [gradients.strides, logits.strides, *others, (0,) * len(shape)])
     strides = (strides[1], strides[0], *strides[2:])
     class_strides = (logits.class_stride, gradients.class_stride, 0, 0, 0, 0)
-    words, many = space_words(prod(shape), classes, class_strides, sizes, strides), len(sizes) > 1
+    words, rank = space_words(prod(shape), classes, class_strides, sizes, strides), space_rank(prod(shape), sizes)
     if (classes == 1 or gradients.class_stride == 1) and _without_gaps(classes, sizes, strides[1]):
         row = classes * gradients.itemsize
         vectors, resident = next(x[1:] for x in LABEL_ONLY_TILES if row < x[0])
@@ -352,12 +426,12 @@ def label_only_layout(
         chunks = _chunks(tiles) if label_only_staged(vectors) else max(1, min(tiles, LABEL_ONLY_CHUNKS))
         vec_size, per_block = 16 // gradients.itemsize, THREADS // WARP
         return RowLayout(
-            "label_only_tiles", vec_size, 1, THREADS, chunks, per_block, 0, many, words,
+            "label_only_tiles", vec_size, 1, THREADS, chunks, per_block, 0, rank, words,
             resident=resident, per_thread=vectors,
         )  # fmt: skip
     width = WARP if gradients.class_stride == 1 and classes > 1 else 1
     units = -(-prod(shape) // (WARP // width))
-    return RowLayout("label_only", 1, width, THREADS, _chunks(units), THREADS // WARP, 0, many, words)
+    return RowLayout("label_only", 1, width, THREADS, _chunks(units), THREADS // WARP, 0, rank, words)
 
 
 def label_only_staged(vectors: int) -> bool:
@@ -404,11 +478,11 @@ def dense_layout(
         target_gradients.class_stride,
     )
     words = space_words(rows, classes, class_strides, sizes, strides)
-    many = len(sizes) > 1
+    rank = space_rank(rows, sizes)
     # Kernels of blocks have up to 64 registers.
     resident = 2048 if in_warps else RESIDENT_THREADS
     return RowLayout(
-        kind, vec_size, width, threads, _chunks(units), per_block, shared, many, words, cluster, resident,
+        kind, vec_size, width, threads, _chunks(units), per_block, shared, rank, words, cluster, resident,
         per_thread=per_thread,
     )  # fmt: skip
 
@@ -455,7 +529,7 @@ def second_layout(
         rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, directions.class_stride), sizes, strides
     )
     vec_size = 1 if kind == "thread_per_row_two_pass" else vec_size
-    return RowLayout(kind, vec_size, width, threads, _chunks(units), per_block, 0, len(sizes) > 1, words)
+    return RowLayout(kind, vec_size, width, threads, _chunks(units), per_block, 0, space_rank(rows, sizes), words)
 
 
 def dense_second_layout(
@@ -472,7 +546,9 @@ def dense_second_layout(
     apart = [x.class_stride for x in (logits, gradients, targets)]
     words = space_words(prod(shape), classes, (*apart, 0, 0, target_gradients.class_stride), sizes, strides)
     vec_size = 1 if kind == "thread_per_row_two_pass" else vec_size
-    return RowLayout(kind, vec_size, width, threads, _chunks(units), per_block, 0, len(sizes) > 1, words)
+    return RowLayout(
+        kind, vec_size, width, threads, _chunks(units), per_block, 0, space_rank(prod(shape), sizes), words
+    )
 
 
 def _read_again(classes: int, vec_size: int, together: bool) -> tuple[str, int, int]:
@@ -496,17 +572,30 @@ def space_words(
     rows: int, classes: int, class_strides: Sequence[int], sizes: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> list[int]:
     """``RowSpace`` of ``kernels/softmax/rows.cuh``."""
-    return [rows, classes, *class_strides, *dimension_words(sizes, strides, MAX_RANK if len(sizes) > 1 else 1)]
+    rank = space_rank(rows, sizes)
+    inverse = inverse_words(sizes[0]) if rank == 2 else []
+    return [*inverse, rows, classes, *class_strides, *dimension_words(sizes, strides, rank)]
+
+
+def space_rank(rows: int, sizes: Sequence[int]) -> int:
+    """Dimensions that a ``RowSpace`` has room for. Two of them are divided by multiplication, see ``InnerDivision``."""
+    return 1 if len(sizes) == 1 else 2 if len(sizes) == 2 and rows < 1 << 31 else MAX_RANK
+
+
+def inverse_words(size: int) -> list[int]:
+    """Multiplier and shift that divide numbers below 2^31 by ``size``."""
+    shift = 31 + (size - 1).bit_length()
+    return [-(-(1 << shift) // size), shift]
 
 
 def label_words(
     shape: Sequence[int], classes: int, labels: Sequence[int], mask: Sequence[int]
-) -> tuple[bool, list[int]]:
-    """Where labels and mask alone lie, which merge where logits do not: whether in many dimensions, and the words."""
+) -> tuple[int, list[int]]:
+    """Where labels and mask alone lie, which merge where logits do not: the rank of the space, and its words."""
     sizes, strides = merge(shape, [labels, mask])
     nowhere = (0,) * len(sizes)
     streams = [nowhere, nowhere, *strides, nowhere, nowhere]
-    return len(sizes) > 1, space_words(prod(shape), classes, (0,) * len(streams), sizes, streams)
+    return space_rank(prod(shape), sizes), space_words(prod(shape), classes, (0,) * len(streams), sizes, streams)
 
 
 def blocks(layout: RowLayout, chunks: int, processors: int, gradient: bool = True) -> int:
@@ -637,14 +726,19 @@ def _without_gaps(classes: int, sizes: Sequence[int], strides: Sequence[int]) ->
     return all(s == classes * prod(sizes[d + 1 :]) for d, s in enumerate(strides) if sizes[d] > 1)
 
 
+def thread_per_row_threads(classes: int, vec_size: int, itemsize: int) -> int:
+    """Threads of a block of which each keeps so many rows in shared memory; fewer than the least if they do not fit."""
+    fits = SHARED_BYTES // max(1, classes * vec_size * itemsize)
+    return min(256, power_of_two(fits + 1) // 2)
+
+
 def _thread_per_row(classes: int, vec_size: int, itemsize: int) -> tuple[int, int, int]:
     """Lanes, threads of a block and bytes of shared memory, for classes that lie apart. Precondition: a row fits."""
     vec_size = min(vec_size, ROWS_PER_THREAD)
     while vec_size * itemsize >= 4 or vec_size == 1:
-        for threads in (256, 128, THREAD_PER_ROW_THREADS_MIN):
-            shared = classes * vec_size * itemsize * threads
-            if shared <= SHARED_BYTES:
-                return vec_size, threads, shared
+        threads = thread_per_row_threads(classes, vec_size, itemsize)
+        if threads >= THREAD_PER_ROW_THREADS_MIN:
+            return vec_size, threads, classes * vec_size * itemsize * threads
         if vec_size == 1:
             break
         vec_size //= 2

@@ -17,7 +17,7 @@ from cupylosses.engines.base import Engine, Machine, Plan, Step, TensorSpec, Wan
 from cupylosses.engines.device import EXPECTATIONS
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.call import Static, constant_divisor
-from cupylosses.engines.softmax.codegen import SELF_COUNTING_STAGES, SoftmaxKernel
+from cupylosses.engines.softmax.codegen import SELF_COUNTING_STAGES, TALLYING_STAGES, SoftmaxKernel
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.engines.softmax.labels import site_of
 from cupylosses.engines.strides import broadcast_strides, dense_strides
@@ -72,6 +72,8 @@ class SoftmaxPlan(Plan):
         weighs = self.indices and static.weighted and self.loss.mean_of_weights
         few = self.rows <= softmax_layout.SELF_COUNTING_ROWS and not (weighs or static.has_tangent)
         self.counted, self.self_counting = known is None and not few, known is None and few
+        # Rows without a loss are found while the others are evaluated; a kernel counts them in 32 bits.
+        self.tallies = self.counted and self.indices and not (weighs or static.has_tangent) and self.rows < 1 << 32
         self.differentiable = tuple([i < (1 if self.indices else 2) for i in range(len(tensors))])
         self.speculative = self.differentiable
         self.fused_hvp = bool(static.has_tangent)
@@ -102,10 +104,10 @@ class SoftmaxPlan(Plan):
             self.layout = lay_out(masks, results)
         dense = self.input.strides == self.input.gradient.strides
         self.overwrites = self.single_use and dense and self.input.misalignment == self._misalignment
-        self.recomputes = self.layout.kind in softmax_layout.IN_REGISTERS and not self.single_use
+        self.recomputes = self.layout.kind in softmax_layout.RECOMPUTED and not self.single_use
         self.partials = self.layout.chunks
-        # One for each chunk and block of a cluster.
-        self.records = self.layout.chunks * self.layout.cluster
+        # One for each chunk and block of a cluster, and the divisor.
+        self.records = self.layout.chunks * self.layout.cluster + self.tallies
         key = (loss.name, static.kind, self.rows_shape, self.classes, self._dtypes, self.result)
         self.slot = hash(key) % EXPECTATIONS
         self._place = site or (self.rows_shape, 0)
@@ -209,7 +211,7 @@ class SoftmaxPlan(Plan):
     def _load(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         x, processors = self.layout, self.machine.processors
         layout, width, threads, chunks, shared = x.kind, x.width, x.threads, x.chunks, x.shared
-        cluster, many, words, vec_size = x.cluster, x.many, x.words, x.vec_size
+        cluster, rank, words, vec_size, per_thread = x.cluster, x.rank, x.words, x.vec_size, x.per_thread
         blocks = softmax_layout.blocks(x, chunks, processors)
         forward = stage in ("value", "unreduced")
         if forward and x.streamed and not self._once:
@@ -226,7 +228,7 @@ class SoftmaxPlan(Plan):
             layout, threads, shared, cluster = "subwarp", softmax_layout.THREADS, 0, 1
             chunks = self.count_chunks
             if self.indices:
-                many, words = softmax_layout.label_words(self.rows_shape, self.classes, *self._labels)
+                rank, words = softmax_layout.label_words(self.rows_shape, self.classes, *self._labels)
             blocks = min(-(-chunks // (threads // gpu.WARP)), 8 * processors)
         elif stage == "from_residual":
             shared, cluster = 0, 1
@@ -234,9 +236,9 @@ class SoftmaxPlan(Plan):
             if layout in softmax_layout.IN_THREADS:
                 if layout not in ("thread_per_row", "thread_per_row_packed"):
                     threads = softmax_layout.THREADS
-                    vec_size = vec_size if layout == "columns" else 1
+                    vec_size = 1 if layout in ("packed_rows",) else vec_size
                     blocks = max(1, min(-(-self.rows // (threads * vec_size)), 8 * processors))
-                layout = "thread_per_row"
+                layout, per_thread = "thread_per_row", 0
             elif layout not in ("label_only", "label_only_tiles"):
                 # Rows are cut into pieces where there are too few to fill a GPU.
                 layout = "block" if layout == "two_pass" else layout
@@ -252,14 +254,16 @@ class SoftmaxPlan(Plan):
         kernel = SoftmaxKernel(
             self.loss, stage, self.indices, layout, vec_size, input, target, weight, mask, self.result, self.compute,
             flags=() if self.indices else self.static.flags, gradients=wanted[: 1 if self.indices else 2],
-            has_tangent=self.static.has_tangent, many=many,
+            has_tangent=self.static.has_tangent, rank=rank,
             smoothed=self.indices and self.static.smoothed, capped=self.static.capped,
             plain=self.static.plain and stage != "denominator", counted=counted,
             self_counting=self.self_counting and not counted and stage in SELF_COUNTING_STAGES,
+            tallies=self.tallies and not counted and stage in TALLYING_STAGES,
             cluster=cluster, prefetch=x.prefetch and "gradient" in stage,
             in_place=self.input.gradient.dtype if self.input.in_place and wanted[0] else "",
             shifted=x.shifted and stage not in ("denominator", "from_residual"),
-            per_thread=x.per_thread if layout == x.kind else 0, warps=x.warps if layout == x.kind else 1,
+            per_thread=per_thread if layout == x.kind else 0,
+            warps=x.warps if layout == x.kind else 1,
         )  # fmt: skip
         fixed: tuple[Any, ...] = (chunks, width, words)
         if self.indices:
@@ -313,4 +317,6 @@ def copied(static: Static, tensors: Sequence[TensorSpec], softmax: bool) -> bool
     sizes = [ITEMSIZE[x.dtype] for x in operands] * 2
     rows = [rows_of(x, dim, size, 0) for x, size in zip(strides, sizes, strict=True)]
     shape = tensors[0].shape
-    return softmax_layout.copied(without(shape, dim), shape[dim], rows, len(operands), softmax)
+    # Second derivatives, and gradients from a residual, are computed by threads alone.
+    shares = not (static.has_tangent or static.inplace)
+    return softmax_layout.copied(without(shape, dim), shape[dim], rows, len(operands), softmax, shares)

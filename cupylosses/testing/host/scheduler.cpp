@@ -130,6 +130,7 @@ std::string message;
 std::chrono::steady_clock::time_point deadline;
 Block* last_block;  // of the last fiber that ran
 unsigned last_warp;
+unsigned first_slot;  // where the search for a block begins in ascending order: behind one that waits for others
 unsigned accesses, next_yield;  // counted by maybe_yield
 
 unsigned threads_of_a_block() {
@@ -342,7 +343,7 @@ Fiber* pick() {
   if (launch->seed && last_block && last_block->active && last_block->warps[last_warp].ready && roll(8))
     return pick_in(*last_block, last_warp);
   const unsigned count = static_cast<unsigned>(blocks.size());
-  const unsigned first = launch->seed ? roll(count) : 0;
+  const unsigned first = launch->seed ? roll(count) : first_slot;
   bool any = false;
   for (unsigned i = 0; i < count; ++i) {
     Block& block = blocks[(first + i) % count];
@@ -376,7 +377,7 @@ void start_cluster(Block* first) {
 }
 
 void run() {
-  next_block = 0;
+  next_block = first_slot = 0;
   in_place = last_block = nullptr;
   accesses = 0;
   next_yield = 1;
@@ -557,6 +558,11 @@ int host_barrier_or(int predicate, const char* file, int line) {
   current->block->vote |= predicate != 0;
   host_barrier(file, line);
   return current->block->voted;
+}
+
+void host_pause() {
+  first_slot = (current->block->slot + 1) % static_cast<unsigned>(blocks.size());
+  yield();
 }
 
 unsigned host_cluster_rank() {

@@ -49,6 +49,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "thread_per_row": Layout((3, 5, 4, 8)),
     "packed_rows": Layout((16400, 5), fewer=(1031, 5)),
     "columns": Layout((2, 5, 8200), fewer=(2, 5, 516)),
+    "column_tiles": Layout((2, 53, 516)),
     "subwarp, copied": Layout((2, 199, 5, 3)),
     "label_only_tiles": Layout((37, 43), loss="nll_loss"),
     "label_only_tiles, long": Layout((3, 4501), loss="nll_loss"),
@@ -197,14 +198,14 @@ def blocks(count: int, device: str) -> Iterator[None]:
 @contextmanager
 def some_rows_are_many() -> Iterator[None]:
     """Within this context, new plans take as many rows as the smaller shapes have to registers."""
-    with mock.patch.multiple(softmax_layout, MANY_ROWS=SOME_ROWS, COLUMN_ROWS=SOME_ROWS):
+    with mock.patch.multiple(softmax_layout, MANY_ROWS=SOME_ROWS, TILE_ROWS=SOME_ROWS):
         yield
 
 
 @contextmanager
 def few_rows_are_many() -> Iterator[None]:
     """Within this context, new plans take rows to registers however few they are."""
-    with mock.patch.multiple(softmax_layout, MANY_ROWS=1, COLUMN_ROWS=1):
+    with mock.patch.multiple(softmax_layout, MANY_ROWS=1, TILE_ROWS=1):
         yield
 
 

@@ -134,7 +134,7 @@ class SoftmaxVariants(Variants):
         names = [x.name for x, on in zip(variant.loss.operands, wanted, strict=True) if on]
         return {
             "dtypes": " ".join(x for x in dtypes if x),
-            "layout": f"{variant.layout}, many dimensions" if variant.many else variant.layout,
+            "layout": f"{variant.layout}, rank {variant.rank}" if variant.rank > 1 else variant.layout,
             "access": "",
             "gradients": " ".join(names),
             "flags": " ".join([*flags, *["capped"] * variant.capped]),

@@ -1,0 +1,406 @@
+// Rows whose classes lie apart, neighbouring rows between them, shared by the warps of a block or of a cluster of
+// blocks: images (N, C, H, W) of many classes, transposed matrices. Value and gradient of softmax.cuh.
+//
+//   x[n, c, h, w]: a row is (n, :, h, w); a tile is 32 kVecSize neighbouring rows
+//   lane l of every warp takes rows l kVecSize, ...; warp k of all that share the tile takes classes k, k + warps, ...
+//
+// 1. kStaged: each thread starts asynchronous copies of its classes to shared memory, all at once, then finds their
+//    maximum and sum of exponentials. Otherwise it reads them in chunks of kAhead, by an online softmax.
+// 2. Warps leave their sums in shared memory. Warp i < kVecSize combines those of the lanes' i-th rows, in the order of
+//    the warps. Blocks of a cluster then exchange theirs through DSMEM, and combine them in the order of the blocks.
+// 3. The same warp evaluates these rows, and leaves the coefficients of their gradients in shared memory: what a row
+//    costs besides its logits is paid once in a block.
+// 4. Each thread writes the gradients of its classes. Logits that did not stay are read again, the last ones first,
+//    because these may still be in L2.
+//
+// Many warps share a tile, so shared memory holds few rows of many classes, and while some warps wait for memory others
+// compute. Only the copying thread reads its part of shared memory.
+//
+// Traffic: each logit is read once, or twice if not kStaged; each gradient is written once. Preconditions: kVecSize
+// divides the number of rows, kVecSize <= kWarps; rows of a vector are contiguous; classes < 2^31; a block has kWarps
+// warps.
+#pragma once
+#include "softmax/lane_rows.cuh"
+
+// Vectors that a thread has in flight where they do not stay in shared memory.
+constexpr int kAhead = 8;
+
+// The classes of one thread: the vectors of kVecSize rows, their place in shared memory, and their gradients.
+template <class Storage, int kVecSize_, bool kStaged>
+struct TileClasses {
+  static constexpr int kVecSize = kVecSize_;
+  using P = Pack<Storage, kVecSize>;
+  const Storage* from;  // of the thread's first class
+  Storage* to;
+  int64 stride, gradient_stride;  // from one class of the thread to the next
+  int first, step, count;         // its classes
+
+  template <class Group, class Program>
+  __device__ __forceinline__ TileClasses(const Group& group, const Program& program,
+                                         const int64 (&offset)[kRowStreams]) {
+    const int classes = static_cast<int>(program.space.classes);
+    first = group.thread_rank() / kWarp;
+    step = group.num_threads() / kWarp;
+    count = classes > first ? (classes - first + step - 1) / step : 0;
+    stride = step * program.space.class_stride[kLogits];
+    gradient_stride = step * program.space.class_stride[kGradients];
+    from = program.input + offset[kLogits] + first * program.space.class_stride[kLogits];
+    to = program.gradients + offset[kGradients] + first * program.space.class_stride[kGradients];
+  }
+  __device__ __forceinline__ int class_of(int k) const {
+    return first + k * step;
+  }
+  __device__ __forceinline__ P* place(int k) const {
+    extern __shared__ uint4 staged[];
+    return reinterpret_cast<P*>(staged) + k * static_cast<int>(blockDim.x) + threadIdx.x;
+  }
+  // Copies all vectors. Precondition: kStaged.
+  __device__ __forceinline__ void copy_in() const {
+    const Storage* at = from;
+#pragma unroll 4
+    for (int k = 0; k < count; ++k, at += stride) cp_async(place(k), reinterpret_cast<const P*>(at));
+    cp_async_wait_all();
+  }
+  __device__ __forceinline__ P read(int k) const {
+    if constexpr (kStaged) return load_words(place(k));
+    return load_stream<kVecSize>(from + k * stride);
+  }
+  __device__ __forceinline__ void store(int k, const P& gradient) const {
+    store_pack<kVecSize>(to + k * gradient_stride, gradient);
+  }
+};
+
+template <bool kSmoothed, class Compute>
+struct ChooseTilePart {
+  using type = RowSums<Compute, true>;
+};
+template <class Compute>
+struct ChooseTilePart<false, Compute> {
+  using type = OnlineSoftmax<Compute, ExcludeTarget>;
+};
+
+// The exchange between the warps that share a tile: sums of each warp and of each block, coefficients of each row.
+// Slots of one row are neighbours across lanes. Arrays of words, because the types may have constructors.
+template <class Program, int kVecSize, int kWarps, int kClusterSize>
+struct TileExchange {
+  using Compute = typename Program::Compute;
+  using Sums = RowSums<Compute, Program::kSmoothed>;
+  using Part = typename ChooseTilePart<Program::kSmoothed, Compute>::type;
+  using Coeffs = GradCoeffs<Compute>;
+  static constexpr int kRows = kVecSize * kWarp;
+  static constexpr int kPartWords = sizeof(Part) / 4, kCoeffWords = sizeof(Coeffs) / 4;
+
+  static __device__ __forceinline__ Part* of_warps() {
+    alignas(16) __shared__ unsigned words[kWarps * kRows * kPartWords];
+    return reinterpret_cast<Part*>(words) + threadIdx.x % kWarp;
+  }
+  static __device__ __forceinline__ Part* of_blocks(int buffer) {
+    alignas(16) __shared__ unsigned words[2 * kClusterSize * kRows * kPartWords];
+    return reinterpret_cast<Part*>(words) + buffer * kClusterSize * kRows + threadIdx.x % kWarp;
+  }
+  static __device__ __forceinline__ Coeffs* coeffs() {
+    alignas(16) __shared__ unsigned words[kRows * kCoeffWords];
+    return reinterpret_cast<Coeffs*>(words) + threadIdx.x % kWarp;
+  }
+  static __device__ __forceinline__ void put(const Sums (&own)[kVecSize]) {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      Part& slot = of_warps()[(threadIdx.x / kWarp * kVecSize + i) * kWarp];
+      if constexpr (Program::kSmoothed) {
+        slot = {own[i].softmax, own[i].weighted_gap, own[i].weight_sum};
+      } else {
+        slot = own[i].softmax;
+      }
+    }
+  }
+  // The sums of kCount parts, `apart` slots from each other, in their order.
+  template <int kCount>
+  static __device__ __forceinline__ Sums combined(const Part* parts, int apart) {
+    Sums whole = Sums::empty();
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      whole.softmax.max_logit = max_ignoring_nan(whole.softmax.max_logit, softmax_of(parts[k * apart]).max_logit);
+    }
+#pragma unroll 4
+    for (int k = 0; k < kCount; ++k) {
+      const Part part = parts[k * apart];
+      OnlineSoftmax<Compute, ExcludeTarget> softmax = softmax_of(part);
+      rescale(softmax, whole.softmax.max_logit);
+      whole.softmax.exp_sum += softmax.exp_sum;
+      if constexpr (Program::kSmoothed) {
+        whole.weighted_gap += part.weighted_gap;
+        whole.weight_sum += part.weight_sum;
+      }
+    }
+    return whole;
+  }
+  // Sends the sums of row i of each lane to all blocks of the cluster. Precondition: these are running.
+  static __device__ __forceinline__ void send(const Sums& sums, int i, int block, int buffer) {
+    Part part;
+    if constexpr (Program::kSmoothed) {
+      part = {sums.softmax, sums.weighted_gap, sums.weight_sum};
+    } else {
+      part = sums.softmax;
+    }
+    const unsigned* const words = reinterpret_cast<const unsigned*>(&part);
+    unsigned* const slot = reinterpret_cast<unsigned*>(of_blocks(buffer) + (block * kVecSize + i) * kWarp);
+#pragma unroll
+    for (int to = 0; to < kClusterSize; ++to) {
+#pragma unroll
+      for (int word = 0; word < kPartWords; ++word) store_dsmem(slot + word, to, words[word]);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ const OnlineSoftmax<Compute, ExcludeTarget>& softmax_of(
+      const OnlineSoftmax<Compute, ExcludeTarget>& part) {
+    return part;
+  }
+  static __device__ __forceinline__ const OnlineSoftmax<Compute, ExcludeTarget>& softmax_of(
+      const RowSums<Compute, true>& part) {
+    return part.softmax;
+  }
+};
+
+// Adds a class to the sums of a thread's rows. `max_logit` of the sums is at least that of the class. `power` receives
+// the exponentials.
+template <int kVecSize, class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ void add_class(const Program& program, int c, const int (&labels)[kVecSize],
+                                          const Compute (&z)[kVecSize],
+                                          const Pack<typename Program::Input, kVecSize>& x,
+                                          RowSums<Compute, Program::kSmoothed> (&sums)[kVecSize],
+                                          Pack<Compute, kVecSize>& power) {
+  Compute raw[kVecSize];
+  unpack(x, raw);
+  const Compute w = Program::kSmoothed ? program.weight(c) : Compute(1);
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) {
+    power.element[i] = program.logit.exponential(raw[i], exp_shift(sums[i].softmax.max_logit));
+    sums[i].softmax.exp_sum += c == labels[i] ? Compute(0) : power.element[i];
+    if constexpr (Program::kSmoothed) {
+      sums[i].weighted_gap += w == Compute(0) ? Compute(0) : w * (z[i] - program.logit.value(raw[i]));
+      sums[i].weight_sum += w;
+    }
+  }
+}
+
+// The sums of a thread's classes. kKeeps: exponentials replace the logits in shared memory.
+template <bool kStaged, bool kKeeps, class Classes, int kVecSize, class Program,
+          class Compute = typename Program::Compute>
+__device__ __forceinline__ void sum_of_classes(const Program& program, const Classes& own,
+                                               const int (&labels)[kVecSize], const Compute (&z)[kVecSize],
+                                               RowSums<Compute, Program::kSmoothed> (&sums)[kVecSize]) {
+  using P = typename Classes::P;
+  Pack<Compute, kVecSize> power;
+  if constexpr (kStaged) {
+    own.copy_in();
+    Compute largest[kVecSize];
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) largest[i] = -scalar_infinity(Compute());
+#pragma unroll 4
+    for (int k = 0; k < own.count; ++k) {
+      Compute raw[kVecSize];
+      unpack(own.read(k), raw);
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) largest[i] = max_ignoring_nan(largest[i], raw[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) sums[i].softmax.max_logit = program.logit.value(largest[i]);
+#pragma unroll 4
+    for (int k = 0; k < own.count; ++k) {
+      add_class(program, own.class_of(k), labels, z, own.read(k), sums, power);
+      if constexpr (kKeeps) *own.place(k) = power;
+    }
+  } else {
+#pragma unroll 1
+    for (int start = 0; start < own.count; start += kAhead) {
+      P x[kAhead];
+      Compute largest[kVecSize];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        if (start + j < own.count) x[j] = own.read(start + j);
+      }
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) largest[i] = -scalar_infinity(Compute());
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        Compute raw[kVecSize];
+        unpack(x[j], raw);
+        if (start + j < own.count) {
+#pragma unroll
+          for (int i = 0; i < kVecSize; ++i) largest[i] = max_ignoring_nan(largest[i], raw[i]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        rescale(sums[i].softmax, max_ignoring_nan(sums[i].softmax.max_logit, program.logit.value(largest[i])));
+      }
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        if (start + j < own.count) add_class(program, own.class_of(start + j), labels, z, x[j], sums, power);
+      }
+    }
+  }
+}
+
+// Writes the gradients of one class of a thread's rows. kKeeps: x holds exponentials.
+template <bool kKeeps, class Classes, int kVecSize, class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ void store_class(const Program& program, const Classes& own, int k,
+                                            const int (&labels)[kVecSize], const typename Classes::P& x,
+                                            const GradCoeffs<Compute> (&coeffs)[kVecSize],
+                                            const bool (&all_zero)[kVecSize]) {
+  const int c = own.class_of(k);
+  Compute raw[kVecSize], g[kVecSize];
+  unpack(x, raw);
+  const Compute w = Program::kSmoothed ? program.weight(c) : Compute(0);
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) {
+    g[i] = coeffs[i].exp_coeff * (kKeeps ? raw[i] : program.logit.exponential(raw[i], coeffs[i].max_logit));
+    if constexpr (Program::kSmoothed) g[i] -= coeffs[i].weight_coeff * w;
+    g[i] = c == labels[i] ? coeffs[i].target : g[i];
+    if constexpr (Program::kCapped) g[i] *= program.logit.slope(raw[i]);
+    g[i] = all_zero[i] ? Compute(0) : g[i];
+  }
+  own.store(k, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
+}
+
+// Evaluates a tile and writes its gradients. Returns the sum of the values of the rows that this thread evaluates.
+// `count`: kVecSize, or 0 if the lane has no rows. Precondition: every thread of the group calls it together.
+template <bool kGradient, int kVecSize, int kWarps, bool kStaged, class Group, class Program, class Scale>
+__device__ __forceinline__ double visit_tile(const Program& program, const Group& group, int64 row, int count,
+                                             unsigned visits, Scale& scale) {
+  using Compute = typename Program::Compute;
+  using Input = typename Program::Input;
+  using Sums = RowSums<Compute, Program::kSmoothed>;
+  using Exchange = TileExchange<Program, kVecSize, kWarps, Group::kClusterSize>;
+  using Classes = TileClasses<Input, kVecSize, kStaged>;
+  static_assert(kSameType<Input, typename Program::Gradient>, "gradients have the layout of logits");
+  static_assert(kVecSize <= kWarps, "a warp evaluates one row of each lane");
+  constexpr bool kKeeps = kStaged && kGradient && !Program::kCapped && kSameType<Input, Compute>;
+  const int warp = threadIdx.x / kWarp;
+  int64 offset[kRowStreams];
+  program.space.offsets(row, offset);
+  const Classes own(group, program, offset);
+  LaneLabels<kVecSize, Program> loads;
+  loads.read(program, offset, count);
+  int labels[kVecSize];
+  loads.active_classes(program, count, labels);
+  Compute z[kVecSize];
+  Sums sums[kVecSize];
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) {
+    z[i] = Compute(0);
+    sums[i] = Sums::empty();
+    // Loaded before any block of the cluster writes gradients, which may lie over the logits.
+    if ((Program::kSmoothed || i == warp) && labels[i] >= 0) {
+      const int64 at = offset[kLogits] + i * program.space.at.stride[kLogits][0];
+      z[i] = program.logit.value(widen<Compute>(program.input[at + labels[i] * program.space.class_stride[kLogits]]));
+    }
+  }
+  sum_of_classes<kStaged, kKeeps>(program, own, labels, z, sums);
+  Exchange::put(sums);
+  __syncthreads();
+  Sums whole = Sums::empty();
+  if (warp < kVecSize)
+    whole = Exchange::template combined<kWarps>(Exchange::of_warps() + warp * kWarp, Exchange::kRows);
+  if constexpr (Group::kClusterSize > 1) {
+    const int buffer = visits & 1;
+    if (visits == 0) cluster_wait();
+    if (warp < kVecSize) Exchange::send(whole, warp, group.block_rank(), buffer);
+    cluster_arrive();
+    cluster_wait();
+    if (warp < kVecSize) {
+      whole =
+          Exchange::template combined<Group::kClusterSize>(Exchange::of_blocks(buffer) + warp * kWarp, Exchange::kRows);
+    }
+  }
+  double total = 0.0;
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) {
+    if (i != warp) continue;
+    RowTarget<Compute> t;
+#pragma unroll
+    for (int s = 0; s < kRowStreams; ++s) t.offset[s] = offset[s] + i * program.space.at.stride[s][0];
+    program.validate_label(t, loads.label_load[i]);
+    t.active &= i < count;
+    t.invalid_label &= i < count;
+    const RowResult<Compute> y = program.finish(t, z[i], whole, i < count && group.block_rank() == 0);
+    total = static_cast<double>(y.value);
+    GradCoeffs<Compute> coeffs = y.grad_coeffs;
+    if (kGradient && t.active) scale_grad_coeffs(program, coeffs, grad_factor(scale, t.offset));
+    Exchange::coeffs()[i * kWarp] = coeffs;
+  }
+  // Sums of the next tile are put behind this barrier, coefficients behind its first one.
+  __syncthreads();
+  if constexpr (kGradient) {
+    GradCoeffs<Compute> coeffs[kVecSize];
+    bool all_zero[kVecSize];
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      coeffs[i] = Exchange::coeffs()[i * kWarp];
+      all_zero[i] = coeffs[i].all_zero();
+      if constexpr (kKeeps) {
+        // Exponentials are relative to the thread's own maximum.
+        const Compute largest = sums[i].softmax.max_logit;
+        const bool none = largest == -scalar_infinity(Compute());
+        coeffs[i].exp_coeff *= none ? Compute(0) : scalar_exp(largest - exp_shift(coeffs[i].max_logit));
+      }
+    }
+    if (count <= 0) return total;
+    if constexpr (kStaged) {
+#pragma unroll 4
+      for (int k = 0; k < own.count; ++k) {
+        store_class<kKeeps>(program, own, k, labels, own.read(k), coeffs, all_zero);
+      }
+    } else {
+#pragma unroll 1
+      for (int end = own.count; end > 0; end -= kAhead) {
+        typename Classes::P x[kAhead];
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+          if (end - 1 - j >= 0) x[j] = own.read(end - 1 - j);
+        }
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+          if (end - 1 - j >= 0) store_class<false>(program, own, end - 1 - j, labels, x[j], coeffs, all_zero);
+        }
+      }
+    }
+  }
+  return total;
+}
+
+// As TwoPassReader. Workers, which are blocks or clusters, take chunks in turn.
+template <int kVecSize, int kWarps, bool kStaged>
+struct TileReader {
+  template <bool kGradient, class Group, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
+                                               const Workspace& work) {
+    const int64 vectors = program.space.rows / kVecSize, tiles = (vectors + kWarp - 1) / kWarp;
+    unsigned visits = 0;
+    SyncState sync{0, 0};
+    if (group.worker() < chunks) group.cluster_start();
+#pragma unroll 1
+    for (int64 chunk = group.worker(); chunk < chunks; chunk += group.workers()) {
+      double total = 0.0;
+#pragma unroll 1
+      for (int64 tile = chunk; tile < tiles; tile += chunks) {
+        const int64 vector = tile * kWarp + threadIdx.x % kWarp;
+        const bool exists = vector < vectors;
+        total += visit_tile<kGradient, kVecSize, kWarps, kStaged>(program, group, exists ? vector * kVecSize : 0,
+                                                                  exists ? kVecSize : 0, visits++, scale);
+      }
+      // Lies between exchanges of two tiles, whose barriers separate its uses.
+      __shared__ double of_warp[kVecSize];
+      total = warp_sum(total);
+      if (threadIdx.x % kWarp == 0 && threadIdx.x / kWarp < kVecSize) of_warp[threadIdx.x / kWarp] = total;
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        total = 0.0;
+#pragma unroll
+        for (int i = 0; i < kVecSize; ++i) total += of_warp[i];
+      }
+      finish_chunk(group, scale, chunk, total, work.partials, sync);
+    }
+  }
+};

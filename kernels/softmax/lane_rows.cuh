@@ -1,0 +1,131 @@
+// Rows that a lane takes alone: their labels, and their evaluation side by side, without branches for the usual row.
+//
+// 1. LaneLabels loads the labels of kVecSize rows, which lie `apart` rows from each other.
+// 2. active_classes reduces each label to its class, or to -1 if the row is inactive: masked, ignored, absent, or with
+// a
+//    label out of range.
+// 3. evaluate_lane_rows evaluates all rows at once, inactive ones too, whose results are dropped. Inactive rows,
+// outputs
+//    per row and rows without a gradient are rare, or rare enough: each has one branch for all rows of the lane.
+//
+// What a row costs besides its logits limits short rows: all of it is here. Preconditions: stated at each function.
+#pragma once
+#include "softmax/rows.cuh"
+
+// The labels of a lane's rows, as loaded.
+template <int kVecSize, class Program>
+struct LaneLabels {
+  typename Program::LabelLoad label_load[kVecSize];
+
+  // Labels of the first `count` rows of kVecSize: that at `offset`, and each `apart` rows further.
+  __device__ __forceinline__ void read(const Program& program, const int64 (&offset)[kRowStreams], int count,
+                                       int apart = 1) {
+    auto* label = program.labels + offset[kLabels];
+    auto* mask = program.mask;
+    if constexpr (Program::kMasked) mask += offset[kRowMask];
+    const auto& step = program.space.at.stride;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      if (i < count) label_load[i] = program.load_label(label, mask);
+      label += apart * step[kLabels][0];
+      if constexpr (Program::kMasked) mask += apart * step[kRowMask][0];
+    }
+  }
+  // The same of rows that are found one by one: offsets(i, at) sets the offsets of row i.
+  template <class Offsets>
+  __device__ __forceinline__ void read_each(const Program& program, int count, const Offsets& offsets) {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      if (i >= count) continue;
+      int64 at[kRowStreams];
+      offsets(i, at);
+      label_load[i] = program.load_label(at);
+    }
+  }
+  // The class of each label, or -1 of an inactive row. Only the first `count` rows exist.
+  template <class Index>
+  __device__ __forceinline__ void active_classes(const Program& program, int count, Index (&classes)[kVecSize]) const {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      classes[i] = Index(-1);
+      if (i < count) classes[i] = program.template active_class<Index>(label_load[i]);
+    }
+  }
+};
+
+// Evaluates kVecSize rows of a lane, given their labels (-1: inactive), logits z of the labels, and sums. Returns the
+// sum of the values and the coefficients of the gradients, scaled if kGradient. Bit i of `zero_rows` tells that row i
+// has coefficients of 0 alone: its gradients are 0 whatever its logits are, so the caller replaces those. offsets(i,
+// at) sets the offsets of row i, which exists if i < count.
+template <bool kGradient, int kVecSize, class Program, class Index, class Offsets, class Scale,
+          class Compute = typename Program::Compute>
+__device__ __forceinline__ double evaluate_lane_rows(const Program& program, const Index (&labels)[kVecSize],
+                                                     const Compute (&z)[kVecSize],
+                                                     const RowSums<Compute, Program::kSmoothed> (&sums)[kVecSize],
+                                                     int count, const Offsets& offsets, Scale& scale,
+                                                     GradCoeffs<Compute> (&coeffs)[kVecSize], unsigned& zero_rows) {
+  Compute values[kVecSize], lse[kVecSize];
+  // Outputs per row are rare: one test for all rows of the lane.
+  bool exceptional = program.per_row != 0, may_be_zero = false;
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) {
+    RowTarget<Compute> t;
+    t.weight = Compute(1);
+    if constexpr (Program::kWeighted) t.weight = labels[i] < 0 ? Compute(0) : program.weight(labels[i]);
+    const RowResult<Compute> y = program.template active_result<false>(t, z[i], sums[i]);
+    values[i] = y.value;
+    lse[i] = y.lse;
+    coeffs[i] = y.grad_coeffs;
+    exceptional |= labels[i] < 0 || y.value != y.value;
+    may_be_zero |= coeffs[i].exp_coeff == Compute(0);
+  }
+  zero_rows = 0;
+  if (exceptional) {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      if (labels[i] < 0) {
+        values[i] = Compute(0);
+        zero_rows |= 1u << i;
+      }
+      if (values[i] != values[i]) coeffs[i] = GradCoeffs<Compute>::all(values[i]);
+      if (i >= count || (labels[i] >= 0 && program.per_row == 0)) continue;
+      // Offsets and label are found again, for they would take registers of all other calls.
+      RowTarget<Compute> again;
+      offsets(i, again.offset);
+      program.read_label(again);
+      RowResult<Compute> y = program.inactive_result(again);
+      values[i] = again.active ? values[i] : y.value;
+      if (again.active) y = {values[i], lse[i], coeffs[i]};
+      program.store(again, y, again.active && z[i] == sums[i].softmax.max_logit);
+    }
+  }
+  if (may_be_zero) {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) zero_rows |= coeffs[i].all_zero() ? 1u << i : 0u;
+  }
+  double total = 0.0;
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) total += static_cast<double>(values[i]);
+  if constexpr (kGradient) {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      int64 offset[kRowStreams] = {};
+      if constexpr (kIsPerRow<Scale>) {
+        // A row that does not exist has no place, and any factor.
+        if (i < count) offsets(i, offset);
+      }
+      const Compute factor = grad_factor(scale, offset) * program.logit.common_slope();
+      coeffs[i].exp_coeff *= factor;
+      if constexpr (Program::kSmoothed) coeffs[i].weight_coeff *= factor;
+      coeffs[i].target *= factor;
+    }
+    // No 0 * inf for rows without a gradient.
+    if (zero_rows != 0) {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        if (zero_rows >> i & 1u) coeffs[i] = {Compute(0), Compute(0), Compute(0), Compute(0)};
+      }
+    }
+  }
+  return total;
+}
