@@ -1,9 +1,10 @@
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 from cupylosses.engines.log_probs.call import TokenLogProbs
+from cupylosses.engines.sequence.alignment import CtcAlignment
 from cupylosses.engines.softmax.call import RowResult
 
 class _Exchangeable(Protocol):
@@ -17,6 +18,7 @@ __all__: list[str]
 
 _Reduction = Literal["none", "mean", "sum", "batchmean", "weighted_mean"]
 _RowReduction = Literal["none", "mean", "sum", "batchmean"]
+_SequenceReduction = Literal["none", "mean", "sum", "batchmean"]
 _Check = Literal["lazy", "sync", "off"]
 
 def iou_loss(
@@ -25,8 +27,8 @@ def iou_loss(
     reduction: _Reduction = "none",
     eps: float = 1e-06,
     *,
-    mode: bool | Literal["linear", "square", "log"] = "log",
-    box_format: bool | Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
+    mode: Literal["linear", "square", "log"] = "log",
+    box_format: Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
     weight: _Exchangeable | float | None = None,
     mask: _Exchangeable | None = None,
     normalizer: _Exchangeable | float | None = None,
@@ -100,7 +102,7 @@ def generalized_box_iou_loss(
     reduction: _Reduction = "none",
     eps: float = 1e-07,
     *,
-    box_format: bool | Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
+    box_format: Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
     weight: _Exchangeable | float | None = None,
     mask: _Exchangeable | None = None,
     normalizer: _Exchangeable | float | None = None,
@@ -174,7 +176,7 @@ def distance_box_iou_loss(
     reduction: _Reduction = "none",
     eps: float = 1e-07,
     *,
-    box_format: bool | Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
+    box_format: Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
     weight: _Exchangeable | float | None = None,
     mask: _Exchangeable | None = None,
     normalizer: _Exchangeable | float | None = None,
@@ -248,7 +250,7 @@ def complete_box_iou_loss(
     reduction: _Reduction = "none",
     eps: float = 1e-07,
     *,
-    box_format: bool | Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
+    box_format: Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
     weight: _Exchangeable | float | None = None,
     mask: _Exchangeable | None = None,
     normalizer: _Exchangeable | float | None = None,
@@ -3146,6 +3148,1039 @@ def exponential_loss(
             boosting, Journal of Computer and System Sciences 55, 1997.
     """
 
+def dice_loss(
+    input: _Array,
+    target: _Exchangeable,
+    *,
+    smooth_nr: float | None = None,
+    smooth_dr: float | None = None,
+    floor: float | None = None,
+    gamma: float = 1.0,
+    log_floor: float = 1e-07,
+    offset: float | None = None,
+    activation: Literal["softmax", "sigmoid", "none"] | None = None,
+    pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
+    overlap: Literal["product", "min", "squared"] | None = None,
+    gamma_over: Literal["group", "mean"] = "group",
+    log_loss: bool = False,
+    absent: Literal["skip", "zero", "keep"] | None = None,
+    weight_in: Literal["loss", "score"] | None = None,
+    weighting: Literal["uniform", "simple", "square"] = "uniform",
+    mean_of_weights: bool | None = None,
+    average: Literal["groups", "samples"] | None = None,
+    include_background: bool | None = None,
+    empty: float | None = None,
+    class_weight: _Exchangeable | None = None,
+    ignore_index: int = -100,
+    class_dim: int = 1,
+    mask: _Exchangeable | None = None,
+    preset: str | None = None,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Dice loss: one minus the Dice coefficient of predicted and true regions.
+
+        1 - (I + smooth_nr) / max(I + FP / 2 + FN / 2 + smooth_dr, floor), averaged over the regions of samples and
+        classes
+
+    with p = softmax(input), sigmoid(input) or input; t = [target = c], or a target per class; I = sum p t, FP = sum p
+    (1 - t), FN = sum (1 - p) t over the voxels of a group that count.
+
+    I + FP / 2 + FN / 2 is half of sum p + sum t. Nearly perfect predictions keep their digits, since I, FP and FN are
+    summed apart. The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6 (smp), nnU-Net 2.8, kornia 0.9 and
+    Keras 3.16. Unlike these libraries, voxels that do not count are never used, whatever they hold.
+
+    Args:
+        input: The predicted logits, or probabilities with activation='none'. Shape (N, C, ...), any number of
+            dimensions, with the classes in `class_dim`; floating.
+        target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
+            which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
+            of `input`. With one class it has a value per voxel, 0 or 1.
+        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+            Must be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
+            0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
+            a number >= 0. Default None: what `preset` sets, or 0.0.
+        gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
+            gradient is 0. Must be a number > 0. Default 1.0.
+        log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
+            0. Default 1e-07.
+        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default None: what
+            `preset` sets, or 1.0.
+        activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
+            'sigmoid', 'none'. Default None: what `preset` sets, or 'softmax'.
+        pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
+            one per class over all samples, 'class' one per sample over all classes, 'both' a single one. One of 'none',
+            'batch', 'class', 'both'. Default None: what `preset` sets, or 'none'.
+        overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
+            min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
+            equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
+        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+            Default 'group'.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
+            counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
+            `preset` sets, or 'skip'.
+        weight_in: Place of `class_weight`: the 'loss' of a class's group; or the 'score', in which I, FP and FN of each
+            class are multiplied before classes are pooled. One of 'loss', 'score'. Default None: what `preset` sets, or
+            'loss'.
+        weighting: Weights of classes that are pooled, by the number T of true voxels: 'square' 1 / T^2, 'simple' 1 / T,
+            'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
+            gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
+        mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
+            number. Default None: what `preset` sets, or False.
+        average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
+            have a group. One of 'groups', 'samples'. Default None: what `preset` sets, or 'groups'.
+        include_background: If False, class 0 has no region; it stays in the softmax. Default None: what `preset` sets,
+            or True.
+        empty: Loss of a sample without a group that counts, with average='samples'. Default None: such a sample is left
+            out.
+        class_weight: Weight of each class, of shape (C,), whether or not the background has a region; without a
+            gradient. A group of weight 0 counts for nothing, even if it is NaN. Default None, no weights.
+        ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
+            they are NaN. Default -100.
+        class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
+        mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
+            no mask.
+        preset: Settings of a library or paper, one of 'monai', 'smp', 'nnunet', 'nnunet_soft', 'kornia',
+            'kornia_micro', 'kornia_macro', 'keras', 'maskformer'; those that are given besides take precedence. Default
+            None, the defaults that are named here.
+        reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of masks of all processes. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'lazy' at a later call of a loss
+            (at once on the CPU), 'sync' at once, for which the call waits for the GPU, 'off' never. The loss of its
+            sample is NaN in any case, and memory is not read out of bounds. Default 'lazy'.
+
+    Returns:
+        With reduction 'none' the loss of each group, of shape (N, C), (C,), (N,) or () as classes or samples are
+        pooled, 0 for groups that do not count; otherwise one number. 'mean' divides the sum by the number of groups
+        that count. A mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of
+        `input`, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
+
+    Gradient:
+        `input` and a floating `target` are differentiable; class weights are constants. A denominator of 0 has gradient
+        0, and S = 1 if no voxel is true, 0 otherwise. At the bound `floor` the denominator follows the operands; a base
+        of 0 under an exponent below 1 has gradient 0. Where the loss of a group is NaN, so is the gradient of all of
+        its voxels.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[[2.0, 1.0, -1.0, 0.5], [0.0, 1.5, 0.5, -0.5]]], requires_grad=True)
+        >>> target = torch.tensor([[0, 1, 1, 0]])
+        >>> loss = F.dice_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.237
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        F. Milletari, N. Navab, S.-A. Ahmadi, V-Net: fully convolutional neural networks for volumetric medical image
+            segmentation, 3DV 2016.
+    """
+
+def jaccard_loss(
+    input: _Array,
+    target: _Exchangeable,
+    *,
+    smooth_nr: float | None = None,
+    smooth_dr: float | None = None,
+    floor: float | None = None,
+    gamma: float = 1.0,
+    log_floor: float = 1e-07,
+    offset: float = 1.0,
+    activation: Literal["softmax", "sigmoid", "none"] = "softmax",
+    pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
+    overlap: Literal["product", "min", "squared"] | None = None,
+    gamma_over: Literal["group", "mean"] = "group",
+    log_loss: bool = False,
+    absent: Literal["skip", "zero", "keep"] | None = None,
+    weight_in: Literal["loss", "score"] = "loss",
+    weighting: Literal["uniform", "simple", "square"] = "uniform",
+    mean_of_weights: bool | None = None,
+    average: Literal["groups", "samples"] = "groups",
+    include_background: bool = True,
+    empty: float | None = None,
+    class_weight: _Exchangeable | None = None,
+    ignore_index: int = -100,
+    class_dim: int = 1,
+    mask: _Exchangeable | None = None,
+    preset: str | None = None,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Jaccard loss: one minus the intersection over the union of predicted and true regions.
+
+        1 - (I + smooth_nr) / max(I + FP + FN + smooth_dr, floor), averaged over the regions of samples and classes
+
+    with p = softmax(input), sigmoid(input) or input; t = [target = c], or a target per class; I = sum p t, FP = sum p
+    (1 - t), FN = sum (1 - p) t over the voxels of a group that count.
+
+    The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6 (smp), nnU-Net 2.8, kornia 0.9 and Keras 3.16.
+    Unlike these libraries, voxels that do not count are never used, whatever they hold.
+
+    Args:
+        input: The predicted logits, or probabilities with activation='none'. Shape (N, C, ...), any number of
+            dimensions, with the classes in `class_dim`; floating.
+        target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
+            which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
+            of `input`. With one class it has a value per voxel, 0 or 1.
+        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+            Must be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
+            0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
+            a number >= 0. Default None: what `preset` sets, or 0.0.
+        gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
+            gradient is 0. Must be a number > 0. Default 1.0.
+        log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
+            0. Default 1e-07.
+        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
+            'sigmoid', 'none'. Default 'softmax'.
+        pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
+            one per class over all samples, 'class' one per sample over all classes, 'both' a single one. One of 'none',
+            'batch', 'class', 'both'. Default None: what `preset` sets, or 'none'.
+        overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
+            min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
+            equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
+        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+            Default 'group'.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
+            counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
+            `preset` sets, or 'skip'.
+        weight_in: Place of `class_weight`: the 'loss' of a class's group; or the 'score', in which I, FP and FN of each
+            class are multiplied before classes are pooled. One of 'loss', 'score'. Default 'loss'.
+        weighting: Weights of classes that are pooled, by the number T of true voxels: 'square' 1 / T^2, 'simple' 1 / T,
+            'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
+            gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
+        mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
+            number. Default None: what `preset` sets, or False.
+        average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
+            have a group. One of 'groups', 'samples'. Default 'groups'.
+        include_background: If False, class 0 has no region; it stays in the softmax. Default True.
+        empty: Loss of a sample without a group that counts, with average='samples'. Default None: such a sample is left
+            out.
+        class_weight: Weight of each class, of shape (C,), whether or not the background has a region; without a
+            gradient. A group of weight 0 counts for nothing, even if it is NaN. Default None, no weights.
+        ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
+            they are NaN. Default -100.
+        class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
+        mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
+            no mask.
+        preset: Settings of a library or paper, one of 'monai', 'smp'; those that are given besides take precedence.
+            Default None, the defaults that are named here.
+        reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of masks of all processes. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'lazy' at a later call of a loss
+            (at once on the CPU), 'sync' at once, for which the call waits for the GPU, 'off' never. The loss of its
+            sample is NaN in any case, and memory is not read out of bounds. Default 'lazy'.
+
+    Returns:
+        With reduction 'none' the loss of each group, of shape (N, C), (C,), (N,) or () as classes or samples are
+        pooled, 0 for groups that do not count; otherwise one number. 'mean' divides the sum by the number of groups
+        that count. A mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of
+        `input`, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
+
+    Gradient:
+        `input` and a floating `target` are differentiable; class weights are constants. A denominator of 0 has gradient
+        0, and S = 1 if no voxel is true, 0 otherwise. At the bound `floor` the denominator follows the operands; a base
+        of 0 under an exponent below 1 has gradient 0. Where the loss of a group is NaN, so is the gradient of all of
+        its voxels.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[[2.0, 1.0, -1.0, 0.5], [0.0, 1.5, 0.5, -0.5]]], requires_grad=True)
+        >>> target = torch.tensor([[0, 1, 1, 0]])
+        >>> loss = F.jaccard_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.384
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        M. A. Rahman, Y. Wang, Optimizing intersection-over-union in deep neural networks for image segmentation, ISVC
+            2016.
+    """
+
+def tversky_loss(
+    input: _Array,
+    target: _Exchangeable,
+    alpha: float = 0.5,
+    beta: float = 0.5,
+    *,
+    smooth_nr: float | None = None,
+    smooth_dr: float | None = None,
+    floor: float | None = None,
+    gamma: float = 1.0,
+    log_floor: float = 1e-07,
+    offset: float = 1.0,
+    activation: Literal["softmax", "sigmoid", "none"] | None = None,
+    pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
+    overlap: Literal["product", "min", "squared"] | None = None,
+    gamma_over: Literal["group", "mean"] | None = None,
+    log_loss: bool = False,
+    absent: Literal["skip", "zero", "keep"] | None = None,
+    weight_in: Literal["loss", "score"] = "loss",
+    weighting: Literal["uniform", "simple", "square"] = "uniform",
+    mean_of_weights: bool | None = None,
+    average: Literal["groups", "samples"] | None = None,
+    include_background: bool = True,
+    empty: float | None = None,
+    class_weight: _Exchangeable | None = None,
+    ignore_index: int = -100,
+    class_dim: int = 1,
+    mask: _Exchangeable | None = None,
+    preset: str | None = None,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Tversky loss: a Dice loss that weighs false positives and false negatives differently.
+
+        1 - (I + smooth_nr) / max(I + alpha FP + beta FN + smooth_dr, floor), averaged over the regions of samples and
+        classes
+
+    with p = softmax(input), sigmoid(input) or input; t = [target = c], or a target per class; I = sum p t, FP = sum p
+    (1 - t), FN = sum (1 - p) t over the voxels of a group that count.
+
+    alpha = beta = 1/2 is `dice_loss`, alpha = beta = 1 `jaccard_loss`. Keras up to 3.15 has alpha and beta the other
+    way round than its documentation and than here. The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6
+    (smp), nnU-Net 2.8, kornia 0.9 and Keras 3.16. Unlike these libraries, voxels that do not count are never used,
+    whatever they hold.
+
+    Args:
+        input: The predicted logits, or probabilities with activation='none'. Shape (N, C, ...), any number of
+            dimensions, with the classes in `class_dim`; floating.
+        target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
+            which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
+            of `input`. With one class it has a value per voxel, 0 or 1.
+        alpha: Weight of false positives in the denominator. Must be a number >= 0. Default 0.5.
+        beta: Weight of false negatives in the denominator. Must be a number >= 0. Default 0.5.
+        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+            Must be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
+            0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
+            a number >= 0. Default None: what `preset` sets, or 0.0.
+        gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
+            gradient is 0. Must be a number > 0. Default 1.0.
+        log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
+            0. Default 1e-07.
+        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
+            'sigmoid', 'none'. Default None: what `preset` sets, or 'softmax'.
+        pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
+            one per class over all samples, 'class' one per sample over all classes, 'both' a single one. One of 'none',
+            'batch', 'class', 'both'. Default None: what `preset` sets, or 'none'.
+        overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
+            min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
+            equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
+        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+            Default None: what `preset` sets, or 'group'.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
+            counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
+            `preset` sets, or 'skip'.
+        weight_in: Place of `class_weight`: the 'loss' of a class's group; or the 'score', in which I, FP and FN of each
+            class are multiplied before classes are pooled. One of 'loss', 'score'. Default 'loss'.
+        weighting: Weights of classes that are pooled, by the number T of true voxels: 'square' 1 / T^2, 'simple' 1 / T,
+            'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
+            gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
+        mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
+            number. Default None: what `preset` sets, or False.
+        average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
+            have a group. One of 'groups', 'samples'. Default None: what `preset` sets, or 'groups'.
+        include_background: If False, class 0 has no region; it stays in the softmax. Default True.
+        empty: Loss of a sample without a group that counts, with average='samples'. Default None: such a sample is left
+            out.
+        class_weight: Weight of each class, of shape (C,), whether or not the background has a region; without a
+            gradient. A group of weight 0 counts for nothing, even if it is NaN. Default None, no weights.
+        ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
+            they are NaN. Default -100.
+        class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
+        mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
+            no mask.
+        preset: Settings of a library or paper, one of 'monai', 'smp', 'kornia', 'keras'; those that are given besides
+            take precedence. Default None, the defaults that are named here.
+        reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of masks of all processes. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'lazy' at a later call of a loss
+            (at once on the CPU), 'sync' at once, for which the call waits for the GPU, 'off' never. The loss of its
+            sample is NaN in any case, and memory is not read out of bounds. Default 'lazy'.
+
+    Returns:
+        With reduction 'none' the loss of each group, of shape (N, C), (C,), (N,) or () as classes or samples are
+        pooled, 0 for groups that do not count; otherwise one number. 'mean' divides the sum by the number of groups
+        that count. A mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of
+        `input`, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
+
+    Gradient:
+        `input` and a floating `target` are differentiable; class weights are constants. A denominator of 0 has gradient
+        0, and S = 1 if no voxel is true, 0 otherwise. At the bound `floor` the denominator follows the operands; a base
+        of 0 under an exponent below 1 has gradient 0. Where the loss of a group is NaN, so is the gradient of all of
+        its voxels.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[[2.0, 1.0, -1.0, 0.5], [0.0, 1.5, 0.5, -0.5]]], requires_grad=True)
+        >>> target = torch.tensor([[0, 1, 1, 0]])
+        >>> loss = F.tversky_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.237
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        S. S. M. Salehi, D. Erdogmus, A. Gholipour, Tversky loss function for image segmentation using 3D fully
+            convolutional deep networks, MLMI 2017.
+    """
+
+def focal_tversky_loss(
+    input: _Array,
+    target: _Exchangeable,
+    alpha: float = 0.3,
+    beta: float = 0.7,
+    gamma: float = 0.75,
+    *,
+    smooth_nr: float | None = None,
+    smooth_dr: float | None = None,
+    floor: float | None = None,
+    log_floor: float = 1e-07,
+    offset: float = 1.0,
+    activation: Literal["softmax", "sigmoid", "none"] | None = None,
+    pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
+    overlap: Literal["product", "min", "squared"] | None = None,
+    gamma_over: Literal["group", "mean"] | None = None,
+    log_loss: bool = False,
+    absent: Literal["skip", "zero", "keep"] | None = None,
+    weight_in: Literal["loss", "score"] = "loss",
+    weighting: Literal["uniform", "simple", "square"] = "uniform",
+    mean_of_weights: bool | None = None,
+    average: Literal["groups", "samples"] | None = None,
+    include_background: bool = True,
+    empty: float | None = None,
+    class_weight: _Exchangeable | None = None,
+    ignore_index: int = -100,
+    class_dim: int = 1,
+    mask: _Exchangeable | None = None,
+    preset: str | None = None,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Focal Tversky loss: a power of the Tversky loss, by which regions that overlap well count more.
+
+        (1 - S)^gamma with 1 - S = 1 - (I + smooth_nr) / max(I + alpha FP + beta FN + smooth_dr, floor), averaged over
+        the regions of samples and classes
+
+    with p = softmax(input), sigmoid(input) or input; t = [target = c], or a target per class; I = sum p t, FP = sum p
+    (1 - t), FN = sum (1 - p) t over the voxels of a group that count.
+
+    `gamma` is the inverse of the paper's, which is 4/3. smp raises the mean, the others each region's loss. The presets
+    are those of MONAI 1.6, segmentation_models_pytorch 0.6 (smp), nnU-Net 2.8, kornia 0.9 and Keras 3.16. Unlike these
+    libraries, voxels that do not count are never used, whatever they hold.
+
+    Args:
+        input: The predicted logits, or probabilities with activation='none'. Shape (N, C, ...), any number of
+            dimensions, with the classes in `class_dim`; floating.
+        target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
+            which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
+            of `input`. With one class it has a value per voxel, 0 or 1.
+        alpha: Weight of false positives in the denominator. Must be a number >= 0. Default 0.3.
+        beta: Weight of false negatives in the denominator. Must be a number >= 0. Default 0.7.
+        gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
+            gradient is 0. Must be a number > 0. Default 0.75.
+        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+            Must be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
+            0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
+            a number >= 0. Default None: what `preset` sets, or 0.0.
+        log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
+            0. Default 1e-07.
+        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
+            'sigmoid', 'none'. Default None: what `preset` sets, or 'softmax'.
+        pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
+            one per class over all samples, 'class' one per sample over all classes, 'both' a single one. One of 'none',
+            'batch', 'class', 'both'. Default None: what `preset` sets, or 'none'.
+        overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
+            min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
+            equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
+        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+            Default None: what `preset` sets, or 'group'.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
+            counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
+            `preset` sets, or 'skip'.
+        weight_in: Place of `class_weight`: the 'loss' of a class's group; or the 'score', in which I, FP and FN of each
+            class are multiplied before classes are pooled. One of 'loss', 'score'. Default 'loss'.
+        weighting: Weights of classes that are pooled, by the number T of true voxels: 'square' 1 / T^2, 'simple' 1 / T,
+            'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
+            gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
+        mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
+            number. Default None: what `preset` sets, or False.
+        average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
+            have a group. One of 'groups', 'samples'. Default None: what `preset` sets, or 'groups'.
+        include_background: If False, class 0 has no region; it stays in the softmax. Default True.
+        empty: Loss of a sample without a group that counts, with average='samples'. Default None: such a sample is left
+            out.
+        class_weight: Weight of each class, of shape (C,), whether or not the background has a region; without a
+            gradient. A group of weight 0 counts for nothing, even if it is NaN. Default None, no weights.
+        ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
+            they are NaN. Default -100.
+        class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
+        mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
+            no mask.
+        preset: Settings of a library or paper, one of 'monai', 'smp', 'kornia', 'keras'; those that are given besides
+            take precedence. Default None, the defaults that are named here.
+        reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of masks of all processes. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'lazy' at a later call of a loss
+            (at once on the CPU), 'sync' at once, for which the call waits for the GPU, 'off' never. The loss of its
+            sample is NaN in any case, and memory is not read out of bounds. Default 'lazy'.
+
+    Returns:
+        With reduction 'none' the loss of each group, of shape (N, C), (C,), (N,) or () as classes or samples are
+        pooled, 0 for groups that do not count; otherwise one number. 'mean' divides the sum by the number of groups
+        that count. A mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of
+        `input`, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
+
+    Gradient:
+        `input` and a floating `target` are differentiable; class weights are constants. A denominator of 0 has gradient
+        0, and S = 1 if no voxel is true, 0 otherwise. At the bound `floor` the denominator follows the operands; a base
+        of 0 under an exponent below 1 has gradient 0. Where the loss of a group is NaN, so is the gradient of all of
+        its voxels.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[[2.0, 1.0, -1.0, 0.5], [0.0, 1.5, 0.5, -0.5]]], requires_grad=True)
+        >>> target = torch.tensor([[0, 1, 1, 0]])
+        >>> loss = F.focal_tversky_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.34
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        N. Abraham, N. M. Khan, A novel focal Tversky loss function with improved attention U-Net for lesion
+            segmentation, ISBI 2019.
+    """
+
+def generalized_dice_loss(
+    input: _Array,
+    target: _Exchangeable,
+    *,
+    smooth_nr: float | None = None,
+    smooth_dr: float | None = None,
+    floor: float = 0.0,
+    gamma: float = 1.0,
+    log_floor: float = 1e-07,
+    offset: float = 1.0,
+    activation: Literal["softmax", "sigmoid", "none"] = "softmax",
+    pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] = "class",
+    overlap: Literal["product", "min", "squared"] = "product",
+    gamma_over: Literal["group", "mean"] = "group",
+    log_loss: bool = False,
+    absent: Literal["skip", "zero", "keep"] | None = None,
+    weight_in: Literal["loss", "score"] = "loss",
+    weighting: Literal["uniform", "simple", "square"] = "square",
+    mean_of_weights: bool = False,
+    average: Literal["groups", "samples"] = "groups",
+    include_background: bool = True,
+    empty: float | None = None,
+    class_weight: _Exchangeable | None = None,
+    ignore_index: int = -100,
+    class_dim: int = 1,
+    mask: _Exchangeable | None = None,
+    preset: str | None = None,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Generalized Dice loss: the Dice loss of all classes together, weighted by the inverse of their sizes.
+
+        1 - (sum_c w_c I_c + smooth_nr) / max(sum_c w_c (I_c + FP_c / 2 + FN_c / 2) + smooth_dr, floor) for each sample,
+        with w_c = 1 / T_c^2 and T_c = I_c + FN_c
+
+    with p = softmax(input), sigmoid(input) or input; t = [target = c], or a target per class; I = sum p t, FP = sum p
+    (1 - t), FN = sum (1 - p) t over the voxels of a group that count.
+
+    With pool='both' sizes are those over all samples. A class without true voxels has the largest weight of the others.
+    The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6 (smp), nnU-Net 2.8, kornia 0.9 and Keras 3.16.
+    Unlike these libraries, voxels that do not count are never used, whatever they hold.
+
+    Args:
+        input: The predicted logits, or probabilities with activation='none'. Shape (N, C, ...), any number of
+            dimensions, with the classes in `class_dim`; floating.
+        target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
+            which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
+            of `input`. With one class it has a value per voxel, 0 or 1.
+        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+            Must be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
+            0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
+            a number >= 0. Default 0.0.
+        gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
+            gradient is 0. Must be a number > 0. Default 1.0.
+        log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
+            0. Default 1e-07.
+        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
+            'sigmoid', 'none'. Default 'softmax'.
+        pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
+            one per class over all samples, 'class' one per sample over all classes, 'both' a single one. One of 'none',
+            'batch', 'class', 'both'. Default 'class'.
+        overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
+            min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
+            equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+            Default 'group'.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
+            counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
+            `preset` sets, or 'skip'.
+        weight_in: Place of `class_weight`: the 'loss' of a class's group; or the 'score', in which I, FP and FN of each
+            class are multiplied before classes are pooled. One of 'loss', 'score'. Default 'loss'.
+        weighting: Weights of classes that are pooled, by the number T of true voxels: 'square' 1 / T^2, 'simple' 1 / T,
+            'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
+            gradient. One of 'uniform', 'simple', 'square'. Default 'square'.
+        mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
+            number. Default False.
+        average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
+            have a group. One of 'groups', 'samples'. Default 'groups'.
+        include_background: If False, class 0 has no region; it stays in the softmax. Default True.
+        empty: Loss of a sample without a group that counts, with average='samples'. Default None: such a sample is left
+            out.
+        class_weight: Weight of each class, of shape (C,), whether or not the background has a region; without a
+            gradient. A group of weight 0 counts for nothing, even if it is NaN. Default None, no weights.
+        ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
+            they are NaN. Default -100.
+        class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
+        mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
+            no mask.
+        preset: Settings of a library or paper, one of 'monai'; those that are given besides take precedence. Default
+            None, the defaults that are named here.
+        reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of masks of all processes. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'lazy' at a later call of a loss
+            (at once on the CPU), 'sync' at once, for which the call waits for the GPU, 'off' never. The loss of its
+            sample is NaN in any case, and memory is not read out of bounds. Default 'lazy'.
+
+    Returns:
+        With reduction 'none' the loss of each group, of shape (N, C), (C,), (N,) or () as classes or samples are
+        pooled, 0 for groups that do not count; otherwise one number. 'mean' divides the sum by the number of groups
+        that count. A mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of
+        `input`, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
+
+    Gradient:
+        `input` and a floating `target` are differentiable; class weights are constants. A denominator of 0 has gradient
+        0, and S = 1 if no voxel is true, 0 otherwise. At the bound `floor` the denominator follows the operands; a base
+        of 0 under an exponent below 1 has gradient 0. Where the loss of a group is NaN, so is the gradient of all of
+        its voxels.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[[2.0, 1.0, -1.0, 0.5], [0.0, 1.5, 0.5, -0.5]]], requires_grad=True)
+        >>> target = torch.tensor([[0, 1, 1, 0]])
+        >>> loss = F.generalized_dice_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.237
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        C. H. Sudre, W. Li, T. Vercauteren, S. Ourselin, M. J. Cardoso, Generalised Dice overlap as a deep learning loss
+            function for highly unbalanced segmentations, DLMIA 2017.
+    """
+
+def dice_ce_loss(
+    input: _Array,
+    target: _Exchangeable,
+    *,
+    smooth_nr: float | None = None,
+    smooth_dr: float | None = None,
+    floor: float | None = None,
+    gamma: float = 1.0,
+    log_floor: float = 1e-07,
+    offset: float | None = None,
+    lambda_dice: float = 1.0,
+    lambda_ce: float = 1.0,
+    label_smoothing: float = 0.0,
+    activation: Literal["softmax", "sigmoid", "none"] = "softmax",
+    pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] = "none",
+    overlap: Literal["product", "min", "squared"] = "product",
+    gamma_over: Literal["group", "mean"] = "group",
+    log_loss: bool = False,
+    absent: Literal["skip", "zero", "keep"] | None = None,
+    weight_in: Literal["loss", "score"] = "loss",
+    weighting: Literal["uniform", "simple", "square"] = "uniform",
+    mean_of_weights: bool = False,
+    average: Literal["groups", "samples"] = "groups",
+    include_background: bool | None = None,
+    empty: float | None = None,
+    class_weight: _Exchangeable | None = None,
+    weight: _Exchangeable | None = None,
+    ignore_index: int = -100,
+    class_dim: int = 1,
+    mask: _Exchangeable | None = None,
+    preset: str | None = None,
+    reduction: Literal["mean"] = "mean",
+    out_dtype: Any = None,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Sum of the Dice loss and the cross entropy, in the same two reads of the logits.
+
+        lambda_dice dice_loss + lambda_ce mean of -w_y log p_y over the voxels; of the binary cross entropy of each
+        class with activation='sigmoid'
+
+    with p = softmax(input), sigmoid(input) or input; t = [target = c], or a target per class; I = sum p t, FP = sum p
+    (1 - t), FN = sum (1 - p) t over the voxels of a group that count.
+
+    For labels the cross entropy is divided by the sum of the weights of the labels, as `cross_entropy` is; for a target
+    per class by the number of voxels, and under a sigmoid by that of voxels and classes. `class_weight` weighs the Dice
+    loss: MONAI's `weight` is to be passed as both. The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6
+    (smp), nnU-Net 2.8, kornia 0.9 and Keras 3.16. Unlike these libraries, voxels that do not count are never used,
+    whatever they hold.
+
+    Args:
+        input: The predicted logits, or probabilities with activation='none'. Shape (N, C, ...), any number of
+            dimensions, with the classes in `class_dim`; floating.
+        target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
+            which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
+            of `input`. With one class it has a value per voxel, 0 or 1.
+        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+            Must be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
+            0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
+            a number >= 0. Default None: what `preset` sets, or 0.0.
+        gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
+            gradient is 0. Must be a number > 0. Default 1.0.
+        log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
+            0. Default 1e-07.
+        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default None: what
+            `preset` sets, or 1.0.
+        lambda_dice: Factor of the Dice loss. Must be a number, not NaN. Default 1.0.
+        lambda_ce: Factor of the cross-entropy loss. Must be a number, not NaN. Default 1.0.
+        label_smoothing: Share of the target that is spread evenly over all classes, in the cross entropy under a
+            softmax. Must be a number >= 0 and <= 1. Default 0.0.
+        activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
+            'sigmoid', 'none'. Default 'softmax'.
+        pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
+            one per class over all samples, 'class' one per sample over all classes, 'both' a single one. One of 'none',
+            'batch', 'class', 'both'. Default 'none'.
+        overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
+            min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
+            equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+            Default 'group'.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
+            counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
+            `preset` sets, or 'skip'.
+        weight_in: Place of `class_weight`: the 'loss' of a class's group; or the 'score', in which I, FP and FN of each
+            class are multiplied before classes are pooled. One of 'loss', 'score'. Default 'loss'.
+        weighting: Weights of classes that are pooled, by the number T of true voxels: 'square' 1 / T^2, 'simple' 1 / T,
+            'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
+            gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
+        mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
+            number. Default False.
+        average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
+            have a group. One of 'groups', 'samples'. Default 'groups'.
+        include_background: If False, class 0 has no region; it stays in the softmax. Default None: what `preset` sets,
+            or True.
+        empty: Loss of a sample without a group that counts, with average='samples'. Default None: such a sample is left
+            out.
+        class_weight: Weight of each class, of shape (C,), whether or not the background has a region; without a
+            gradient. A group of weight 0 counts for nothing, even if it is NaN. Default None, no weights.
+        weight: Weight of each class in the loss of voxels, of shape (C,), without a gradient. Default None, no weights.
+        ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
+            they are NaN. Default -100.
+        class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
+        mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
+            no mask.
+        preset: Settings of a library or paper, one of 'monai', 'nnunet'; those that are given besides take precedence.
+            Default None, the defaults that are named here.
+        reduction: One of 'mean'; see Returns. Default 'mean'.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'lazy' at a later call of a loss
+            (at once on the CPU), 'sync' at once, for which the call waits for the GPU, 'off' never. The loss of its
+            sample is NaN in any case, and memory is not read out of bounds. Default 'lazy'.
+
+    Returns:
+        One number, of the library and on the device of `input`, in the promoted dtype of the operands (float32 under
+        autocast) unless `out_dtype` is given. The loss of regions is averaged over the groups that count, that of
+        voxels over the voxels that do (divided by the sum of the weights of their labels). A mean of nothing is NaN,
+        with gradients of 0.
+
+    Gradient:
+        `input` and a floating `target` are differentiable; class weights are constants. A denominator of 0 has gradient
+        0, and S = 1 if no voxel is true, 0 otherwise. At the bound `floor` the denominator follows the operands; a base
+        of 0 under an exponent below 1 has gradient 0. Where the loss of a group is NaN, so is the gradient of all of
+        its voxels.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[[2.0, 1.0, -1.0, 0.5], [0.0, 1.5, 0.5, -0.5]]], requires_grad=True)
+        >>> target = torch.tensor([[0, 1, 1, 0]])
+        >>> loss = F.dice_ce_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.516
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        F. Milletari, N. Navab, S.-A. Ahmadi, V-Net: fully convolutional neural networks for volumetric medical image
+            segmentation, 3DV 2016.
+        F. Isensee et al., nnU-Net: a self-configuring method for deep learning-based biomedical image segmentation,
+            Nature Methods 18, 2021.
+    """
+
+def dice_focal_loss(
+    input: _Array,
+    target: _Exchangeable,
+    *,
+    smooth_nr: float | None = None,
+    smooth_dr: float | None = None,
+    floor: float = 0.0,
+    gamma: float = 1.0,
+    log_floor: float = 1e-07,
+    offset: float = 1.0,
+    lambda_dice: float = 1.0,
+    lambda_focal: float = 1.0,
+    gamma_focal: float = 2.0,
+    alpha_focal: float = -1.0,
+    activation: Literal["softmax", "sigmoid", "none"] = "softmax",
+    pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] = "none",
+    overlap: Literal["product", "min", "squared"] = "product",
+    gamma_over: Literal["group", "mean"] = "group",
+    log_loss: bool = False,
+    absent: Literal["skip", "zero", "keep"] | None = None,
+    weight_in: Literal["loss", "score"] = "loss",
+    weighting: Literal["uniform", "simple", "square"] = "uniform",
+    mean_of_weights: bool = False,
+    average: Literal["groups", "samples"] = "groups",
+    include_background: bool = True,
+    focal_over: Literal["sigmoid", "softmax"] = "sigmoid",
+    empty: float | None = None,
+    class_weight: _Exchangeable | None = None,
+    weight: _Exchangeable | None = None,
+    ignore_index: int = -100,
+    class_dim: int = 1,
+    mask: _Exchangeable | None = None,
+    preset: str | None = None,
+    reduction: Literal["mean"] = "mean",
+    out_dtype: Any = None,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Sum of the Dice loss and the focal loss, in the same two reads of the logits.
+
+        lambda_dice dice_loss + lambda_focal mean of the focal loss: of each class's logit with focal_over='sigmoid',
+        -w_y (1 - p_y)^gamma_focal log p_y of each voxel with 'softmax'
+
+    with p = softmax(input), sigmoid(input) or input; t = [target = c], or a target per class; I = sum p t, FP = sum p
+    (1 - t), FN = sum (1 - p) t over the voxels of a group that count.
+
+    As in MONAI, the focal loss is that of every class's logit even where the Dice loss has a softmax. Under a sigmoid
+    the focal loss is averaged over voxels and classes, under a softmax over voxels. `class_weight` weighs the Dice
+    loss, `weight` the focal loss. The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6 (smp), nnU-Net
+    2.8, kornia 0.9 and Keras 3.16. Unlike these libraries, voxels that do not count are never used, whatever they hold.
+
+    Args:
+        input: The predicted logits, or probabilities with activation='none'. Shape (N, C, ...), any number of
+            dimensions, with the classes in `class_dim`; floating.
+        target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
+            which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
+            of `input`. With one class it has a value per voxel, 0 or 1.
+        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+            Must be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
+            0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
+            a number >= 0. Default 0.0.
+        gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
+            gradient is 0. Must be a number > 0. Default 1.0.
+        log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
+            0. Default 1e-07.
+        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        lambda_dice: Factor of the Dice loss. Must be a number, not NaN. Default 1.0.
+        lambda_focal: Factor of the focal loss. Must be a number, not NaN. Default 1.0.
+        gamma_focal: Exponent of the focal loss. Must be a number >= 0. Default 2.0.
+        alpha_focal: Weight of positive elements under a sigmoid, negative ones having 1 - alpha_focal. A negative one
+            turns these weights off. Must be a number <= 1. Default -1.0.
+        activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
+            'sigmoid', 'none'. Default 'softmax'.
+        pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
+            one per class over all samples, 'class' one per sample over all classes, 'both' a single one. One of 'none',
+            'batch', 'class', 'both'. Default 'none'.
+        overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
+            min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
+            equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+            Default 'group'.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
+            counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
+            `preset` sets, or 'skip'.
+        weight_in: Place of `class_weight`: the 'loss' of a class's group; or the 'score', in which I, FP and FN of each
+            class are multiplied before classes are pooled. One of 'loss', 'score'. Default 'loss'.
+        weighting: Weights of classes that are pooled, by the number T of true voxels: 'square' 1 / T^2, 'simple' 1 / T,
+            'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
+            gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
+        mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
+            number. Default False.
+        average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
+            have a group. One of 'groups', 'samples'. Default 'groups'.
+        include_background: If False, class 0 has no region; it stays in the softmax. Default True.
+        focal_over: The focal loss of every class's logit alone, or that of the label's probability under a softmax. One
+            of 'sigmoid', 'softmax'. Default 'sigmoid'.
+        empty: Loss of a sample without a group that counts, with average='samples'. Default None: such a sample is left
+            out.
+        class_weight: Weight of each class, of shape (C,), whether or not the background has a region; without a
+            gradient. A group of weight 0 counts for nothing, even if it is NaN. Default None, no weights.
+        weight: Weight of each class in the loss of voxels, of shape (C,), without a gradient. Default None, no weights.
+        ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
+            they are NaN. Default -100.
+        class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
+        mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
+            no mask.
+        preset: Settings of a library or paper, one of 'monai'; those that are given besides take precedence. Default
+            None, the defaults that are named here.
+        reduction: One of 'mean'; see Returns. Default 'mean'.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'lazy' at a later call of a loss
+            (at once on the CPU), 'sync' at once, for which the call waits for the GPU, 'off' never. The loss of its
+            sample is NaN in any case, and memory is not read out of bounds. Default 'lazy'.
+
+    Returns:
+        One number, of the library and on the device of `input`, in the promoted dtype of the operands (float32 under
+        autocast) unless `out_dtype` is given. The loss of regions is averaged over the groups that count, that of
+        voxels over the voxels that do. A mean of nothing is NaN, with gradients of 0.
+
+    Gradient:
+        `input` and a floating `target` are differentiable; class weights are constants. A denominator of 0 has gradient
+        0, and S = 1 if no voxel is true, 0 otherwise. At the bound `floor` the denominator follows the operands; a base
+        of 0 under an exponent below 1 has gradient 0. Where the loss of a group is NaN, so is the gradient of all of
+        its voxels.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[[2.0, 1.0, -1.0, 0.5], [0.0, 1.5, 0.5, -0.5]]], requires_grad=True)
+        >>> target = torch.tensor([[0, 1, 1, 0]])
+        >>> loss = F.dice_focal_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.376
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        F. Milletari, N. Navab, S.-A. Ahmadi, V-Net: fully convolutional neural networks for volumetric medical image
+            segmentation, 3DV 2016.
+        T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, Focal loss for dense object detection, ICCV 2017.
+    """
+
 def mse_loss(
     input: _Array,
     target: _Exchangeable,
@@ -4146,6 +5181,367 @@ def general_robust_loss(
         J. T. Barron, A general and adaptive robust loss function, CVPR 2019.
     """
 
+def multi_margin_loss(
+    input: _Array,
+    target: _Exchangeable,
+    p: Literal[1, 2] = 1,
+    margin: float = 1.0,
+    weight: _Exchangeable | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _RowReduction = "mean",
+    *,
+    ignore_index: int = -100,
+    class_dim: int | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Multi-class hinge loss: the score of the label is to exceed every other score by a margin.
+
+        (w_y / C) sum_{i != y} max(0, margin + input_i - input_y)^p
+
+    with y the label, w_c the class weights, 1 by default, and C the number of classes.
+
+    The margin is added to the difference of two scores, so that large scores do not swallow it, as they do in torch.
+
+    Drop-in replacement for ``torch.nn.functional.multi_margin_loss``.
+
+    Args:
+        input: The predicted scores of the classes. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
+            floating. Domain: any number.
+        target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
+        p: Power of each hinge. One of 1, 2. Default 1.
+        margin: What a label is to exceed each other class by. Must be a number, not NaN. Default 1.0.
+        weight: Weight w_c of each class, floating, of shape (C,), without a gradient. It multiplies the loss of the
+            row, which with a weight of 0 is 0 whatever the row holds. Default None, no weights.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        ignore_index: Label of rows that do not count. Their scores are not read, and their gradients are 0. Default
+            -100.
+        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The scores of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
+            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, whatever their class weights, 'batchmean' by the size of the
+        first dimension of the rows. A mean of nothing is NaN, with gradients of 0. Differences and sums are computed in
+        float64. The result belongs to the library and the device of the first operand, and has its dtype (float32 under
+        autocast) unless `out_dtype` is given.
+
+    Gradient:
+        `input` is differentiable. A pair of scores that are just the margin apart is inactive, with gradient 0, as in
+        torch. A row of scores that are infinite alike is NaN, as their difference is. A row of one class has no pairs,
+        and costs nothing. Where the loss of a row is NaN, so is the gradient of the whole row.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[0.1, 0.2, 0.4, 0.8], [0.5, -0.25, 1.0, 0.0]], requires_grad=True)
+        >>> target = torch.tensor([3, 0])
+        >>> loss = F.multi_margin_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.444
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        K. Crammer, Y. Singer, On the algorithmic implementation of multiclass kernel-based vector machines, JMLR 2,
+            2001.
+    """
+
+def multilabel_margin_loss(
+    input: _Array,
+    target: _Exchangeable,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _RowReduction = "mean",
+    *,
+    margin: float = 1.0,
+    class_dim: int | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Multi-label hinge loss: the scores of all labels are to exceed the scores of all other classes by a margin.
+
+        (1 / C) sum_{j in T} sum_{i not in T} max(0, margin + input_i - input_j)
+
+    with T the labels of the row, and C the number of classes.
+
+    Torch's margin is 1. Rows of many labels are sorted on the chip, so that a row takes time in proportion to C log
+    |T|.
+
+    Drop-in replacement for ``torch.nn.functional.multilabel_margin_loss``.
+
+    Args:
+        input: The predicted scores of the classes. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
+            floating. Domain: any number.
+        target: Lists of labels: class indices of any integer dtype, in the shape of `input` but for the number of
+            labels, which lie in the class dimension. A list ends before the first -1, and nothing behind that is looked
+            at. A label that is listed twice counts twice.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        margin: What a label is to exceed each other class by. Must be a number, not NaN. Default 1.0.
+        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The scores of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is not a class, before the first -1 raises: 'sync' at once, which waits for the
+            GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and the
+            gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
+        mean of nothing is NaN, with gradients of 0. Differences and sums are computed in float64. The result belongs to
+        the library and the device of the first operand, and has its dtype (float32 under autocast) unless `out_dtype`
+        is given.
+
+    Gradient:
+        `input` is differentiable. A pair of scores that are just the margin apart is inactive, with gradient 0, as in
+        torch. A row of scores that are infinite alike is NaN, as their difference is. A row without labels, and one in
+        which every class is a label, has no pairs, and costs nothing. Where the loss of a row is NaN, so is the
+        gradient of the whole row.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is not a class; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[0.1, 0.2, 0.4, 0.8], [0.5, -0.25, 1.0, 0.0]], requires_grad=True)
+        >>> target = torch.tensor([[3, 0, -1, -1], [2, -1, -1, -1]])
+        >>> loss = F.multilabel_margin_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.488
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        J. Weston, C. Watkins, Support vector machines for multi-class pattern recognition, ESANN 1999, for several
+            labels.
+    """
+
+def ctc_loss(
+    log_probs: _Array,
+    targets: _Exchangeable,
+    input_lengths: _Exchangeable | Sequence[int] | int | None,
+    target_lengths: _Exchangeable | Sequence[int] | int | None,
+    blank: int = 0,
+    reduction: _SequenceReduction = "mean",
+    zero_infinity: bool = False,
+    *,
+    batch_first: bool = False,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    gradient: Literal["log_probs", "logits"] = "log_probs",
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """CTC loss of sequences of labels that are not aligned to the frames of the input.
+
+        L_n = -log sum over alignments c of prod_t p(t, n, c_t)
+
+    with p the exponential of `log_probs`; the sum is over all sequences c_1 ... c_T of classes that give the target
+    when repeats are collapsed and then blanks dropped.
+
+    Drop-in replacement for ``torch.nn.functional.ctc_loss``.
+
+    Args:
+        log_probs: Log-probabilities of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample;
+            floating, of any strides. They need not be normalised.
+        targets: Labels of any integer dtype: of shape (N, S), padded with anything; or all labels one after another, of
+            shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
+            `blank`.
+        input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. None where
+            all are T.
+        target_lengths: Number of labels of each sample, likewise, at most S. None where all are S.
+        blank: Class of the blank, 0 to C - 1. Default 0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        zero_infinity: If True, samples whose target has no alignment have loss 0 in place of inf. Their gradient is 0
+            either way. Default False.
+        batch_first: If True, the first operand has shape (N, T, C). Default False.
+        weight: Factor of each sample's loss, a constant that broadcasts to (N,). A sample of weight 0 is not read, and
+            its loss and gradient are 0. Default None, no weights.
+        mask: Bool array that broadcasts to (N,), True where a sample counts. The others are not read, their losses and
+            gradients are 0, and 'mean' does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, in the place of whatever a mean divides by,
+            numbers of labels included: the result is the sum of the losses over `normalizer`. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        gradient: 'log_probs' for the gradient with respect to `log_probs`; 'logits' for the one that
+            ``torch.nn.functional.ctc_loss`` returns, that with respect to the logits of a log-softmax: exp(log_probs)
+            is added in frames that count. The latter has no second derivatives, forward mode or vmap. Default
+            'log_probs'.
+        check_targets: When labels that are no class, and lengths out of range, raise: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found one; 'off' never. The loss of the sample is NaN
+            meanwhile, with a gradient of 0. What the host knows is checked at once. Default 'lazy'.
+
+    Returns:
+        With 'none' one value per sample, of shape (N,), or () for one sample without that dimension; otherwise an array
+        without dimensions. 'mean' divides the loss of each sample by its number of labels, at least 1, and the sum by
+        the number of samples that the mask keeps; 'batchmean' divides the sum by N; no mean divides by weights. A mean
+        of nothing is NaN, with gradients of 0. Sums over frames and samples are computed in float64. The result belongs
+        to the library and the device of the first operand, and has its dtype unless `out_dtype` is given.
+
+    Gradient:
+        The first operand is differentiable. The gradient is that with respect to `log_probs`, minus the probability
+        that the frame emits the class given the target, where torch's is that of the logits of a log-softmax; behind
+        ``log_softmax`` both lead to the same. A class of log-probability -inf has gradient 0. A target that has no
+        alignment, because it is too long or every alignment has a log-probability of -inf, has loss inf, or 0 with
+        `zero_infinity`, and a gradient of 0. Where the loss of a sample is NaN, so is its gradient in all frames that
+        count. Frames behind `input_lengths` have gradient 0. Log-probabilities beyond 2^26 in size count as infinite.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, arrays are on different devices, an option is out of range, or a length is; see
+            `check_targets` for lengths on a GPU.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is no class, or is the blank; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> log_probs = torch.tensor([[[-0.7, -1.4, -1.4]], [[-1.4, -0.7, -1.4]]], requires_grad=True)
+        >>> targets = torch.tensor([[1]])
+        >>> input_lengths = torch.tensor([2])
+        >>> target_lengths = torch.tensor([1])
+        >>> loss = F.ctc_loss(log_probs, targets, input_lengths, target_lengths)
+        >>> round(loss.item(), 3)
+        0.844
+        >>> loss.backward()  # log_probs.grad holds the gradient
+
+    References:
+        A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, Connectionist temporal classification: labelling unsegmented
+            sequence data with recurrent neural networks, ICML 2006.
+    """
+
+def ctc_loss_with_logits(
+    input: _Array,
+    targets: _Exchangeable,
+    input_lengths: _Exchangeable | Sequence[int] | int | None,
+    target_lengths: _Exchangeable | Sequence[int] | int | None,
+    blank: int = 0,
+    reduction: _SequenceReduction = "mean",
+    zero_infinity: bool = False,
+    *,
+    batch_first: bool = False,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """CTC loss of logits, with the log-softmax fused.
+
+        L_n = -log sum over alignments c of prod_t softmax(input)(t, n, c_t)
+
+    with p the softmax of `input`; the sum is over all sequences c_1 ... c_T of classes that give the target when
+    repeats are collapsed and then blanks dropped.
+
+    Args:
+        input: Logits of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample; floating, of any
+            strides.
+        targets: Labels of any integer dtype: of shape (N, S), padded with anything; or all labels one after another, of
+            shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
+            `blank`.
+        input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. None where
+            all are T.
+        target_lengths: Number of labels of each sample, likewise, at most S. None where all are S.
+        blank: Class of the blank, 0 to C - 1. Default 0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        zero_infinity: If True, samples whose target has no alignment have loss 0 in place of inf. Their gradient is 0
+            either way. Default False.
+        batch_first: If True, the first operand has shape (N, T, C). Default False.
+        weight: Factor of each sample's loss, a constant that broadcasts to (N,). A sample of weight 0 is not read, and
+            its loss and gradient are 0. Default None, no weights.
+        mask: Bool array that broadcasts to (N,), True where a sample counts. The others are not read, their losses and
+            gradients are 0, and 'mean' does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, in the place of whatever a mean divides by,
+            numbers of labels included: the result is the sum of the losses over `normalizer`. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        inplace_backward: If True, backward may write the gradient over `input`, for which a second backward raises.
+            Default False.
+        check_targets: When labels that are no class, and lengths out of range, raise: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found one; 'off' never. The loss of the sample is NaN
+            meanwhile, with a gradient of 0. What the host knows is checked at once. Default 'lazy'.
+
+    Returns:
+        With 'none' one value per sample, of shape (N,), or () for one sample without that dimension; otherwise an array
+        without dimensions. 'mean' divides the loss of each sample by its number of labels, at least 1, and the sum by
+        the number of samples that the mask keeps; 'batchmean' divides the sum by N; no mean divides by weights. A mean
+        of nothing is NaN, with gradients of 0. Sums over frames and samples are computed in float64. The result belongs
+        to the library and the device of the first operand, and has its dtype unless `out_dtype` is given.
+
+    Gradient:
+        The first operand is differentiable. The gradient is softmax(input) minus the probability that the frame emits
+        the class given the target. A class of log-probability -inf has gradient 0. A target that has no alignment,
+        because it is too long or every alignment has a log-probability of -inf, has loss inf, or 0 with
+        `zero_infinity`, and a gradient of 0. Where the loss of a sample is NaN, so is its gradient in all frames that
+        count. Frames behind `input_lengths` have gradient 0. Log-probabilities beyond 2^26 in size count as infinite.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, arrays are on different devices, an option is out of range, or a length is; see
+            `check_targets` for lengths on a GPU.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is no class, or is the blank; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[[0.5, -1.0, 1.5]], [[1.0, 2.0, 0.0]]], requires_grad=True)
+        >>> targets = torch.tensor([[1]])
+        >>> input_lengths = torch.tensor([2])
+        >>> target_lengths = torch.tensor([1])
+        >>> loss = F.ctc_loss_with_logits(input, targets, input_lengths, target_lengths)
+        >>> round(loss.item(), 3)
+        1.513
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, Connectionist temporal classification: labelling unsegmented
+            sequence data with recurrent neural networks, ICML 2006.
+    """
+
 def cosine_similarity(
     x1: _Array,
     x2: _Exchangeable,
@@ -4542,3 +5938,146 @@ def linear_token_log_probs(
     max_memory: int | None = None,
     main_grad: _Exchangeable | None = None,
 ) -> _Array | TokenLogProbs: ...
+def ctc_forced_alignment(
+    log_probs: _Array,
+    targets: _Exchangeable,
+    input_lengths: _Exchangeable | Sequence[int] | int | None = None,
+    target_lengths: _Exchangeable | Sequence[int] | int | None = None,
+    blank: int = 0,
+    *,
+    batch_first: bool = False,
+    check_targets: _Check = "lazy",
+) -> CtcAlignment:
+    """The most probable alignment of sequences of labels to the frames of the input.
+
+        score_n = max over alignments c of sum_t log_probs(t, n, c_t)
+
+    with alignments c_1 ... c_T, sequences of classes that give the target when repeats are collapsed and then blanks
+    dropped.
+
+    Args:
+        log_probs: Log-probabilities of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample;
+            floating, of any strides. They need not be normalised.
+        targets: Labels of any integer dtype: of shape (N, S), padded with anything; or all labels one after another, of
+            shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
+            `blank`.
+        input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. Default None,
+            all T.
+        target_lengths: Number of labels of each sample, likewise, at most S. Default None, all S.
+        blank: Class of the blank, 0 to C - 1. Default 0.
+        batch_first: If True, the first operand has shape (N, T, C). Default False.
+        check_targets: When labels that are no class, and lengths out of range, raise: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found one; 'off' never. What the host knows is checked
+            at once. Default 'lazy'.
+
+    Returns:
+        A named tuple (score, labels, positions, log_probs): for each sample the sum along its alignment, of shape (N,)
+        or (); for each frame the class, the position of its label in the target, -1 for the blank, and the
+        log-probability of that class, of shape (T, N), (N, T) with `batch_first`, (T,) for one sample. Classes and
+        positions are int64, the others float32 (float64 for float64 input). Sums are float64. Of alignments with equal
+        sums it is the one that, seen from the last frame, ends in the last label, stays longest in each label and
+        blank, and goes through the blank between two labels. A target without alignment has score -inf; one for which
+        NaN or +inf counts, or of which a label or a length is out of range, has score NaN. Their frames, and those
+        behind `input_lengths`, have class -1, position -1 and log-probability 0.
+
+    Gradient:
+        None of the results is differentiable. For a loss of the best path gather `log_probs` by the labels:
+        ``log_probs.gather(-1, labels.clamp(min=0)[..., None])``.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, arrays are on different devices, an option is out of range, or a length is; see
+            `check_targets` for lengths on a GPU.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is no class, or is the blank; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> log_probs = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]).log()
+        >>> found = F.ctc_forced_alignment(log_probs, torch.tensor([1, 2]))
+        >>> found.labels.tolist(), found.positions.tolist(), round(found.score.exp().item(), 3)
+        ([0, 1, 2], [-1, 0, 1], 0.125)
+
+    References:
+        A. J. Viterbi, Error bounds for convolutional codes and an asymptotically optimum decoding algorithm, IEEE
+            Transactions on Information Theory 13, 1967.
+        A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, Connectionist temporal classification: labelling unsegmented
+            sequence data with recurrent neural networks, ICML 2006.
+    """
+
+def ctc_posteriors(
+    log_probs: _Array,
+    targets: _Exchangeable,
+    input_lengths: _Exchangeable | Sequence[int] | int | None = None,
+    target_lengths: _Exchangeable | Sequence[int] | int | None = None,
+    blank: int = 0,
+    *,
+    batch_first: bool = False,
+    of: Literal["classes", "positions"] = "classes",
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Probabilities that a frame belongs to each class, or to each label of its target, given the target.
+
+        occ(t, n, c) = P(c_t = c | target of n)
+
+    with alignments c_1 ... c_T, sequences of classes that give the target when repeats are collapsed and then blanks
+    dropped.
+
+    Posteriors of classes are the gradient of `ctc_loss` with the other sign.
+
+    Args:
+        log_probs: Log-probabilities of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample;
+            floating, of any strides. They need not be normalised.
+        targets: Labels of any integer dtype: of shape (N, S), padded with anything; or all labels one after another, of
+            shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
+            `blank`.
+        input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. Default None,
+            all T.
+        target_lengths: Number of labels of each sample, likewise, at most S. Default None, all S.
+        blank: Class of the blank, 0 to C - 1. Default 0.
+        batch_first: If True, the first operand has shape (N, T, C). Default False.
+        of: 'classes', or 'positions' for a posterior of each label of the target, which tells repeated labels apart,
+            and of the blank behind them. Default 'classes'.
+        check_targets: When labels that are no class, and lengths out of range, raise: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found one; 'off' never. What the host knows is checked
+            at once. Default 'lazy'.
+
+    Returns:
+        The posteriors, in the shape of `log_probs` for classes; for positions with S + 1 in the place of C, of which
+        the last is the blank, and those behind `target_lengths` are 0. Float32 (float64 for float64 input), on the
+        device and of the library of `log_probs`. Those of a frame add up to 1. Frames behind `input_lengths`, and all
+        frames of a target without alignment, or with a label or a length out of range, have 0; those of a target for
+        which NaN or +inf counts, NaN.
+
+    Gradient:
+        `log_probs` is differentiable. A class of log-probability -inf has gradient 0. Derivatives are the formula's,
+        which takes a step per frame.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, arrays are on different devices, an option is out of range, or a length is; see
+            `check_targets` for lengths on a GPU.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is no class, or is the blank; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> log_probs = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]).log()
+        >>> occ = F.ctc_posteriors(log_probs, torch.tensor([1, 2]))
+        >>> (17 * occ).round().int().tolist()
+        [[8, 9, 0], [2, 12, 3], [1, 0, 16]]
+
+    References:
+        A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, Connectionist temporal classification: labelling unsegmented
+            sequence data with recurrent neural networks, ICML 2006.
+    """

@@ -10,7 +10,7 @@ import ctypes
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from glob import escape, glob
@@ -160,3 +160,75 @@ def adopt(x: Any, to: str | None) -> Any:
     import numpy
 
     return numpy.from_dlpack(x)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the host knows, beside arrays on a device
+
+
+def integers(values: Sequence[int], shape: tuple[int, ...]) -> Any:
+    """Integers of the host as an int64 array of NumPy's."""
+    import numpy
+
+    return numpy.asarray(values, dtype=numpy.int64).reshape(shape)
+
+
+def number(value: float) -> Any:
+    """A number as a float64 array of NumPy's without dimensions."""
+    import numpy
+
+    return numpy.asarray(value, dtype=numpy.float64)
+
+
+def host_values(x: Any, beside: Any) -> list[int] | None:
+    """The elements of an array that the host has while ``beside`` is elsewhere; None where reading it would wait, where
+    it has no values (a compiler or a transform has made it), or where a formula or a kernel reads it anyway.
+    """
+    if kind(x) == "numpy":
+        return [int(v) for v in x.reshape(-1)] if kind(beside) != "numpy" else None
+    if kind(x) != "torch" or kind(beside) != "torch" or x.device == beside.device or x.device.type != "cpu":
+        return None
+    import torch
+
+    if type(x) is not torch.Tensor or any(tracer() for tracer in tracers):
+        return None
+    found: list[int] = x.reshape(-1).tolist()
+    return found
+
+
+#: Memory that graphs under capture copy from, whenever they are replayed.
+_captured: list[Any] = []
+
+
+def placed(beside: Any, arrays: Sequence[Any]) -> list[Any]:
+    """The arrays as ones of the library and on the device of ``beside``. Those that the host has travel in one
+    asynchronous copy; a graph under capture keeps their values.
+    """
+    owner = kind(beside)
+    if owner == "torch":
+        return _placed_by_torch(beside, arrays)
+    if owner == "cupy":
+        return [cupy().asarray(x) if kind(x) == "numpy" else x if kind(x) == owner else adopt(x, owner) for x in arrays]
+    return [x if kind(x) in (owner, "unknown") else adopt(x, owner) for x in arrays]
+
+
+def _placed_by_torch(beside: Any, arrays: Sequence[Any]) -> list[Any]:
+    import torch
+
+    found = [torch.from_numpy(x) if kind(x) == "numpy" else x if kind(x) == "torch" else adopt(x, "torch")
+             for x in arrays]  # fmt: skip
+    device = beside.device
+    away = [i for i, x in enumerate(found) if x.device != device and x.device.type == "cpu"]
+    if not away or not beside.is_cuda or any(tracer() for tracer in tracers):
+        return [x if x.device == device or x.device.type != "cpu" else x.to(device) for x in found]
+    # The widest elements first, so that all are aligned.
+    away.sort(key=lambda i: -found[i].element_size())
+    sizes = [found[i].numel() * found[i].element_size() for i in away]
+    staged = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+    for i, part in zip(away, staged.split(sizes), strict=True):
+        part.view(found[i].dtype).copy_(found[i].reshape(-1))
+    if torch.cuda.is_current_stream_capturing():
+        _captured.append(staged)
+    for i, part in zip(away, staged.to(device, non_blocking=True).split(sizes), strict=True):
+        found[i] = part.view(found[i].dtype).view(found[i].shape)
+    return found

@@ -1,6 +1,6 @@
 """The modules as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -9,6 +9,7 @@ from cupylosses.engines.softmax.call import RowResult
 
 _Reduction = Literal["none", "mean", "sum", "batchmean", "weighted_mean"]
 _RowReduction = Literal["none", "mean", "sum", "batchmean"]
+_SequenceReduction = Literal["none", "mean", "sum", "batchmean"]
 _Check = Literal["lazy", "sync", "off"]
 
 __all__: list[str]
@@ -89,8 +90,8 @@ class IouLoss(torch.nn.Module):
         self,
         reduction: _Reduction = "none",
         eps: float = 1e-06,
-        mode: bool | Literal["linear", "square", "log"] = "log",
-        box_format: bool | Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
+        mode: Literal["linear", "square", "log"] = "log",
+        box_format: Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
         *,
         weight: torch.Tensor | float | None = None,
         out_dtype: Any = None,
@@ -180,7 +181,7 @@ class GeneralizedBoxIouLoss(torch.nn.Module):
         self,
         reduction: _Reduction = "none",
         eps: float = 1e-07,
-        box_format: bool | Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
+        box_format: Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
         *,
         weight: torch.Tensor | float | None = None,
         out_dtype: Any = None,
@@ -270,7 +271,7 @@ class DistanceBoxIouLoss(torch.nn.Module):
         self,
         reduction: _Reduction = "none",
         eps: float = 1e-07,
-        box_format: bool | Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
+        box_format: Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
         *,
         weight: torch.Tensor | float | None = None,
         out_dtype: Any = None,
@@ -363,7 +364,7 @@ class CompleteBoxIouLoss(torch.nn.Module):
         self,
         reduction: _Reduction = "none",
         eps: float = 1e-07,
-        box_format: bool | Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
+        box_format: Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
         *,
         weight: torch.Tensor | float | None = None,
         out_dtype: Any = None,
@@ -2656,6 +2657,1225 @@ class ExponentialLoss(torch.nn.Module):
         out_dtype: Any = None,
     ) -> torch.Tensor: ...
 
+class DiceLoss(torch.nn.Module):
+    """Dice loss: one minus the Dice coefficient of predicted and true regions.
+
+        1 - (I + smooth_nr) / max(I + FP / 2 + FN / 2 + smooth_dr, floor), averaged over the regions of samples and
+        classes
+
+    with p = softmax(input), sigmoid(input) or input; t = [target = c], or a target per class; I = sum p t, FP = sum p
+    (1 - t), FN = sum (1 - p) t over the voxels of a group that count.
+
+    I + FP / 2 + FN / 2 is half of sum p + sum t. Nearly perfect predictions keep their digits, since I, FP and FN are
+    summed apart. The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6 (smp), nnU-Net 2.8, kornia 0.9 and
+    Keras 3.16. Unlike these libraries, voxels that do not count are never used, whatever they hold.
+
+    Module of ``cupylosses.functional.dice_loss``.
+
+    Args:
+        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+            Must be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
+            0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
+            a number >= 0. Default None: what `preset` sets, or 0.0.
+        gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
+            gradient is 0. Must be a number > 0. Default 1.0.
+        log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
+            0. Default 1e-07.
+        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default None: what
+            `preset` sets, or 1.0.
+        activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
+            'sigmoid', 'none'. Default None: what `preset` sets, or 'softmax'.
+        pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
+            one per class over all samples, 'class' one per sample over all classes, 'both' a single one. One of 'none',
+            'batch', 'class', 'both'. Default None: what `preset` sets, or 'none'.
+        overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
+            min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
+            equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
+        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+            Default 'group'.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
+            counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
+            `preset` sets, or 'skip'.
+        weight_in: Place of `class_weight`: the 'loss' of a class's group; or the 'score', in which I, FP and FN of each
+            class are multiplied before classes are pooled. One of 'loss', 'score'. Default None: what `preset` sets, or
+            'loss'.
+        weighting: Weights of classes that are pooled, by the number T of true voxels: 'square' 1 / T^2, 'simple' 1 / T,
+            'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
+            gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
+        mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
+            number. Default None: what `preset` sets, or False.
+        average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
+            have a group. One of 'groups', 'samples'. Default None: what `preset` sets, or 'groups'.
+        include_background: If False, class 0 has no region; it stays in the softmax. Default None: what `preset` sets,
+            or True.
+        empty: Loss of a sample without a group that counts, with average='samples'. Default None: such a sample is left
+            out.
+        class_weight: Weight of each class, of shape (C,), whether or not the background has a region; without a
+            gradient. A group of weight 0 counts for nothing, even if it is NaN. Default None, no weights.
+        ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
+            they are NaN. Default -100.
+        class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
+        preset: Settings of a library or paper, one of 'monai', 'smp', 'nnunet', 'nnunet_soft', 'kornia',
+            'kornia_micro', 'kornia_macro', 'keras', 'maskformer'; those that are given besides take precedence. Default
+            None, the defaults that are named here.
+        reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'lazy' at a later call of a loss
+            (at once on the CPU), 'sync' at once, for which the call waits for the GPU, 'off' never. The loss of its
+            sample is NaN in any case, and memory is not read out of bounds. Default 'lazy'.
+
+    Call:
+        input: The predicted logits, or probabilities with activation='none'. Shape (N, C, ...), any number of
+            dimensions, with the classes in `class_dim`; floating.
+        target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
+            which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
+            of `input`. With one class it has a value per voxel, 0 or 1.
+        mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
+            no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of masks of all processes. Default None.
+        empty: Overrides the option of the constructor for this call, unless None.
+        class_weight: Overrides the option of the constructor for this call, unless None.
+        ignore_index: Overrides the option of the constructor for this call, unless None.
+        class_dim: Overrides the option of the constructor for this call, unless None.
+        preset: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+        check_targets: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' the loss of each group, of shape (N, C), (C,), (N,) or () as classes or samples are
+        pooled, 0 for groups that do not count; otherwise one number. 'mean' divides the sum by the number of groups
+        that count. A mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of
+        `input`, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
+
+    Gradient:
+        `input` and a floating `target` are differentiable; class weights are constants. A denominator of 0 has gradient
+        0, and S = 1 if no voxel is true, 0 otherwise. At the bound `floor` the denominator follows the operands; a base
+        of 0 under an exponent below 1 has gradient 0. Where the loss of a group is NaN, so is the gradient of all of
+        its voxels.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.DiceLoss()
+        >>> input = torch.tensor([[[2.0, 1.0, -1.0, 0.5], [0.0, 1.5, 0.5, -0.5]]], requires_grad=True)
+        >>> target = torch.tensor([[0, 1, 1, 0]])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.237
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        F. Milletari, N. Navab, S.-A. Ahmadi, V-Net: fully convolutional neural networks for volumetric medical image
+            segmentation, 3DV 2016.
+    """
+
+    def __init__(
+        self,
+        smooth_nr: float | None = None,
+        smooth_dr: float | None = None,
+        floor: float | None = None,
+        gamma: float = 1.0,
+        log_floor: float = 1e-07,
+        offset: float | None = None,
+        activation: Literal["softmax", "sigmoid", "none"] | None = None,
+        pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
+        overlap: Literal["product", "min", "squared"] | None = None,
+        gamma_over: Literal["group", "mean"] = "group",
+        log_loss: bool = False,
+        absent: Literal["skip", "zero", "keep"] | None = None,
+        weight_in: Literal["loss", "score"] | None = None,
+        weighting: Literal["uniform", "simple", "square"] = "uniform",
+        mean_of_weights: bool | None = None,
+        average: Literal["groups", "samples"] | None = None,
+        include_background: bool | None = None,
+        reduction: Literal["none", "mean", "sum"] = "mean",
+        *,
+        empty: float | None = None,
+        class_weight: torch.Tensor | None = None,
+        ignore_index: int = -100,
+        class_dim: int = 1,
+        preset: str | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check = "lazy",
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        empty: float | None = None,
+        class_weight: torch.Tensor | None = None,
+        ignore_index: int | None = None,
+        class_dim: int | None = None,
+        mask: torch.Tensor | None = None,
+        preset: str | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+
+class JaccardLoss(torch.nn.Module):
+    """Jaccard loss: one minus the intersection over the union of predicted and true regions.
+
+        1 - (I + smooth_nr) / max(I + FP + FN + smooth_dr, floor), averaged over the regions of samples and classes
+
+    with p = softmax(input), sigmoid(input) or input; t = [target = c], or a target per class; I = sum p t, FP = sum p
+    (1 - t), FN = sum (1 - p) t over the voxels of a group that count.
+
+    The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6 (smp), nnU-Net 2.8, kornia 0.9 and Keras 3.16.
+    Unlike these libraries, voxels that do not count are never used, whatever they hold.
+
+    Module of ``cupylosses.functional.jaccard_loss``.
+
+    Args:
+        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+            Must be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
+            0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
+            a number >= 0. Default None: what `preset` sets, or 0.0.
+        gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
+            gradient is 0. Must be a number > 0. Default 1.0.
+        log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
+            0. Default 1e-07.
+        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
+            'sigmoid', 'none'. Default 'softmax'.
+        pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
+            one per class over all samples, 'class' one per sample over all classes, 'both' a single one. One of 'none',
+            'batch', 'class', 'both'. Default None: what `preset` sets, or 'none'.
+        overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
+            min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
+            equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
+        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+            Default 'group'.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
+            counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
+            `preset` sets, or 'skip'.
+        weight_in: Place of `class_weight`: the 'loss' of a class's group; or the 'score', in which I, FP and FN of each
+            class are multiplied before classes are pooled. One of 'loss', 'score'. Default 'loss'.
+        weighting: Weights of classes that are pooled, by the number T of true voxels: 'square' 1 / T^2, 'simple' 1 / T,
+            'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
+            gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
+        mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
+            number. Default None: what `preset` sets, or False.
+        average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
+            have a group. One of 'groups', 'samples'. Default 'groups'.
+        include_background: If False, class 0 has no region; it stays in the softmax. Default True.
+        empty: Loss of a sample without a group that counts, with average='samples'. Default None: such a sample is left
+            out.
+        class_weight: Weight of each class, of shape (C,), whether or not the background has a region; without a
+            gradient. A group of weight 0 counts for nothing, even if it is NaN. Default None, no weights.
+        ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
+            they are NaN. Default -100.
+        class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
+        preset: Settings of a library or paper, one of 'monai', 'smp'; those that are given besides take precedence.
+            Default None, the defaults that are named here.
+        reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'lazy' at a later call of a loss
+            (at once on the CPU), 'sync' at once, for which the call waits for the GPU, 'off' never. The loss of its
+            sample is NaN in any case, and memory is not read out of bounds. Default 'lazy'.
+
+    Call:
+        input: The predicted logits, or probabilities with activation='none'. Shape (N, C, ...), any number of
+            dimensions, with the classes in `class_dim`; floating.
+        target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
+            which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
+            of `input`. With one class it has a value per voxel, 0 or 1.
+        mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
+            no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of masks of all processes. Default None.
+        empty: Overrides the option of the constructor for this call, unless None.
+        class_weight: Overrides the option of the constructor for this call, unless None.
+        ignore_index: Overrides the option of the constructor for this call, unless None.
+        class_dim: Overrides the option of the constructor for this call, unless None.
+        preset: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+        check_targets: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' the loss of each group, of shape (N, C), (C,), (N,) or () as classes or samples are
+        pooled, 0 for groups that do not count; otherwise one number. 'mean' divides the sum by the number of groups
+        that count. A mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of
+        `input`, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
+
+    Gradient:
+        `input` and a floating `target` are differentiable; class weights are constants. A denominator of 0 has gradient
+        0, and S = 1 if no voxel is true, 0 otherwise. At the bound `floor` the denominator follows the operands; a base
+        of 0 under an exponent below 1 has gradient 0. Where the loss of a group is NaN, so is the gradient of all of
+        its voxels.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.JaccardLoss()
+        >>> input = torch.tensor([[[2.0, 1.0, -1.0, 0.5], [0.0, 1.5, 0.5, -0.5]]], requires_grad=True)
+        >>> target = torch.tensor([[0, 1, 1, 0]])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.384
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        M. A. Rahman, Y. Wang, Optimizing intersection-over-union in deep neural networks for image segmentation, ISVC
+            2016.
+    """
+
+    def __init__(
+        self,
+        smooth_nr: float | None = None,
+        smooth_dr: float | None = None,
+        floor: float | None = None,
+        gamma: float = 1.0,
+        log_floor: float = 1e-07,
+        offset: float = 1.0,
+        activation: Literal["softmax", "sigmoid", "none"] = "softmax",
+        pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
+        overlap: Literal["product", "min", "squared"] | None = None,
+        gamma_over: Literal["group", "mean"] = "group",
+        log_loss: bool = False,
+        absent: Literal["skip", "zero", "keep"] | None = None,
+        weight_in: Literal["loss", "score"] = "loss",
+        weighting: Literal["uniform", "simple", "square"] = "uniform",
+        mean_of_weights: bool | None = None,
+        average: Literal["groups", "samples"] = "groups",
+        include_background: bool = True,
+        reduction: Literal["none", "mean", "sum"] = "mean",
+        *,
+        empty: float | None = None,
+        class_weight: torch.Tensor | None = None,
+        ignore_index: int = -100,
+        class_dim: int = 1,
+        preset: str | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check = "lazy",
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        empty: float | None = None,
+        class_weight: torch.Tensor | None = None,
+        ignore_index: int | None = None,
+        class_dim: int | None = None,
+        mask: torch.Tensor | None = None,
+        preset: str | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+
+class TverskyLoss(torch.nn.Module):
+    """Tversky loss: a Dice loss that weighs false positives and false negatives differently.
+
+        1 - (I + smooth_nr) / max(I + alpha FP + beta FN + smooth_dr, floor), averaged over the regions of samples and
+        classes
+
+    with p = softmax(input), sigmoid(input) or input; t = [target = c], or a target per class; I = sum p t, FP = sum p
+    (1 - t), FN = sum (1 - p) t over the voxels of a group that count.
+
+    alpha = beta = 1/2 is `dice_loss`, alpha = beta = 1 `jaccard_loss`. Keras up to 3.15 has alpha and beta the other
+    way round than its documentation and than here. The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6
+    (smp), nnU-Net 2.8, kornia 0.9 and Keras 3.16. Unlike these libraries, voxels that do not count are never used,
+    whatever they hold.
+
+    Module of ``cupylosses.functional.tversky_loss``.
+
+    Args:
+        alpha: Weight of false positives in the denominator. Must be a number >= 0. Default 0.5.
+        beta: Weight of false negatives in the denominator. Must be a number >= 0. Default 0.5.
+        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+            Must be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
+            0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
+            a number >= 0. Default None: what `preset` sets, or 0.0.
+        gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
+            gradient is 0. Must be a number > 0. Default 1.0.
+        log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
+            0. Default 1e-07.
+        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
+            'sigmoid', 'none'. Default None: what `preset` sets, or 'softmax'.
+        pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
+            one per class over all samples, 'class' one per sample over all classes, 'both' a single one. One of 'none',
+            'batch', 'class', 'both'. Default None: what `preset` sets, or 'none'.
+        overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
+            min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
+            equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
+        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+            Default None: what `preset` sets, or 'group'.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
+            counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
+            `preset` sets, or 'skip'.
+        weight_in: Place of `class_weight`: the 'loss' of a class's group; or the 'score', in which I, FP and FN of each
+            class are multiplied before classes are pooled. One of 'loss', 'score'. Default 'loss'.
+        weighting: Weights of classes that are pooled, by the number T of true voxels: 'square' 1 / T^2, 'simple' 1 / T,
+            'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
+            gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
+        mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
+            number. Default None: what `preset` sets, or False.
+        average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
+            have a group. One of 'groups', 'samples'. Default None: what `preset` sets, or 'groups'.
+        include_background: If False, class 0 has no region; it stays in the softmax. Default True.
+        empty: Loss of a sample without a group that counts, with average='samples'. Default None: such a sample is left
+            out.
+        class_weight: Weight of each class, of shape (C,), whether or not the background has a region; without a
+            gradient. A group of weight 0 counts for nothing, even if it is NaN. Default None, no weights.
+        ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
+            they are NaN. Default -100.
+        class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
+        preset: Settings of a library or paper, one of 'monai', 'smp', 'kornia', 'keras'; those that are given besides
+            take precedence. Default None, the defaults that are named here.
+        reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'lazy' at a later call of a loss
+            (at once on the CPU), 'sync' at once, for which the call waits for the GPU, 'off' never. The loss of its
+            sample is NaN in any case, and memory is not read out of bounds. Default 'lazy'.
+
+    Call:
+        input: The predicted logits, or probabilities with activation='none'. Shape (N, C, ...), any number of
+            dimensions, with the classes in `class_dim`; floating.
+        target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
+            which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
+            of `input`. With one class it has a value per voxel, 0 or 1.
+        mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
+            no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of masks of all processes. Default None.
+        empty: Overrides the option of the constructor for this call, unless None.
+        class_weight: Overrides the option of the constructor for this call, unless None.
+        ignore_index: Overrides the option of the constructor for this call, unless None.
+        class_dim: Overrides the option of the constructor for this call, unless None.
+        preset: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+        check_targets: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' the loss of each group, of shape (N, C), (C,), (N,) or () as classes or samples are
+        pooled, 0 for groups that do not count; otherwise one number. 'mean' divides the sum by the number of groups
+        that count. A mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of
+        `input`, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
+
+    Gradient:
+        `input` and a floating `target` are differentiable; class weights are constants. A denominator of 0 has gradient
+        0, and S = 1 if no voxel is true, 0 otherwise. At the bound `floor` the denominator follows the operands; a base
+        of 0 under an exponent below 1 has gradient 0. Where the loss of a group is NaN, so is the gradient of all of
+        its voxels.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.TverskyLoss()
+        >>> input = torch.tensor([[[2.0, 1.0, -1.0, 0.5], [0.0, 1.5, 0.5, -0.5]]], requires_grad=True)
+        >>> target = torch.tensor([[0, 1, 1, 0]])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.237
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        S. S. M. Salehi, D. Erdogmus, A. Gholipour, Tversky loss function for image segmentation using 3D fully
+            convolutional deep networks, MLMI 2017.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.5,
+        beta: float = 0.5,
+        smooth_nr: float | None = None,
+        smooth_dr: float | None = None,
+        floor: float | None = None,
+        gamma: float = 1.0,
+        log_floor: float = 1e-07,
+        offset: float = 1.0,
+        activation: Literal["softmax", "sigmoid", "none"] | None = None,
+        pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
+        overlap: Literal["product", "min", "squared"] | None = None,
+        gamma_over: Literal["group", "mean"] | None = None,
+        log_loss: bool = False,
+        absent: Literal["skip", "zero", "keep"] | None = None,
+        weight_in: Literal["loss", "score"] = "loss",
+        weighting: Literal["uniform", "simple", "square"] = "uniform",
+        mean_of_weights: bool | None = None,
+        average: Literal["groups", "samples"] | None = None,
+        include_background: bool = True,
+        reduction: Literal["none", "mean", "sum"] = "mean",
+        *,
+        empty: float | None = None,
+        class_weight: torch.Tensor | None = None,
+        ignore_index: int = -100,
+        class_dim: int = 1,
+        preset: str | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check = "lazy",
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        empty: float | None = None,
+        class_weight: torch.Tensor | None = None,
+        ignore_index: int | None = None,
+        class_dim: int | None = None,
+        mask: torch.Tensor | None = None,
+        preset: str | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+
+class FocalTverskyLoss(torch.nn.Module):
+    """Focal Tversky loss: a power of the Tversky loss, by which regions that overlap well count more.
+
+        (1 - S)^gamma with 1 - S = 1 - (I + smooth_nr) / max(I + alpha FP + beta FN + smooth_dr, floor), averaged over
+        the regions of samples and classes
+
+    with p = softmax(input), sigmoid(input) or input; t = [target = c], or a target per class; I = sum p t, FP = sum p
+    (1 - t), FN = sum (1 - p) t over the voxels of a group that count.
+
+    `gamma` is the inverse of the paper's, which is 4/3. smp raises the mean, the others each region's loss. The presets
+    are those of MONAI 1.6, segmentation_models_pytorch 0.6 (smp), nnU-Net 2.8, kornia 0.9 and Keras 3.16. Unlike these
+    libraries, voxels that do not count are never used, whatever they hold.
+
+    Module of ``cupylosses.functional.focal_tversky_loss``.
+
+    Args:
+        alpha: Weight of false positives in the denominator. Must be a number >= 0. Default 0.3.
+        beta: Weight of false negatives in the denominator. Must be a number >= 0. Default 0.7.
+        gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
+            gradient is 0. Must be a number > 0. Default 0.75.
+        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+            Must be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
+            0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
+            a number >= 0. Default None: what `preset` sets, or 0.0.
+        log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
+            0. Default 1e-07.
+        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
+            'sigmoid', 'none'. Default None: what `preset` sets, or 'softmax'.
+        pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
+            one per class over all samples, 'class' one per sample over all classes, 'both' a single one. One of 'none',
+            'batch', 'class', 'both'. Default None: what `preset` sets, or 'none'.
+        overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
+            min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
+            equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
+        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+            Default None: what `preset` sets, or 'group'.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
+            counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
+            `preset` sets, or 'skip'.
+        weight_in: Place of `class_weight`: the 'loss' of a class's group; or the 'score', in which I, FP and FN of each
+            class are multiplied before classes are pooled. One of 'loss', 'score'. Default 'loss'.
+        weighting: Weights of classes that are pooled, by the number T of true voxels: 'square' 1 / T^2, 'simple' 1 / T,
+            'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
+            gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
+        mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
+            number. Default None: what `preset` sets, or False.
+        average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
+            have a group. One of 'groups', 'samples'. Default None: what `preset` sets, or 'groups'.
+        include_background: If False, class 0 has no region; it stays in the softmax. Default True.
+        empty: Loss of a sample without a group that counts, with average='samples'. Default None: such a sample is left
+            out.
+        class_weight: Weight of each class, of shape (C,), whether or not the background has a region; without a
+            gradient. A group of weight 0 counts for nothing, even if it is NaN. Default None, no weights.
+        ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
+            they are NaN. Default -100.
+        class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
+        preset: Settings of a library or paper, one of 'monai', 'smp', 'kornia', 'keras'; those that are given besides
+            take precedence. Default None, the defaults that are named here.
+        reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'lazy' at a later call of a loss
+            (at once on the CPU), 'sync' at once, for which the call waits for the GPU, 'off' never. The loss of its
+            sample is NaN in any case, and memory is not read out of bounds. Default 'lazy'.
+
+    Call:
+        input: The predicted logits, or probabilities with activation='none'. Shape (N, C, ...), any number of
+            dimensions, with the classes in `class_dim`; floating.
+        target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
+            which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
+            of `input`. With one class it has a value per voxel, 0 or 1.
+        mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
+            no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of masks of all processes. Default None.
+        empty: Overrides the option of the constructor for this call, unless None.
+        class_weight: Overrides the option of the constructor for this call, unless None.
+        ignore_index: Overrides the option of the constructor for this call, unless None.
+        class_dim: Overrides the option of the constructor for this call, unless None.
+        preset: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+        check_targets: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' the loss of each group, of shape (N, C), (C,), (N,) or () as classes or samples are
+        pooled, 0 for groups that do not count; otherwise one number. 'mean' divides the sum by the number of groups
+        that count. A mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of
+        `input`, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
+
+    Gradient:
+        `input` and a floating `target` are differentiable; class weights are constants. A denominator of 0 has gradient
+        0, and S = 1 if no voxel is true, 0 otherwise. At the bound `floor` the denominator follows the operands; a base
+        of 0 under an exponent below 1 has gradient 0. Where the loss of a group is NaN, so is the gradient of all of
+        its voxels.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.FocalTverskyLoss()
+        >>> input = torch.tensor([[[2.0, 1.0, -1.0, 0.5], [0.0, 1.5, 0.5, -0.5]]], requires_grad=True)
+        >>> target = torch.tensor([[0, 1, 1, 0]])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.34
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        N. Abraham, N. M. Khan, A novel focal Tversky loss function with improved attention U-Net for lesion
+            segmentation, ISBI 2019.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.3,
+        beta: float = 0.7,
+        gamma: float = 0.75,
+        smooth_nr: float | None = None,
+        smooth_dr: float | None = None,
+        floor: float | None = None,
+        log_floor: float = 1e-07,
+        offset: float = 1.0,
+        activation: Literal["softmax", "sigmoid", "none"] | None = None,
+        pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
+        overlap: Literal["product", "min", "squared"] | None = None,
+        gamma_over: Literal["group", "mean"] | None = None,
+        log_loss: bool = False,
+        absent: Literal["skip", "zero", "keep"] | None = None,
+        weight_in: Literal["loss", "score"] = "loss",
+        weighting: Literal["uniform", "simple", "square"] = "uniform",
+        mean_of_weights: bool | None = None,
+        average: Literal["groups", "samples"] | None = None,
+        include_background: bool = True,
+        reduction: Literal["none", "mean", "sum"] = "mean",
+        *,
+        empty: float | None = None,
+        class_weight: torch.Tensor | None = None,
+        ignore_index: int = -100,
+        class_dim: int = 1,
+        preset: str | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check = "lazy",
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        empty: float | None = None,
+        class_weight: torch.Tensor | None = None,
+        ignore_index: int | None = None,
+        class_dim: int | None = None,
+        mask: torch.Tensor | None = None,
+        preset: str | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+
+class GeneralizedDiceLoss(torch.nn.Module):
+    """Generalized Dice loss: the Dice loss of all classes together, weighted by the inverse of their sizes.
+
+        1 - (sum_c w_c I_c + smooth_nr) / max(sum_c w_c (I_c + FP_c / 2 + FN_c / 2) + smooth_dr, floor) for each sample,
+        with w_c = 1 / T_c^2 and T_c = I_c + FN_c
+
+    with p = softmax(input), sigmoid(input) or input; t = [target = c], or a target per class; I = sum p t, FP = sum p
+    (1 - t), FN = sum (1 - p) t over the voxels of a group that count.
+
+    With pool='both' sizes are those over all samples. A class without true voxels has the largest weight of the others.
+    The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6 (smp), nnU-Net 2.8, kornia 0.9 and Keras 3.16.
+    Unlike these libraries, voxels that do not count are never used, whatever they hold.
+
+    Module of ``cupylosses.functional.generalized_dice_loss``.
+
+    Args:
+        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+            Must be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
+            0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
+            a number >= 0. Default 0.0.
+        gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
+            gradient is 0. Must be a number > 0. Default 1.0.
+        log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
+            0. Default 1e-07.
+        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
+            'sigmoid', 'none'. Default 'softmax'.
+        pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
+            one per class over all samples, 'class' one per sample over all classes, 'both' a single one. One of 'none',
+            'batch', 'class', 'both'. Default 'class'.
+        overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
+            min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
+            equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+            Default 'group'.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
+            counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
+            `preset` sets, or 'skip'.
+        weight_in: Place of `class_weight`: the 'loss' of a class's group; or the 'score', in which I, FP and FN of each
+            class are multiplied before classes are pooled. One of 'loss', 'score'. Default 'loss'.
+        weighting: Weights of classes that are pooled, by the number T of true voxels: 'square' 1 / T^2, 'simple' 1 / T,
+            'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
+            gradient. One of 'uniform', 'simple', 'square'. Default 'square'.
+        mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
+            number. Default False.
+        average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
+            have a group. One of 'groups', 'samples'. Default 'groups'.
+        include_background: If False, class 0 has no region; it stays in the softmax. Default True.
+        empty: Loss of a sample without a group that counts, with average='samples'. Default None: such a sample is left
+            out.
+        class_weight: Weight of each class, of shape (C,), whether or not the background has a region; without a
+            gradient. A group of weight 0 counts for nothing, even if it is NaN. Default None, no weights.
+        ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
+            they are NaN. Default -100.
+        class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
+        preset: Settings of a library or paper, one of 'monai'; those that are given besides take precedence. Default
+            None, the defaults that are named here.
+        reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'lazy' at a later call of a loss
+            (at once on the CPU), 'sync' at once, for which the call waits for the GPU, 'off' never. The loss of its
+            sample is NaN in any case, and memory is not read out of bounds. Default 'lazy'.
+
+    Call:
+        input: The predicted logits, or probabilities with activation='none'. Shape (N, C, ...), any number of
+            dimensions, with the classes in `class_dim`; floating.
+        target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
+            which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
+            of `input`. With one class it has a value per voxel, 0 or 1.
+        mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
+            no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of masks of all processes. Default None.
+        empty: Overrides the option of the constructor for this call, unless None.
+        class_weight: Overrides the option of the constructor for this call, unless None.
+        ignore_index: Overrides the option of the constructor for this call, unless None.
+        class_dim: Overrides the option of the constructor for this call, unless None.
+        preset: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+        check_targets: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' the loss of each group, of shape (N, C), (C,), (N,) or () as classes or samples are
+        pooled, 0 for groups that do not count; otherwise one number. 'mean' divides the sum by the number of groups
+        that count. A mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of
+        `input`, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
+
+    Gradient:
+        `input` and a floating `target` are differentiable; class weights are constants. A denominator of 0 has gradient
+        0, and S = 1 if no voxel is true, 0 otherwise. At the bound `floor` the denominator follows the operands; a base
+        of 0 under an exponent below 1 has gradient 0. Where the loss of a group is NaN, so is the gradient of all of
+        its voxels.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.GeneralizedDiceLoss()
+        >>> input = torch.tensor([[[2.0, 1.0, -1.0, 0.5], [0.0, 1.5, 0.5, -0.5]]], requires_grad=True)
+        >>> target = torch.tensor([[0, 1, 1, 0]])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.237
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        C. H. Sudre, W. Li, T. Vercauteren, S. Ourselin, M. J. Cardoso, Generalised Dice overlap as a deep learning loss
+            function for highly unbalanced segmentations, DLMIA 2017.
+    """
+
+    def __init__(
+        self,
+        smooth_nr: float | None = None,
+        smooth_dr: float | None = None,
+        floor: float = 0.0,
+        gamma: float = 1.0,
+        log_floor: float = 1e-07,
+        offset: float = 1.0,
+        activation: Literal["softmax", "sigmoid", "none"] = "softmax",
+        pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] = "class",
+        overlap: Literal["product", "min", "squared"] = "product",
+        gamma_over: Literal["group", "mean"] = "group",
+        log_loss: bool = False,
+        absent: Literal["skip", "zero", "keep"] | None = None,
+        weight_in: Literal["loss", "score"] = "loss",
+        weighting: Literal["uniform", "simple", "square"] = "square",
+        mean_of_weights: bool = False,
+        average: Literal["groups", "samples"] = "groups",
+        include_background: bool = True,
+        reduction: Literal["none", "mean", "sum"] = "mean",
+        *,
+        empty: float | None = None,
+        class_weight: torch.Tensor | None = None,
+        ignore_index: int = -100,
+        class_dim: int = 1,
+        preset: str | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check = "lazy",
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        empty: float | None = None,
+        class_weight: torch.Tensor | None = None,
+        ignore_index: int | None = None,
+        class_dim: int | None = None,
+        mask: torch.Tensor | None = None,
+        preset: str | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+
+class DiceCELoss(torch.nn.Module):
+    """Sum of the Dice loss and the cross entropy, in the same two reads of the logits.
+
+        lambda_dice dice_loss + lambda_ce mean of -w_y log p_y over the voxels; of the binary cross entropy of each
+        class with activation='sigmoid'
+
+    with p = softmax(input), sigmoid(input) or input; t = [target = c], or a target per class; I = sum p t, FP = sum p
+    (1 - t), FN = sum (1 - p) t over the voxels of a group that count.
+
+    For labels the cross entropy is divided by the sum of the weights of the labels, as `cross_entropy` is; for a target
+    per class by the number of voxels, and under a sigmoid by that of voxels and classes. `class_weight` weighs the Dice
+    loss: MONAI's `weight` is to be passed as both. The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6
+    (smp), nnU-Net 2.8, kornia 0.9 and Keras 3.16. Unlike these libraries, voxels that do not count are never used,
+    whatever they hold.
+
+    Module of ``cupylosses.functional.dice_ce_loss``.
+
+    Args:
+        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+            Must be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
+            0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
+            a number >= 0. Default None: what `preset` sets, or 0.0.
+        gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
+            gradient is 0. Must be a number > 0. Default 1.0.
+        log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
+            0. Default 1e-07.
+        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default None: what
+            `preset` sets, or 1.0.
+        lambda_dice: Factor of the Dice loss. Must be a number, not NaN. Default 1.0.
+        lambda_ce: Factor of the cross-entropy loss. Must be a number, not NaN. Default 1.0.
+        label_smoothing: Share of the target that is spread evenly over all classes, in the cross entropy under a
+            softmax. Must be a number >= 0 and <= 1. Default 0.0.
+        activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
+            'sigmoid', 'none'. Default 'softmax'.
+        pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
+            one per class over all samples, 'class' one per sample over all classes, 'both' a single one. One of 'none',
+            'batch', 'class', 'both'. Default 'none'.
+        overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
+            min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
+            equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+            Default 'group'.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
+            counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
+            `preset` sets, or 'skip'.
+        weight_in: Place of `class_weight`: the 'loss' of a class's group; or the 'score', in which I, FP and FN of each
+            class are multiplied before classes are pooled. One of 'loss', 'score'. Default 'loss'.
+        weighting: Weights of classes that are pooled, by the number T of true voxels: 'square' 1 / T^2, 'simple' 1 / T,
+            'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
+            gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
+        mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
+            number. Default False.
+        average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
+            have a group. One of 'groups', 'samples'. Default 'groups'.
+        include_background: If False, class 0 has no region; it stays in the softmax. Default None: what `preset` sets,
+            or True.
+        empty: Loss of a sample without a group that counts, with average='samples'. Default None: such a sample is left
+            out.
+        class_weight: Weight of each class, of shape (C,), whether or not the background has a region; without a
+            gradient. A group of weight 0 counts for nothing, even if it is NaN. Default None, no weights.
+        weight: Weight of each class in the loss of voxels, of shape (C,), without a gradient. Default None, no weights.
+        ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
+            they are NaN. Default -100.
+        class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
+        preset: Settings of a library or paper, one of 'monai', 'nnunet'; those that are given besides take precedence.
+            Default None, the defaults that are named here.
+        reduction: One of 'mean'; see Returns. Default 'mean'.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'lazy' at a later call of a loss
+            (at once on the CPU), 'sync' at once, for which the call waits for the GPU, 'off' never. The loss of its
+            sample is NaN in any case, and memory is not read out of bounds. Default 'lazy'.
+
+    Call:
+        input: The predicted logits, or probabilities with activation='none'. Shape (N, C, ...), any number of
+            dimensions, with the classes in `class_dim`; floating.
+        target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
+            which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
+            of `input`. With one class it has a value per voxel, 0 or 1.
+        mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
+            no mask.
+        empty: Overrides the option of the constructor for this call, unless None.
+        class_weight: Overrides the option of the constructor for this call, unless None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        ignore_index: Overrides the option of the constructor for this call, unless None.
+        class_dim: Overrides the option of the constructor for this call, unless None.
+        preset: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+        check_targets: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        One number, of the library and on the device of `input`, in the promoted dtype of the operands (float32 under
+        autocast) unless `out_dtype` is given. The loss of regions is averaged over the groups that count, that of
+        voxels over the voxels that do (divided by the sum of the weights of their labels). A mean of nothing is NaN,
+        with gradients of 0.
+
+    Gradient:
+        `input` and a floating `target` are differentiable; class weights are constants. A denominator of 0 has gradient
+        0, and S = 1 if no voxel is true, 0 otherwise. At the bound `floor` the denominator follows the operands; a base
+        of 0 under an exponent below 1 has gradient 0. Where the loss of a group is NaN, so is the gradient of all of
+        its voxels.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.DiceCELoss()
+        >>> input = torch.tensor([[[2.0, 1.0, -1.0, 0.5], [0.0, 1.5, 0.5, -0.5]]], requires_grad=True)
+        >>> target = torch.tensor([[0, 1, 1, 0]])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.516
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        F. Milletari, N. Navab, S.-A. Ahmadi, V-Net: fully convolutional neural networks for volumetric medical image
+            segmentation, 3DV 2016.
+        F. Isensee et al., nnU-Net: a self-configuring method for deep learning-based biomedical image segmentation,
+            Nature Methods 18, 2021.
+    """
+
+    def __init__(
+        self,
+        smooth_nr: float | None = None,
+        smooth_dr: float | None = None,
+        floor: float | None = None,
+        gamma: float = 1.0,
+        log_floor: float = 1e-07,
+        offset: float | None = None,
+        lambda_dice: float = 1.0,
+        lambda_ce: float = 1.0,
+        label_smoothing: float = 0.0,
+        activation: Literal["softmax", "sigmoid", "none"] = "softmax",
+        pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] = "none",
+        overlap: Literal["product", "min", "squared"] = "product",
+        gamma_over: Literal["group", "mean"] = "group",
+        log_loss: bool = False,
+        absent: Literal["skip", "zero", "keep"] | None = None,
+        weight_in: Literal["loss", "score"] = "loss",
+        weighting: Literal["uniform", "simple", "square"] = "uniform",
+        mean_of_weights: bool = False,
+        average: Literal["groups", "samples"] = "groups",
+        include_background: bool | None = None,
+        reduction: Literal["mean"] = "mean",
+        *,
+        empty: float | None = None,
+        class_weight: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+        ignore_index: int = -100,
+        class_dim: int = 1,
+        preset: str | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check = "lazy",
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        empty: float | None = None,
+        class_weight: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+        ignore_index: int | None = None,
+        class_dim: int | None = None,
+        mask: torch.Tensor | None = None,
+        preset: str | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+
+class DiceFocalLoss(torch.nn.Module):
+    """Sum of the Dice loss and the focal loss, in the same two reads of the logits.
+
+        lambda_dice dice_loss + lambda_focal mean of the focal loss: of each class's logit with focal_over='sigmoid',
+        -w_y (1 - p_y)^gamma_focal log p_y of each voxel with 'softmax'
+
+    with p = softmax(input), sigmoid(input) or input; t = [target = c], or a target per class; I = sum p t, FP = sum p
+    (1 - t), FN = sum (1 - p) t over the voxels of a group that count.
+
+    As in MONAI, the focal loss is that of every class's logit even where the Dice loss has a softmax. Under a sigmoid
+    the focal loss is averaged over voxels and classes, under a softmax over voxels. `class_weight` weighs the Dice
+    loss, `weight` the focal loss. The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6 (smp), nnU-Net
+    2.8, kornia 0.9 and Keras 3.16. Unlike these libraries, voxels that do not count are never used, whatever they hold.
+
+    Module of ``cupylosses.functional.dice_focal_loss``.
+
+    Args:
+        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+            Must be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
+            0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
+            a number >= 0. Default 0.0.
+        gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
+            gradient is 0. Must be a number > 0. Default 1.0.
+        log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
+            0. Default 1e-07.
+        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        lambda_dice: Factor of the Dice loss. Must be a number, not NaN. Default 1.0.
+        lambda_focal: Factor of the focal loss. Must be a number, not NaN. Default 1.0.
+        gamma_focal: Exponent of the focal loss. Must be a number >= 0. Default 2.0.
+        alpha_focal: Weight of positive elements under a sigmoid, negative ones having 1 - alpha_focal. A negative one
+            turns these weights off. Must be a number <= 1. Default -1.0.
+        activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
+            'sigmoid', 'none'. Default 'softmax'.
+        pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
+            one per class over all samples, 'class' one per sample over all classes, 'both' a single one. One of 'none',
+            'batch', 'class', 'both'. Default 'none'.
+        overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
+            min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
+            equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+            Default 'group'.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
+            counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
+            `preset` sets, or 'skip'.
+        weight_in: Place of `class_weight`: the 'loss' of a class's group; or the 'score', in which I, FP and FN of each
+            class are multiplied before classes are pooled. One of 'loss', 'score'. Default 'loss'.
+        weighting: Weights of classes that are pooled, by the number T of true voxels: 'square' 1 / T^2, 'simple' 1 / T,
+            'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
+            gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
+        mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
+            number. Default False.
+        average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
+            have a group. One of 'groups', 'samples'. Default 'groups'.
+        include_background: If False, class 0 has no region; it stays in the softmax. Default True.
+        focal_over: The focal loss of every class's logit alone, or that of the label's probability under a softmax. One
+            of 'sigmoid', 'softmax'. Default 'sigmoid'.
+        empty: Loss of a sample without a group that counts, with average='samples'. Default None: such a sample is left
+            out.
+        class_weight: Weight of each class, of shape (C,), whether or not the background has a region; without a
+            gradient. A group of weight 0 counts for nothing, even if it is NaN. Default None, no weights.
+        weight: Weight of each class in the loss of voxels, of shape (C,), without a gradient. Default None, no weights.
+        ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
+            they are NaN. Default -100.
+        class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
+        preset: Settings of a library or paper, one of 'monai'; those that are given besides take precedence. Default
+            None, the defaults that are named here.
+        reduction: One of 'mean'; see Returns. Default 'mean'.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'lazy' at a later call of a loss
+            (at once on the CPU), 'sync' at once, for which the call waits for the GPU, 'off' never. The loss of its
+            sample is NaN in any case, and memory is not read out of bounds. Default 'lazy'.
+
+    Call:
+        input: The predicted logits, or probabilities with activation='none'. Shape (N, C, ...), any number of
+            dimensions, with the classes in `class_dim`; floating.
+        target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
+            which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
+            of `input`. With one class it has a value per voxel, 0 or 1.
+        mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
+            no mask.
+        empty: Overrides the option of the constructor for this call, unless None.
+        class_weight: Overrides the option of the constructor for this call, unless None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        ignore_index: Overrides the option of the constructor for this call, unless None.
+        class_dim: Overrides the option of the constructor for this call, unless None.
+        preset: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+        check_targets: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        One number, of the library and on the device of `input`, in the promoted dtype of the operands (float32 under
+        autocast) unless `out_dtype` is given. The loss of regions is averaged over the groups that count, that of
+        voxels over the voxels that do. A mean of nothing is NaN, with gradients of 0.
+
+    Gradient:
+        `input` and a floating `target` are differentiable; class weights are constants. A denominator of 0 has gradient
+        0, and S = 1 if no voxel is true, 0 otherwise. At the bound `floor` the denominator follows the operands; a base
+        of 0 under an exponent below 1 has gradient 0. Where the loss of a group is NaN, so is the gradient of all of
+        its voxels.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.DiceFocalLoss()
+        >>> input = torch.tensor([[[2.0, 1.0, -1.0, 0.5], [0.0, 1.5, 0.5, -0.5]]], requires_grad=True)
+        >>> target = torch.tensor([[0, 1, 1, 0]])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.376
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        F. Milletari, N. Navab, S.-A. Ahmadi, V-Net: fully convolutional neural networks for volumetric medical image
+            segmentation, 3DV 2016.
+        T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, Focal loss for dense object detection, ICCV 2017.
+    """
+
+    def __init__(
+        self,
+        smooth_nr: float | None = None,
+        smooth_dr: float | None = None,
+        floor: float = 0.0,
+        gamma: float = 1.0,
+        log_floor: float = 1e-07,
+        offset: float = 1.0,
+        lambda_dice: float = 1.0,
+        lambda_focal: float = 1.0,
+        gamma_focal: float = 2.0,
+        alpha_focal: float = -1.0,
+        activation: Literal["softmax", "sigmoid", "none"] = "softmax",
+        pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] = "none",
+        overlap: Literal["product", "min", "squared"] = "product",
+        gamma_over: Literal["group", "mean"] = "group",
+        log_loss: bool = False,
+        absent: Literal["skip", "zero", "keep"] | None = None,
+        weight_in: Literal["loss", "score"] = "loss",
+        weighting: Literal["uniform", "simple", "square"] = "uniform",
+        mean_of_weights: bool = False,
+        average: Literal["groups", "samples"] = "groups",
+        include_background: bool = True,
+        focal_over: Literal["sigmoid", "softmax"] = "sigmoid",
+        reduction: Literal["mean"] = "mean",
+        *,
+        empty: float | None = None,
+        class_weight: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+        ignore_index: int = -100,
+        class_dim: int = 1,
+        preset: str | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check = "lazy",
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        empty: float | None = None,
+        class_weight: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+        ignore_index: int | None = None,
+        class_dim: int | None = None,
+        mask: torch.Tensor | None = None,
+        preset: str | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+
 class MSELoss(torch.nn.MSELoss):
     """Squared error; mean squared error with the default reduction."""
 
@@ -3607,4 +4827,160 @@ class GeneralRobustLoss(torch.nn.Module):
         normalizer: torch.Tensor | float | None = None,
         dim: int | tuple[int, ...] | None = None,
         out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class MultiMarginLoss(torch.nn.MultiMarginLoss):
+    """Multi-class hinge loss: the score of the label is to exceed every other score by a margin."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        ignore_index: int | None = None,
+        class_dim: int | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+
+class MultiLabelMarginLoss(torch.nn.MultiLabelMarginLoss):
+    """Multi-label hinge loss: the scores of all labels are to exceed the scores of all other classes by a margin."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        margin: float | None = None,
+        class_dim: int | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+
+class CTCLoss(torch.nn.CTCLoss):
+    """CTC loss of sequences of labels that are not aligned to the frames of the input."""
+
+    def forward(
+        self,
+        log_probs: torch.Tensor,
+        targets: torch.Tensor,
+        input_lengths: torch.Tensor | Sequence[int] | int | None,
+        target_lengths: torch.Tensor | Sequence[int] | int | None,
+        *,
+        batch_first: bool | None = None,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        gradient: Literal["log_probs", "logits"] | None = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+
+class CTCWithLogitsLoss(torch.nn.Module):
+    """CTC loss of logits, with the log-softmax fused.
+
+        L_n = -log sum over alignments c of prod_t softmax(input)(t, n, c_t)
+
+    with p the softmax of `input`; the sum is over all sequences c_1 ... c_T of classes that give the target when
+    repeats are collapsed and then blanks dropped.
+
+    Module of ``cupylosses.functional.ctc_loss_with_logits``.
+
+    Args:
+        blank: Class of the blank, 0 to C - 1. Default 0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        zero_infinity: If True, samples whose target has no alignment have loss 0 in place of inf. Their gradient is 0
+            either way. Default False.
+        batch_first: If True, the first operand has shape (N, T, C). Default False.
+
+    Call:
+        input: Logits of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample; floating, of any
+            strides.
+        targets: Labels of any integer dtype: of shape (N, S), padded with anything; or all labels one after another, of
+            shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
+            `blank`.
+        input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. None where
+            all are T.
+        target_lengths: Number of labels of each sample, likewise, at most S. None where all are S.
+        weight: Factor of each sample's loss, a constant that broadcasts to (N,). A sample of weight 0 is not read, and
+            its loss and gradient are 0. Default None, no weights.
+        mask: Bool array that broadcasts to (N,), True where a sample counts. The others are not read, their losses and
+            gradients are 0, and 'mean' does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, in the place of whatever a mean divides by,
+            numbers of labels included: the result is the sum of the losses over `normalizer`. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        inplace_backward: If True, backward may write the gradient over `input`, for which a second backward raises.
+            Default False.
+        check_targets: When labels that are no class, and lengths out of range, raise: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found one; 'off' never. The loss of the sample is NaN
+            meanwhile, with a gradient of 0. What the host knows is checked at once. Default 'lazy'.
+
+    Returns:
+        With 'none' one value per sample, of shape (N,), or () for one sample without that dimension; otherwise an array
+        without dimensions. 'mean' divides the loss of each sample by its number of labels, at least 1, and the sum by
+        the number of samples that the mask keeps; 'batchmean' divides the sum by N; no mean divides by weights. A mean
+        of nothing is NaN, with gradients of 0. Sums over frames and samples are computed in float64. The result belongs
+        to the library and the device of the first operand, and has its dtype unless `out_dtype` is given.
+
+    Gradient:
+        The first operand is differentiable. The gradient is softmax(input) minus the probability that the frame emits
+        the class given the target. A class of log-probability -inf has gradient 0. A target that has no alignment,
+        because it is too long or every alignment has a log-probability of -inf, has loss inf, or 0 with
+        `zero_infinity`, and a gradient of 0. Where the loss of a sample is NaN, so is its gradient in all frames that
+        count. Frames behind `input_lengths` have gradient 0. Log-probabilities beyond 2^26 in size count as infinite.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, arrays are on different devices, an option is out of range, or a length is; see
+            `check_targets` for lengths on a GPU.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is no class, or is the blank; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.CTCWithLogitsLoss()
+        >>> input = torch.tensor([[[0.5, -1.0, 1.5]], [[1.0, 2.0, 0.0]]], requires_grad=True)
+        >>> targets = torch.tensor([[1]])
+        >>> input_lengths = torch.tensor([2])
+        >>> target_lengths = torch.tensor([1])
+        >>> loss = criterion(input, targets, input_lengths, target_lengths)
+        >>> round(loss.item(), 3)
+        1.513
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, Connectionist temporal classification: labelling unsegmented
+            sequence data with recurrent neural networks, ICML 2006.
+    """
+
+    def __init__(
+        self,
+        blank: int = 0,
+        reduction: _SequenceReduction = "mean",
+        zero_infinity: bool = False,
+        batch_first: bool = False,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        targets: torch.Tensor,
+        input_lengths: torch.Tensor | Sequence[int] | int | None,
+        target_lengths: torch.Tensor | Sequence[int] | int | None,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
     ) -> torch.Tensor: ...

@@ -5,6 +5,7 @@
     python scripts/benchmark.py --quick           only the project's figures, in less than four
     python scripts/benchmark.py --sections rows   losses of rows of logits, in about three
     python scripts/benchmark.py --sections linear linear layers with a loss, in a minute and a half
+    python scripts/benchmark.py --sections sequences   CTC losses, in half a minute
     python scripts/benchmark.py --sections cliffs cases off the headline, the worst first, in less than four
     python scripts/benchmark.py --sections cliffs --cases "few classes"   some of them, in seconds
     python scripts/benchmark.py --plot            draw the pictures from the stored rows; needs no GPU
@@ -12,9 +13,9 @@
 Sections: startup (first loss of a new process), memory (peak beyond the results), host (µs per call), graph (µs in a
 CUDA graph), accuracy (ulp at 2^30), rows (TB/s and speed-ups of losses of rows of logits, and the cost of options),
 linear (time and peak memory of losses of a linear layer beside the bare products of matrices, and of log-probabilities
-beside a copy), throughput (TB/s and speed-ups of all other losses) and, only if asked for, cliffs (shapes, layouts and
-options off the headline, beside eager and a copy, with their bars). Each section appends to a CSV file, with the GPU,
-the versions and the commit.
+beside a copy), sequences (time and peak memory of CTC losses), throughput (TB/s and speed-ups of all other losses) and,
+only if asked for, cliffs (shapes, layouts and options off the headline, beside eager and a copy, with their bars). Each
+section appends to a CSV file, with the GPU, the versions and the commit.
 
 The rivals are torch in several ways and, if they are installed, Liger, QuACK and Cut Cross Entropy. A workload that a
 rival does not support is reported, and recorded as its status. Compiling takes most of the time: --providers eager

@@ -34,7 +34,11 @@ from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.log_probs.definition import LinearLogProbs, LogProbs
 from cupylosses.engines.pointwise.codegen import PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.regions.definition import RegionLoss
+from cupylosses.engines.row_margin.definition import MarginLoss
 from cupylosses.engines.row_statistics.definition import StatisticsFunction, StatisticsLoss
+from cupylosses.engines.sequence import definition as sequence_definition
+from cupylosses.engines.sequence.definition import SequenceLoss
 from cupylosses.engines.softmax import definition as softmax_definition
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit.kernel import Kernel
@@ -65,10 +69,11 @@ def is_floating(x: Any) -> bool:
 STUB_HEAD = '''\
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 from cupylosses.engines.log_probs.call import TokenLogProbs
+from cupylosses.engines.sequence.alignment import CtcAlignment
 from cupylosses.engines.softmax.call import RowResult
 
 class _Exchangeable(Protocol):
@@ -82,6 +87,7 @@ __all__: list[str]
 
 _Reduction = Literal[REDUCTIONS]
 _RowReduction = Literal[ROWS]
+_SequenceReduction = Literal[SEQUENCES]
 _Check = Literal[CHECKS]
 
 '''
@@ -98,6 +104,7 @@ def with_literals(head: str) -> str:
     for name, words in {
         "REDUCTIONS": REDUCTIONS,
         "ROWS": softmax_definition.REDUCTIONS,
+        "SEQUENCES": sequence_definition.REDUCTIONS,
         "CHECKS": softmax_definition.CHECKS,
     }.items():
         head = head.replace(f"[{name}]", f"[{', '.join(map(quoted, words))}]")
@@ -112,7 +119,7 @@ def definitions() -> Iterator[Definition]:
 NN_HEAD = '''\
 """The modules as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -121,6 +128,7 @@ from cupylosses.engines.softmax.call import RowResult
 
 _Reduction = Literal[REDUCTIONS]
 _RowReduction = Literal[ROWS]
+_SequenceReduction = Literal[SEQUENCES]
 _Check = Literal[CHECKS]
 
 __all__: list[str]
@@ -148,7 +156,8 @@ def stub_class(loss: Definition) -> str:
         )
         lines = [f"class {name}({base}):", text, ""]
         first = [x for x in given if (given[x] is ... if loss.layer else x not in loss.keywords)]
-        arguments = [*first, "*", *(x for x in given if x not in first)]
+        rest = [x for x in given if x not in first]
+        arguments = [*first, *["*"] * bool(rest), *rest]
         lines += ["    def __init__(", "        self,"]
         lines += [
             "        *," if x == "*" else f"        {x}: {of_torch(loss, x)}{default(given[x])}," for x in arguments
@@ -199,7 +208,7 @@ def stub_function(loss: Definition) -> str:
     text = indent(f'"""{docstring(loss)}"""', "    ") + "\n"
     asked = [x for x in ASKED if x in loss.common]
     if not asked:
-        return f"{stub_signature(loss, '_Array', {})}:\n{text}\n"
+        return f"{stub_signature(loss, loss.result_type, {})}:\n{text}\n"
     plain = stub_signature(loss, "_Array", dict.fromkeys(asked, "Literal[False] = False"))
     others = [stub_signature(loss, ASKED[x], {x: "Literal[True]"}) for x in asked]
     others.append(stub_signature(loss, f"_Array | {ASKED[asked[0]]}", {}))
@@ -220,20 +229,29 @@ def annotation(loss: Definition, name: str) -> str:
     operands = {x.name: x for x in loss.operands}
     if name == loss.operands[0].name:
         return "_Array"
+    if isinstance(loss, SequenceLoss) and name in OF_SEQUENCES:
+        return OF_SEQUENCES[name]
     if name in operands:
         operand = operands[name]
         numbers = " | float" if operand.number else ""
         return f"_Exchangeable{numbers}" + (" | None" if operand.default is not None else "")
+    # Options that a preset may set are None by default.
+    chosen = " | None" if isinstance(loss, RegionLoss) and name in loss.of_presets else ""
     if name in {x.name for x in loss.parameters}:
-        return "float"
+        return f"float{chosen}"
     for flag in loss.flags:
         if flag.name == name:
-            texts = [quoted(x) for x in flag.choices if isinstance(x, str)]
-            return " | ".join(["bool", *([f"Literal[{', '.join(texts)}]"] if texts else [])])
+            texts = [quoted(x) if isinstance(x, str) else repr(x) for x in flag.choices if not isinstance(x, bool)]
+            bools = ["bool"] * (any(isinstance(x, bool) for x in flag.choices) or flag.choices[0] is None)
+            more = [f"Literal[{', '.join(texts)}]"] if texts else []
+            return " | ".join([*bools, *more, *(["tuple[str, ...]"] if name == "pool" else [])]) + chosen
+    if isinstance(loss, RegionLoss):
+        words = ", ".join([quoted(x) for x in loss.reductions])
+        return f"Literal[{words}]" if name == "reduction" else OF_REGIONS.get(name, ANNOTATIONS.get(name, "Any"))
     if isinstance(loss, LinearSoftmaxLoss | LinearLogProbs) and name in OF_LAYERS:
         return "int" if name == "ignore_index" and loss.common[name] is not None else OF_LAYERS[name]
-    if isinstance(loss, SoftmaxLoss | LinearSoftmaxLoss | LogProbs) and name in OF_ROWS:
-        return "int" if name == "class_dim" and loss.class_dim is not None else OF_ROWS[name]
+    if isinstance(loss, SoftmaxLoss | LinearSoftmaxLoss | LogProbs | MarginLoss) and name in OF_ROWS:
+        return "int" if name == "class_dim" and loss.common[name] is not None else OF_ROWS[name]
     if isinstance(loss, StatisticsFunction) and name == "dim":
         return "int"
     return ANNOTATIONS.get(name, "bool | None")
@@ -290,6 +308,33 @@ OF_ROWS = {
 }
 
 
+#: Types of the arguments that region losses take.
+OF_REGIONS = {
+    "preset": "str | None",
+    "empty": "float | None",
+    "class_weight": "_Exchangeable | None",
+    "weight": "_Exchangeable | None",
+    "ignore_index": "int",
+    "class_dim": "int",
+    "check_targets": "_Check",
+}
+
+
+#: Types of the arguments that losses of sequences take.
+OF_SEQUENCES = {
+    "input_lengths": "_Exchangeable | Sequence[int] | int | None",
+    "target_lengths": "_Exchangeable | Sequence[int] | int | None",
+    "blank": "int",
+    "reduction": "_SequenceReduction",
+    "zero_infinity": "bool",
+    "batch_first": "bool",
+    "gradient": 'Literal["log_probs", "logits"]',
+    "of": 'Literal["classes", "positions"]',
+    "inplace_backward": "bool",
+    "check_targets": "_Check",
+}
+
+
 def default(value: Any) -> str:
     if value is ...:
         return ""
@@ -331,6 +376,16 @@ def vector_losses() -> str:
     return table(["function", "value of a row", "options of its own", "in torch"], rows)
 
 
+def sequence_losses() -> str:
+    """The README's table of losses of sequences."""
+    rows = []
+    for loss in registry(SequenceLoss).values():
+        plain = {"mask", "normalizer", "out_dtype", "reduction", "weight"}
+        own = [f"`{name}={x!r}`" for name, x in loss.common.items() if name not in plain]
+        rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join(own), "yes" if loss.torch else ""])
+    return table(["function", "value of a sample", "options of its own", "in torch"], rows)
+
+
 def box_losses() -> str:
     """The README's table of losses of boxes."""
     rows = []
@@ -338,6 +393,23 @@ def box_losses() -> str:
         own = [f"`{x.name}={x.default!r}`" for x in loss.options]
         rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join(own)])
     return table(["function", "value of a pair of boxes", "options of its own"], rows)
+
+
+def margin_losses() -> str:
+    """The README's table of losses of scores that labels are to exceed."""
+    rows = []
+    for loss in registry(MarginLoss).values():
+        own = [f"`{x.name}={x.default!r}`" for x in loss.options]
+        rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join(own), "yes" if loss.torch else ""])
+    return table(["function", "value of a row", "options of its own", "in torch"], rows)
+
+
+def region_losses() -> str:
+    """The README's table of losses of regions."""
+    rows = []
+    for loss in registry(RegionLoss).values():
+        rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join([f"`{x}`" for x in loss.presets])])
+    return table(["function", "value", "presets"], rows)
 
 
 def layer_losses() -> str:
@@ -386,6 +458,18 @@ OUTCOMES = ROOT / "docs" / "transforms.csv"
 TRANSFORMS = ROOT / "tests" / "tools" / "transforms.py"
 
 
+#: The kinds of losses besides element-wise ones, as columns of the table of transforms.
+KINDS: Mapping[str, type[Definition]] = {
+    "Losses of rows": SoftmaxLoss,
+    "Margin losses of rows": MarginLoss,
+    "Losses of vectors": StatisticsLoss,
+    "Losses of boxes": BoxLoss,
+    "Losses of regions": RegionLoss,
+    "Losses of sequences": SequenceLoss,
+    "Losses of a linear layer": LinearSoftmaxLoss,
+}
+
+
 def transforms() -> str:
     """The table of docs/transforms.md: each transform, its summary, the place, and the losses it works with."""
     with OUTCOMES.open(encoding="utf-8", newline="") as file:
@@ -394,18 +478,12 @@ def transforms() -> str:
     for name, summary in tried():
         outcomes = [x for x in found if x["transform"] == name]
         where = " and ".join(sorted({x["where"] for x in outcomes if x["loss"] in registry(Loss)}))
-        of_rows = (
-            works(outcomes, registry(SoftmaxLoss)) if any(x["loss"] in registry(SoftmaxLoss) for x in outcomes) else ""
-        )
-        layers = registry(LinearSoftmaxLoss)
-        of_layers = works(outcomes, layers) if any(x["loss"] in layers for x in outcomes) else ""
-        statistics = registry(StatisticsLoss)
-        of_vectors = works(outcomes, statistics) if any(x["loss"] in statistics for x in outcomes) else ""
-        boxes = registry(BoxLoss)
-        of_boxes = works(outcomes, boxes) if any(x["loss"] in boxes for x in outcomes) else ""
-        rows.append((name, summary, works(outcomes, registry(Loss)), where, of_rows, of_vectors, of_boxes, of_layers))
-    kinds = ("Losses of rows", "Losses of vectors", "Losses of boxes", "Losses of a linear layer")
-    head = ("What", "Tried", "Losses", "Where", *kinds)
+        others = [
+            works(outcomes, losses) if any(x["loss"] in losses for x in outcomes) else ""
+            for losses in map(registry, KINDS.values())
+        ]
+        rows.append((name, summary, works(outcomes, registry(Loss)), where, *others))
+    head = ("What", "Tried", "Losses", "Where", *KINDS)
     return table(head, rows)
 
 
@@ -431,7 +509,10 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "losses": losses,
         "losses of rows": row_losses,
         "losses of vectors": vector_losses,
+        "losses of margins": margin_losses,
         "losses of boxes": box_losses,
+        "losses of sequences": sequence_losses,
+        "losses of regions": region_losses,
         "losses of layers": layer_losses,
     },
     "docs/adding-a-loss.md": {"primitives": primitives},

@@ -37,6 +37,7 @@ from benchmarking import (
     providers,
     records,
     report,
+    sequence,
     softmax,
     startup,
     throughput,
@@ -53,6 +54,7 @@ from cupylosses.checks import FLOATING
 from cupylosses.definition.registry import registry
 from cupylosses.engines import execute
 from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.sequence.definition import SequenceLoss
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit import compiler
 from cupylosses.testing.softmax.truth import NAMES, truth
@@ -540,9 +542,10 @@ def test_every_bar_asks_for_columns_and_values_that_its_section_writes() -> None
     for column in ("loss", "shape", "case"):
         known.setdefault(column, set()).update(x[column] for x in of_rows)
     known["elements"].add(softmax.SoftmaxWorkload.large(registry(SoftmaxLoss)["cross_entropy"]).elements)
-    known["loss"] |= {"linear_cross_entropy", "linear_token_log_probs", "token_log_probs"}
+    known["loss"] |= {"linear_cross_entropy", "linear_token_log_probs", "token_log_probs", *registry(SequenceLoss)}
     known["variant"] = {*linear.VARIANTS, *MODES}
     known["shape"] |= {figures.spell_shape(x) for x, _ in (*figures.LAYERS, figures.LOG_PROBS)}
+    known["shape"] |= set(map(figures.spell_shape, figures.SEQUENCES))
     # Each off-headline case has its own bar.
     assert {bar.section for bar in BARS} == set(report.TABLES) - {"cliffs"}
     for bar in BARS:
@@ -735,13 +738,17 @@ def test_every_call_starts_behind_a_spin_and_if_asked_in_a_clean_cache(
         assert before == [*"ab", *[x for name in "abbaabbaabbaab" for x in (*turn, name)]]
 
 
+#: Sections of losses that the run below does not have.
+OTHERS = ("linear", "sequences")
+
+
 def test_a_run_writes_every_section_and_ends_with_the_figures(
     stand_ins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ["mse_loss", "hinge_loss"]
     arguments = ["--dtype", "float32", "--sizes", "4,6", "--compile-sizes", "6", "--target", "0.001"]
     assert benchmark.main(["--loss", *names, "cross_entropy", *arguments, "--out", str(tmp_path)]) == 0
-    rows = {name: records.read(tmp_path / f"{name}.csv") for name in report.DEFAULT if name != "linear"}
+    rows = {name: records.read(tmp_path / f"{name}.csv") for name in report.DEFAULT if name not in OTHERS}
     assert all(rows.values())
     for found in rows.values():
         assert {r["gpu"] for r in found} == {"GPU A"}
@@ -761,6 +768,19 @@ def test_a_run_writes_every_section_and_ends_with_the_figures(
     printed = capsys.readouterr().out
     assert printed.index("Peak memory") < printed.index("GPU time") < printed.index("Figures")
     assert [bar.what for bar in BARS if bar.what not in printed] == []
+
+
+def test_a_run_of_sequences_has_both_of_torchs_implementations(
+    stand_ins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequence, "SEQUENCES", {(6, 2, 4, 2): None})
+    arguments = ["--loss", "ctc_loss_with_logits", "--sections", "sequences", "--target", "0.001"]
+    assert benchmark.main([*arguments, "--out", str(tmp_path)]) == 0
+    rows = records.read(tmp_path / "sequences.csv")
+    expected = {(x, mode) for x in ("ours", "eager", "cudnn") for mode in ("forward", "forward+backward")}
+    assert {(r["provider"], r["mode"]) for r in rows} == expected and {r["status"] for r in rows} == {"ok"}
+    assert all(r["shape"] == "6x2x4x2" and r["ms"] > 0 and r["speedup_of_ours"] > 0 for r in rows)
+    assert "Losses of sequences" in capsys.readouterr().out
 
 
 def test_a_run_of_rows_has_their_peers_options_memory_and_host_time(

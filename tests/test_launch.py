@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from cupylosses.definition.base import MAX_OPERANDS
 from cupylosses.definition.kernel_sources import kernel_directory
 from cupylosses.engines.pointwise import layout as pointwise_layout
-from cupylosses.engines.pointwise.layout import TILE, TILED
+from cupylosses.engines.pointwise.layout import TILED
 from cupylosses.engines.strides import MAX_RANK, broadcast_strides, dense_strides, dimension_words, merge
 from cupylosses.jit import gpu
 
@@ -189,32 +189,41 @@ class StridedLayout:
 class TiledLayout(StridedLayout):
     """``TiledLayout`` of ``kernels/core/layout.cuh``."""
 
-    def __init__(self, words: Sequence[int], streams: int, rank: int) -> None:
+    def __init__(self, words: Sequence[int], streams: int, rank: int, tile: pointwise_layout.Tile) -> None:
+        self.tile = tile
         self.size_a, self.size_b, self.tiles_a, self.per_plane, self.planes = words[:5]
         self.stride_a, self.stride_b = words[5 : 5 + streams], words[5 + streams : 5 + 2 * streams]
         super().__init__([0] * (4 + streams) + list(words[5 + 2 * streams :]), streams, rank)
 
     def vectors(self) -> int:
-        return self.planes * self.per_plane * TILE * TILE
+        return self.planes * self.per_plane * gpu.WARP * self.tile.steps_a * self.tile.steps_b
 
     def place(self, vector: int) -> tuple[int, int, int]:
-        """The plane, and the two coordinates."""
-        tile, within = divmod(vector, TILE * TILE)
-        plane, rest = divmod(tile, self.per_plane)
+        """The plane, and the two coordinates of the micro-tile."""
+        tile, (side_a, side_b) = self.tile, self.tile.sides
+        index, within = divmod(vector, gpu.WARP * tile.steps_a * tile.steps_b)
+        plane, rest = divmod(index, self.per_plane)
         step, lane = divmod(within, gpu.WARP)
-        a = rest % self.tiles_a * TILE + step // 4 * 8 + lane % 8
-        return plane, a, rest // self.tiles_a * TILE + step % 4 * 4 + lane // 8
+        step_a, step_b = divmod(step, tile.steps_b)
+        tile_a = (rest % self.tiles_a + rest // self.tiles_a) % self.tiles_a
+        a = tile_a * side_a + (step_a * tile.lanes_a + lane % tile.lanes_a) * tile.a
+        lanes_b = gpu.WARP // tile.lanes_a
+        return plane, a, rest // self.tiles_a * side_b + (step_b * lanes_b + lane // tile.lanes_a) * tile.b
 
 
 def visited_in_tiles(layout: pointwise_layout.Layout) -> Iterator[tuple[int, list[int]]]:
-    """As `visited`."""
-    tiles = TiledLayout(layout.words(), len(layout.strides), 1 if layout.kind == "tiles" else MAX_RANK)
+    """As `visited`. The first element of a vector is the first of one stream at least."""
+    rank = 1 if layout.kind == "tiles" else MAX_RANK
+    tiles = TiledLayout(layout.words(), len(layout.strides), rank, layout.tile)
     assert tiles.vectors() == layout.vectors
     for vector in range(tiles.vectors()):
         plane, a, b = tiles.place(vector)
         if a < tiles.size_a and b < tiles.size_b:
-            base = zip(tiles.base(plane), tiles.stride_a, tiles.stride_b, strict=True)
-            yield 0, [x + a * y + b * z for x, y, z in base]
+            assert a + layout.tile.a <= tiles.size_a and b + layout.tile.b <= tiles.size_b
+            for i in range(layout.vec_size):
+                here = zip(tiles.base(plane), tiles.stride_a, tiles.stride_b, strict=True)
+                at_a, at_b = a + i % layout.tile.a, b + i // layout.tile.a
+                yield i, [x + at_a * y + at_b * z for x, y, z in here]
 
 
 def visited(layout: pointwise_layout.Layout) -> Iterator[tuple[int, list[int]]]:
@@ -253,8 +262,12 @@ def test_layout_visits_every_element_where_it_is(space: tuple[tuple[int, ...], l
         ((16, 16), ((16, 1), (1, 16)), "tiles"),
         ((3, 17, 33), ((561, 33, 1), (561, 1, 17)), "tiles"),
         ((2, 3, 17, 33), ((2000, 561, 33, 1), (3000, 600, 1, 17)), "tiles_of_planes"),
+        ((36, 24), ((24, 1), (1, 36), (0, 1), (1, 0), (0, 0), (48, 2)), "tiles"),
+        ((40, 70), ((70, 1), (1, 40)), "tiles"),
+        ((1, 3, 8, 100), ((0, 1000, 100, 1), (0, 1000, 1, 8)), "tiles"),
         # A side is shorter than a tile.
         ((35, 15), ((15, 1), (1, 35)), "matrix"),
+        ((36, 4), ((4, 1), (1, 36)), "matrix"),
         # Three streams, three innermost dimensions.
         ((16, 16, 16), ((256, 16, 1), (256, 1, 16), (1, 16, 256)), "rows"),
     ],
@@ -273,8 +286,9 @@ def test_vector_loads_are_aligned(space: tuple[tuple[int, ...], list[pointwise_l
     layout = pointwise_layout.layout(shape, streams)
     for lane, offsets in visited(layout):
         for stream, offset, access in zip(streams, offsets, layout.access, strict=True):
-            word = min(16, layout.vec_size * stream.itemsize)
-            if lane == 0 and access != "splat":
+            elements = {"along_a": layout.tile.a, "along_b": layout.tile.b, "elements": 1}.get(access, layout.vec_size)
+            word = min(16, elements * stream.itemsize)
+            if lane == 0 and access not in ("splat", "elements"):
                 assert (stream.misalignment + offset * stream.itemsize) % (word if layout.vec_size > 1 else 1) == 0
 
 
@@ -317,7 +331,11 @@ def stream(shape: Sequence[int], itemsize: int, misalignment: int = 0) -> pointw
         # A slice whose rows begin at odd places.
         ((64, 32), [pointwise_layout.Stream((33, 1), 4)], "matrix", 1),
         # Transposed and not transposed: no order suits both.
-        ((64, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 64), 4)], "tiles", 1),
+        ((64, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 64), 4)], "tiles", 16),
+        # Of odd sizes, and of 16 bits.
+        ((63, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 63), 4)], "tiles", 4),
+        ((63, 31), [pointwise_layout.Stream((31, 1), 4), pointwise_layout.Stream((1, 63), 4)], "tiles", 1),
+        ((64, 32), [pointwise_layout.Stream((32, 1), 2), pointwise_layout.Stream((1, 64), 2)], "tiles", 32),
         ((4, 5, 6), [pointwise_layout.Stream((100, 12, 1), 4)], "rows", 2),
     ],
 )
@@ -401,7 +419,7 @@ def test_order_of_additions_knows_no_device() -> None:
     """It follows from the sizes: the functions that decide it receive nothing else."""
     assert list(inspect.signature(pointwise_layout.chunks).parameters) == ["vectors", "vec_size"]
     assert list(inspect.signature(pointwise_layout.threads).parameters) == ["chunks"]
-    assert list(inspect.signature(pointwise_layout.layout).parameters) == ["shape", "streams"]
+    assert list(inspect.signature(pointwise_layout.layout).parameters) == ["shape", "streams", "micro_tile"]
     assert list(inspect.signature(pointwise_layout.sum_layout).parameters) == ["shape", "streams", "result"]
 
 

@@ -20,6 +20,7 @@ import cupylosses.functional
 from cupylosses.backends.torch import device as torch_device
 from cupylosses.backends.torch import formulas
 from cupylosses.engines.log_probs.codegen import LogProbKernel
+from cupylosses.engines.strides import MAX_RANK
 
 F: Any = cupylosses.functional
 
@@ -355,7 +356,7 @@ def test_a_warm_up_compiles_what_calls_need() -> None:
 def test_kernels_compile() -> None:
     """For the oldest and newest GPUs and compilers, with accesses of 16 bytes."""
     compilers = {x.version[0]: x for x in fast_compilers()}
-    forward = {"kind": "unreduced", "layout": "block", "cluster": 4, "entropy": True, "many": True, "mask": "bool"}
+    forward = {"kind": "unreduced", "layout": "block", "cluster": 4, "entropy": True, "rank": MAX_RANK, "mask": "bool"}
     backward = {"kind": "from_residual", "layout": "subwarp", "capped": True}
     for version, architecture, chosen in (
         (13, "sm_90", {**forward, "input": "bfloat16", "vec_size": 8, "capped": True}),

@@ -14,6 +14,7 @@ import torch
 from devices import KERNELS
 from grids import in_turn
 
+import cupylosses
 import cupylosses.functional as F
 from cupylosses.checks import FLOATING
 from cupylosses.definition.registry import registry
@@ -116,6 +117,22 @@ def test_rows_out_of_order_are_not_shifted() -> None:
         assert (found.vec_size, "shifted" in found.access) == (1, False), strides
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_micro_tiles_have_the_gradients_of_contiguous_operands(dtype: str) -> None:
+    """Of whole tiles and of parts of them, with gradients along both dimensions, for a transposed grad_output, too."""
+    for shape in ((136, 72), (3, 40, 12)):
+        x, y = drawn(dtype, 2, *shape).unbind()
+        x, y = x.clone(), y.clone()
+        transposed = y.mT.contiguous().mT
+        expected = gradients([x, y])
+        found = gradients([x, transposed])
+        assert all(map(torch.equal, found[1:], expected[1:])), shape
+        assert torch.allclose(found[0], expected[0])
+        assert found[2].stride() == transposed.stride()
+    found = gradients([x, y], "none", transposed)
+    assert all(map(torch.equal, found, gradients([x, y], "none", y)))
+
+
 @pytest.mark.parametrize(
     ("shape", "target"),
     [
@@ -124,6 +141,11 @@ def test_rows_out_of_order_are_not_shifted() -> None:
         ((67, 64), (67, 1)),  # several rows in a warp
         ((3, 5, 40), (5, 1)),  # sums over two dimensions
         ((9000,), ()),  # slices
+        ((2, 66, 520), (520,)),  # several strips, planes whose sums are added up
+        ((2, 66, 520), (2, 1, 520)),  # the same, apart
+        ((70, 520), (70, 1)),  # rows of several strips
+        ((2, 3, 2000), (3, 1)),  # along which the steps of a batch go
+        ((3, 64, 72), (64, 1)),  # rows of several planes
     ],
     ids=str,
 )
@@ -137,6 +159,21 @@ def test_gradient_of_a_broadcast_operand_however_lanes_and_warps_share_it(
     found = gradients([x.to(getattr(torch, dtype)), t.to(getattr(torch, dtype))], "sum")[-1]
     expected = (2 * (t - x)).sum_to_size(target).to(getattr(torch, dtype))
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(260,), (70, 1), ()], ids=str)
+def test_sums_of_gradients_have_the_same_bits_in_every_backward(shape: tuple[int, ...]) -> None:
+    """In the first, in a second one, without a speculation, and without the other gradient."""
+    x, t = drawn("float32", 70, 260).requires_grad_(), drawn("float32", *shape).requires_grad_()
+    value = F.mse_loss(x, t)
+    expected = torch.autograd.grad(value, [x, t], retain_graph=True)
+    assert torch.allclose(expected[1], expected[0].neg().double().sum_to_size(shape).float(), rtol=1e-5, atol=1e-7)
+    scaled = torch.autograd.grad(value, [x, t], -value.new_full((), 4.0))
+    assert all(torch.equal(g, -4 * e) for g, e in zip(scaled, expected, strict=True))
+    with cupylosses.set_one_pass(False):
+        assert all(map(torch.equal, torch.autograd.grad(F.mse_loss(x, t), [x, t]), expected))
+    assert torch.equal(torch.autograd.grad(F.mse_loss(x.detach(), t), t)[0], expected[1])
+    assert torch.equal(F.mse_loss(x.detach(), t.detach()), value)
 
 
 def test_terms_whose_sum_leaves_float32_are_summed_in_double() -> None:

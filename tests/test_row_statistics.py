@@ -398,7 +398,7 @@ def test_distance_and_similarity() -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("p", "features"), in_turn([1.0, 2.0, 3.5, inf], [5, 530]))
+@pytest.mark.parametrize(("p", "features"), in_turn([1.0, 2.0, 3.5, inf], [5, 1100]))
 def test_norms(p: float, features: int) -> None:
     """Of each degree, across lanes and warps, and for a broadcast operand; integers, so that many are equal."""
     anchor, positive, negative = (x.round() for x in drawn(TRIPLET, (3,), features))
@@ -486,7 +486,7 @@ def test_normalizer_and_out_dtype(normalizer: Any) -> None:
 @pytest.mark.kernels
 def test_a_wrong_speculation_is_noticed() -> None:
     """Also by rows that several warps share, of which each has a record of its own."""
-    operands = drawn(COSINE, (3,), 516, torch.float32)
+    operands = drawn(COSINE, (3,), 2052, torch.float32)
     leaves = [x.requires_grad_(x.is_floating_point()) for x in operands]
     right = exact(COSINE, operands)
     for factor in (1.0, 3.0, 3.0, -2.0):
@@ -497,14 +497,14 @@ def test_a_wrong_speculation_is_noticed() -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("features", [40, 700])
+@pytest.mark.parametrize("features", [40, 2100])
 def test_shared_memory_changes_no_bit(
     features: int, fresh_plans: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that a GPU has no room for is read twice."""
     operands = drawn(TRIPLET, (3,), features, torch.float32)
     chosen, both = row_layout.layout, []
-    for room in (48 << 10, 0):
+    for room in (64 << 10, 0):
 
         def layout(*arguments: Any, room: int = room) -> row_layout.Layout:
             found = chosen(*arguments[:-1], room)

@@ -71,7 +71,7 @@ def _value_and_gradients(
     call: Call, device: CupyDevice, launch: execute.Bound, wanted: Wanted, auxiliary: list[int]
 ) -> tuple[Any, list[Any]]:
     plan = launch[0]
-    keeps = plan.single_use or not (plan.scalar or plan.recomputes)
+    keeps = plan.single_use or plan.keeps_residual or not (plan.scalar or plan.recomputes)
     if plan.residual is not None and True in wanted and keeps:
         residual = execute.residual(plan, device)
         value = execute.reduced_or_not(*launch, [*auxiliary[:-1], device.address(residual)])
@@ -88,10 +88,10 @@ def _value_and_gradients(
             written = plan.writable(wanted)
             if True not in written:
                 return value, [None] * len(wanted)
-            return value, execute.verified_gradients(*launch, written, one.data.ptr, None)
+            return value, execute.verified_gradients(*launch, written, one.data.ptr)
     else:
         value, speculation = execute.value_and_gradients(*launch, wanted, auxiliary)
-        if speculation is not None and speculation[0].complete:
+        if speculation is not None and speculation[0].complete and speculation[0].written:
             check, gradients = speculation  # written for the grad_output that it is
             check.release()
             return value, gradients

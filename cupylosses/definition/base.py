@@ -265,6 +265,9 @@ class Definition:
     #: The engine that computes it.
     engine: ClassVar[Any] = None
 
+    #: Type of the result in stubs, unless options add results: by default that of the first operand.
+    result_type: ClassVar[str] = "_Array"
+
     #: True if backends return several differentiable results in one array, which `Engine.unpacked` takes apart.
     packs: ClassVar[bool] = False
 
@@ -393,6 +396,10 @@ class Definition:
     def describe_operand(self, operand: Operand) -> str:
         """Text on an operand: meaning, shape, dtypes and domain."""
         return f"{operand.doc} Floating. Domain: {operand.domain_text}."
+
+    def default_text(self, name: str, default: Any) -> str:
+        """Sentence on the default of an argument, behind a space; "" if there is none to name."""
+        return "" if default is ... or default is None else f" Default {default!r}."
 
     @property
     def common_texts(self) -> Mapping[str, str]:

@@ -116,7 +116,7 @@ def _arguments(loss: Definition, names: Collection[str]) -> list[str]:
 def _texts(loss: Definition) -> Mapping[str, str]:
     """Text on each argument by name, with its default."""
     arguments = (*loss.arguments, *loss.layer.items())
-    defaults = {name: "" if x is ... or x is None else f" Default {x!r}." for name, x in arguments}
+    defaults = {name: loss.default_text(name, x) for name, x in arguments}
     texts = {name: f"{text}{defaults.get(name, '')}" for name, text in loss.common_texts.items()}
     if "reduction" in defaults:
         accepted = f"One of {', '.join(map(repr, loss.reductions))}; see Returns."

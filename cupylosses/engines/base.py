@@ -16,6 +16,10 @@ Every kernel takes its arguments in one order, so that a launch is one concatena
     from_residual        residual, grad_output, stride          no
     hvp                  value, grad_output                     no
 
+"Used" is the address of the recorded values of ``grad_output``. Behind them the value's kernel leaves the partial sums
+of gradients that are summed beside the value (`Plan.summed`), and ``verify_gradient`` combines them: both kernels take
+the addresses of these gradients, too.
+
 The divisor of a sum is two arguments or none: a constant and its reciprocal; a constant and the address of a number
 that a launch before has found (`Plan.counted`); nothing where the kernels find it themselves (`Plan.self_counting`).
 """
@@ -114,6 +118,7 @@ class Plan(ABC):
         slot: The entry for it in the table of expected values.
         auxiliary: The outputs besides the value, in the kernels' order; None for those that this call leaves out.
         residual: The per-row coefficients from which backward writes gradients; None for engines that recompute.
+        keeps_residual: True if backward of one number, too, writes gradients from the residual; forward writes none.
         recomputes: True if backward of a value with dimensions leaves the residual out, because its gradients are found
             as fast from the operands.
         empty: True if there is nothing to compute, which is the reference's to do.
@@ -150,6 +155,7 @@ class Plan(ABC):
     slot: int
     auxiliary: tuple[TensorSpec | None, ...] = ()
     residual: TensorSpec | None = None
+    keeps_residual: bool = False
     recomputes: bool = False
     empty: bool = False
     takes_status: bool = False
@@ -186,6 +192,7 @@ class Plan(ABC):
         #: The launches that write gradients speculatively, by what is wanted and whether the divisor is on the device.
         self.one_pass: dict[tuple[Wanted, bool], Any] = {}
         self._writable: dict[Wanted, Wanted] = {}
+        self._ahead: dict[Wanted, Wanted] = {}
         self._buffers: dict[Wanted, list[tuple[int, tuple[Any, ...]]]] = {}
 
     # What an engine supplies
@@ -229,6 +236,24 @@ class Plan(ABC):
         if found is None:
             found = self._writable[wanted] = tuple([w and s for w, s in zip(wanted, self.speculative, strict=True)])
         return found
+
+    def summed(self, wanted: Wanted) -> Wanted:
+        """The wanted gradients that are sums of what the value's kernel has at hand: it leaves partial sums, which
+        `verify_gradient` combines.
+        """
+        return self.nothing
+
+    def ahead(self, wanted: Wanted) -> Wanted:
+        """The wanted gradients for which the value's kernel does all that takes a pass over the arrays."""
+        found = self._ahead.get(wanted)
+        if found is None:
+            pairs = zip(self.writable(wanted), self.summed(wanted), strict=True)
+            found = self._ahead[wanted] = tuple([w or s for w, s in pairs])
+        return found
+
+    def recorded(self, wanted: Wanted) -> int:
+        """The doubles that the value's kernel leaves for `verify_gradient`: `records`, and partial sums."""
+        return self.records
 
     def allocation(self, slot: int) -> tuple[Any, ...]:
         """The arguments of `Device.empty` for the gradient of an array."""

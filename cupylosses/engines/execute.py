@@ -30,7 +30,7 @@ def _compiles_at_once(device: Device) -> bool:
 def begin(plan: Plan, device: Device, wanted: Wanted) -> None:
     """Has all kernels of the first call with gradients compiled at once, that of its divisor on the device included."""
     one_pass = options.one_pass_enabled() and not (plan.composite or plan.single_use)
-    if one_pass and (wanted, True) not in plan.one_pass and any(plan.writable(wanted)) and _compiles_at_once(device):
+    if one_pass and (wanted, True) not in plan.one_pass and any(plan.ahead(wanted)) and _compiles_at_once(device):
         counting = plan.denominator()[0]
         with compiler.background():
             counting.launcher("value", counting.nothing, False)
@@ -53,15 +53,16 @@ class OnePass:
         "records",
         "slot",
         "spare",
+        "written",
     )
 
     def __init__(self, plan: Plan, device: Device, wanted: Wanted, counted: bool) -> None:
-        written = plan.writable(wanted)
+        written = plan.ahead(wanted)
         self.device, self.slot = device, plan.slot
-        #: True if no other gradient is wanted.
-        self.complete = written == wanted
+        #: True if no other gradient is wanted, and if the gradients need no more than a check.
+        self.complete, self.written = written == wanted, True not in plan.summed(wanted)
         self.buffers, self.nothing = plan.buffers(written), [None] * len(written)
-        self.partials, self.records = plan.partials, plan.records
+        self.partials, self.records = plan.partials, plan.recorded(wanted)
         with compiler.background() if _compiles_at_once(device) else nullcontext():
             self.first = plan.launcher("value_and_gradient", written, counted)
             self.check = plan.launcher("verify_gradient", written, counted)
@@ -80,7 +81,8 @@ class GradScaleCheck:
     Its arguments are written in forward except for the true ``grad_output``: backward runs in another thread, to which
     each object that it touches has to come from the cache of another processor. After backward, or when the graph is
     dropped without one, the next forward of the same launch on the same stream takes it, where the records are free by
-    then: to make a new one takes 5 µs. A graph under capture keeps its own.
+    then: to make a new one takes 5 µs. A graph under capture keeps its own. The records have room for the partial sums
+    of gradients, up to 8 MiB or a 64th of the elements, which are kept with it.
     """
 
     __slots__ = (
@@ -98,6 +100,7 @@ class GradScaleCheck:
         "stream",
         "strides",
         "workspace",
+        "written",
     )
 
     def __init__(self, plan: Plan, found: OnePass, stream: int, capturing: bool) -> None:
@@ -105,6 +108,7 @@ class GradScaleCheck:
         device = self.device = found.device
         self.stream, self.spare = None if capturing else stream, found.spare[stream]
         self.complete, self.launcher, self.place = found.complete, found.check, found.place
+        self.written = found.written
         self.strides = plan.operand_strides
         self.records = device.empty((found.records,), (1,), "float64")
         self.workspace, workspace = device.workspace(stream, found.partials, capturing)
@@ -232,13 +236,15 @@ def value_and_gradients(
     wanted: Wanted,
     auxiliary: Sequence[int] = (),
 ) -> tuple[Any, Speculation | None]:
-    """The reduced value and, for the expected ``grad_output``, the gradients that its kernel can write."""
+    """The reduced value and, for the expected ``grad_output``, the gradients that its kernel can write; of those that
+    are sums, the partial sums.
+    """
     if plan.composite:
         return plan.run_value_and_gradients(device, pointers, scalars, divisor, wanted, auxiliary)
     try:
         found = plan.one_pass[wanted, divisor.counted]
     except KeyError:
-        found = OnePass(plan, device, wanted, divisor.counted) if any(plan.writable(wanted)) else None
+        found = OnePass(plan, device, wanted, divisor.counted) if any(plan.ahead(wanted)) else None
         plan.one_pass[wanted, divisor.counted] = found
     if found is None:
         return value(plan, device, pointers, scalars, divisor, auxiliary), None
@@ -283,11 +289,8 @@ def verified_gradients(
     divisor: Divisor,
     wanted: Wanted,
     grad_output: int,
-    speculation: Speculation | None,
 ) -> list[Any]:
-    """The gradients for the true ``grad_output``: the speculative ones if they are right, computed now otherwise."""
-    if speculation is not None and speculation[0].run(grad_output, pointers):
-        return speculation[1]
+    """The gradients that the value's kernel could have written, for the true ``grad_output``."""
     if plan.tallies and not divisor.known:
         divisor = denominator(plan, device, pointers, scalars, found=True)
     gradients, addresses = gradient_buffers(plan, device, wanted)
@@ -295,6 +298,25 @@ def verified_gradients(
     expected = device.expectation(plan.slot)
     launcher(device.stream(), *pointers, *addresses, grad_output, 0, expected, *scalars, *divisor.arguments)
     return gradients
+
+
+def _without_upstream(launch: Bound, wanted: Wanted, grad_output: int, speculation: Speculation | None) -> list[Any]:
+    """Those gradients for a ``grad_output`` that is one number which are written, or summed, together with the value:
+    the speculative ones, or computed now. The bits are the same.
+    """
+    plan, _, pointers, _, _ = launch
+    if speculation is not None and speculation[0].run(grad_output, pointers):
+        return speculation[1]
+    if True in plan.summed(wanted):
+        # Partial sums are added up beside the value only.
+        _, found = value_and_gradients(*launch, wanted)
+        assert found is not None, "there are sums"
+        check, gradients = found
+        check.run(grad_output, pointers)
+        return gradients
+    if True in (writable := plan.writable(wanted)):
+        return verified_gradients(*launch, writable, grad_output)
+    return [None] * len(wanted)
 
 
 def unreduced(
@@ -336,9 +358,9 @@ def gradients(
     result: list[Any] = [None] * len(wanted)
     if grad_output_strides is not None:
         upstream = grad_output_strides, grad_output % 16
-    elif True in (writable := plan.writable(wanted)):
-        result = verified_gradients(plan, device, pointers, scalars, divisor, writable, grad_output, speculation)
-        if writable == wanted:
+    else:
+        result = _without_upstream((plan, device, pointers, scalars, divisor), wanted, grad_output, speculation)
+        if plan.ahead(wanted) == wanted:
             return result
     for step in plan.gradient_steps(wanted, upstream, divisor.counted):
         addresses = []

@@ -190,7 +190,7 @@ class KernelRecorder:
 
     def _with_gradients(self, launch: execute.Bound, wanted: Wanted, summed: bool) -> None:
         plan = launch[0]
-        speculates = plan.scalar and options.one_pass_enabled() and not plan.single_use
+        speculates = plan.scalar and options.one_pass_enabled() and not (plan.single_use or plan.keeps_residual)
         if plan.residual is not None and not (speculates or plan.recomputes):
             execute.reduced_or_not(*launch)
             execute.from_residual(*launch, wanted, 0, 0, not plan.scalar)

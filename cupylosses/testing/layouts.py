@@ -175,26 +175,26 @@ LAYOUTS: dict[str, Layout] = {
             _others(_expanded),
             rank=2,
         ),
-        Layout("row", "one value per column: gradient summed over rows", "matrix", False, _first_and(_row), rank=2),
+        Layout("row", "one value per column: gradient summed over rows", "strips", False, _first_and(_row), rank=2),
         Layout(
             "row_aligned",
             "the same in vectors: rows are whole vectors",
-            "matrix",
+            "strips",
             True,
             _first_and(lambda s: _row(_aligned(s)), _aligned),
             rank=2,
         ),
-        Layout("column", "one value per row: gradient summed along rows", "matrix", False, _first_and(_column), rank=2),
+        Layout("column", "one value per row: gradient summed along rows", "strips", False, _first_and(_column), rank=2),
         Layout(
             "column_aligned",
             "the same in vectors: one value for all lanes",
-            "matrix",
+            "strips",
             True,
             _first_and(_column, _aligned),
             rank=2,
         ),
         Layout(
-            "outer", "no operand is full: every gradient is a sum", "matrix", False, _first_and(_row, _column), rank=2
+            "outer", "no operand is full: every gradient is a sum", "strips", False, _first_and(_row, _column), rank=2
         ),
         Layout("scalar", "one value for all: gradient summed over everything", "flat", True, _first_and(lambda s: ())),
         Layout("zero_d", "a single element without dimensions", "flat", True, _every(lambda s: ())),

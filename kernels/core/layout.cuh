@@ -3,12 +3,14 @@
 //   index space = broadcast shape of the loss, dimensions reordered and merged as far as all streams allow
 //   vector v    = elements [v * kVecSize, (v + 1) * kVecSize) along the innermost dimension
 //
-// engines/pointwise/layout.py merges the dimensions and chooses kVecSize. Three layouts cover all cases:
+// engines/pointwise/layout.py merges the dimensions and chooses kVecSize. Four layouts cover all cases:
 //
 // clang-format off: the formatter would join the lines of this list.
 //   FlatLayout      one dimension: dense tensors of any rank and dimension order, and operands that are single numbers.
 //   StridedLayout   an innermost dimension of whole vectors and kRank outer ones (1 for a matrix, or up to kMaxRank):
 //                   broadcast operands, slices, and with kVecSize = 1 arbitrary strides.
+//   StripLayout     the same, in another order: a warp stays in a strip of columns and goes down the rows, so that
+//                   it can add up derivatives of operands that are broadcast along rows or columns.
 //   TiledLayout     two dimensions, each of unit stride in some streams, and kRank outer ones: a transposed operand.
 // clang-format on
 //
@@ -50,6 +52,7 @@ struct Dimensions {
 template <int kVecSize>
 struct FlatLayout {
   static constexpr int kOuter = 0;  // outer dimensions: none, one offset serves all streams
+  static constexpr bool kTiled = false, kStrips = false;
   struct Cursor {
     int64 element;
   };
@@ -81,6 +84,7 @@ struct FlatLayout {
 template <int kVecSize, int kStreams, int kRank>
 struct StridedLayout {
   static constexpr int kOuter = kRank;
+  static constexpr bool kTiled = false, kStrips = false;
   struct Cursor {
     int64 row;
     int64 column;  // in vectors
@@ -128,17 +132,112 @@ struct StridedLayout {
   }
 };
 
-// Elements of streams that disagree about the innermost dimension: tiles of kSide x kSide elements along a and b, each
-// of unit stride in some streams. A tile is what a warp visits in one batch, in steps of 8 x 4 elements: along a, a
-// step reads whole sectors of 32 bytes of float32, along b two steps in turn do, of which the second finds them in L1.
+// Rows of whole vectors, in strips. The lanes of a warp have kAcross neighbouring vectors of kDown rows in a step. With
+// kSteps = 1 a strip is kAcross vectors wide, and a warp steps down from row to row. Otherwise (kDown is 1) it is as
+// wide as the kSteps steps of a batch, which go along a row. Rows form planes, in each of which the stride from row to
+// row is constant; kRank dimensions are left between planes.
 //
-// Vectors are single elements, numbered tile by tile. Those outside of the index space, in tiles at its ends, are not
-// present. Precondition: batches begin at multiples of kSide * kSide.
-template <int kStreams, int kRank>
+// A task is a strip of a plane, of which it has every `ranges`-th group of rows, a batch each. A vector is present or
+// not.
+template <int kVecSize, int kAcross_, int kSteps_, int kStreams, int kRank>
+struct StripLayout {
+  static constexpr int kOuter = 1;
+  static constexpr bool kTiled = false, kStrips = true;
+  static constexpr int kAcross = kAcross_, kDown = kWarp / kAcross, kSteps = kSteps_, kWidth = kAcross * kSteps;
+  static_assert(kSteps == 1 || kDown == 1, "steps along a row of which a warp has one");
+  struct Cursor {
+    int64 row;      // in the plane
+    int64 column;   // in vectors
+    int64 row_sum;  // the sum over a row of this strip has this index: rows of all planes in order, strips innermost
+    int64 base[kStreams];
+  };
+  int64 columns;  // vectors of a row
+  int64 rows;     // of a plane
+  int64 planes;
+  int64 strips;  // columns / kWidth, rounded up
+  int64 ranges;
+  int64 inner_stride[kStreams], row_stride[kStreams];
+  Dimensions<kStreams, kRank> outer;
+
+  __device__ __forceinline__ int64 tasks() const {
+    return planes * ranges * strips;
+  }
+  // The lane's first row of a plane.
+  __device__ __forceinline__ Cursor top(int64 plane, int64 strip) const {
+    const int lane = threadIdx.x % kWarp;
+    Cursor cursor;
+    cursor.row = lane / kAcross;
+    cursor.column = strip * kWidth + lane % kAcross;
+    cursor.row_sum = (plane * rows + cursor.row) * strips + strip;
+    outer.offsets(plane, cursor.base);
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) {
+      cursor.base[s] += cursor.row * row_stride[s] + cursor.column * kVecSize * inner_stride[s];
+    }
+    return cursor;
+  }
+  __device__ __forceinline__ void move_down(Cursor& cursor, int64 more) const {
+    cursor.row += more;
+    cursor.row_sum += more * strips;
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) cursor.base[s] += more * row_stride[s];
+  }
+  // A step of a batch.
+  __device__ __forceinline__ void advance(Cursor& cursor) const {
+    if constexpr (kSteps == 1) {
+      move_down(cursor, kDown);
+    } else {
+      cursor.column += kAcross;
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s) cursor.base[s] += kAcross * kVecSize * inner_stride[s];
+    }
+  }
+  __device__ __forceinline__ int64 present(const Cursor& cursor) const {
+    return cursor.row < rows && cursor.column < columns;
+  }
+  // The cursor, or another one of the same plane that is present.
+  __device__ __forceinline__ Cursor inside(const Cursor& cursor) const {
+    Cursor found = cursor;
+    const int64 up = cursor.row < rows ? 0 : cursor.row - rows + 1;
+    const int64 left = cursor.column < columns ? 0 : (cursor.column - columns + 1) * kVecSize;
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) found.base[s] -= up * row_stride[s] + left * inner_stride[s];
+    return found;
+  }
+  template <int kStream, bool kSplat>
+  __device__ __forceinline__ int64 offset(const Cursor& cursor) const {
+    return cursor.base[kStream];
+  }
+};
+
+// The tile that a warp visits in one batch, in steps of kLanesA x kLanesB lanes. A lane takes kA x kB neighbouring
+// elements in a step: its micro-tile.
+template <int kA_, int kB_, int kLanesA_, int kStepsA, int kStepsB_>
+struct TileShape {
+  static constexpr int kA = kA_, kB = kB_;
+  static constexpr int kLanesA = kLanesA_, kLanesB = kWarp / kLanesA;
+  static constexpr int kStepsB = kStepsB_;  // steps along b before the next along a
+  static constexpr int kStepA = kLanesA * kA, kStepB = kLanesB * kB;
+  static constexpr int kSideA = kStepA * kStepsA, kSideB = kStepB * kStepsB;
+  static constexpr int kVectors = kWarp * kStepsA * kStepsB;
+};
+
+// Elements of streams that disagree about the innermost dimension: tiles of elements along a and b, each of unit stride
+// in some streams.
+//
+// A vector is a micro-tile. The lane reads it as kB vectors of kA elements from a stream of unit stride along a, and as
+// kA vectors of kB elements from one along b. Which register holds an element is a constant in both cases, so nothing
+// is transposed: neither shared memory nor a shuffle is needed. The lanes of a step read whole sectors in both
+// directions. With micro-tiles of one element, for sizes that no vector divides, steps along a read whole sectors of
+// float32; along b two steps in turn do, of which the second finds them in L1.
+//
+// Vectors are numbered tile by tile. Those outside of the index space, in tiles at its ends, are not present.
+// Precondition: batches are tiles.
+template <int kStreams, int kRank, class Tile_ = TileShape<1, 1, 8, 2, 4>>
 struct TiledLayout {
+  using Tile = Tile_;
   static constexpr int kOuter = kRank;
-  static constexpr int kSide = 16;
-  static constexpr int kStepA = 8, kStepB = kWarp / kStepA, kSteps = kSide / kStepB;  // steps along b before the next a
+  static constexpr bool kTiled = true, kStrips = false;
   struct Cursor {
     int64 a, b;
     int step;
@@ -152,21 +251,27 @@ struct TiledLayout {
   Dimensions<kStreams, kRank> outer;
 
   __device__ __forceinline__ int64 vectors() const {
-    return planes * per_plane * (kSide * kSide);
+    return planes * per_plane * Tile::kVectors;
   }
   __device__ __forceinline__ bool whole_up_to(int64 vector) const {
     if (vector >= vectors()) return false;
-    const int64 tile = vector / (kSide * kSide) % per_plane;
-    return (tile % tiles_a + 1) * kSide <= size_a && (tile / tiles_a + 1) * kSide <= size_b;
+    const int64 tile = vector / Tile::kVectors % per_plane, tile_b = tile / tiles_a;
+    return (across(tile, tile_b) + 1) * Tile::kSideA <= size_a && (tile_b + 1) * Tile::kSideB <= size_b;
+  }
+  // A tile's place along a. Shifted from row to row of tiles: a chunk may take every n-th tile of a multiple of a row,
+  // and would have nothing but tiles at the end of their rows, which take longer.
+  __device__ __forceinline__ int64 across(int64 tile, int64 tile_b) const {
+    return (tile - tile_b * tiles_a + tile_b) % tiles_a;
   }
   __device__ __forceinline__ Cursor at(int64 vector) const {
-    const int64 tile = vector / (kSide * kSide), plane = tile / per_plane, rest = tile - plane * per_plane;
-    const int within = static_cast<int>(vector % (kSide * kSide)), lane = within % kWarp;
+    const int64 tile = vector / Tile::kVectors, plane = tile / per_plane, rest = tile - plane * per_plane;
+    const int within = static_cast<int>(vector % Tile::kVectors), lane = within % kWarp;
     const int64 tile_b = rest / tiles_a;
     Cursor cursor;
     cursor.step = within / kWarp;
-    cursor.a = (rest - tile_b * tiles_a) * kSide + cursor.step / kSteps * kStepA + lane % kStepA;
-    cursor.b = tile_b * kSide + cursor.step % kSteps * kStepB + lane / kStepA;
+    cursor.a = across(rest, tile_b) * Tile::kSideA + cursor.step / Tile::kStepsB * Tile::kStepA +
+               lane % Tile::kLanesA * Tile::kA;
+    cursor.b = tile_b * Tile::kSideB + cursor.step % Tile::kStepsB * Tile::kStepB + lane / Tile::kLanesA * Tile::kB;
     outer.offsets(plane, cursor.base);
     // A tile behind the last one.
     if (plane >= planes) cursor.a = size_a;
@@ -174,9 +279,9 @@ struct TiledLayout {
   }
   // Within a tile.
   __device__ __forceinline__ void advance(Cursor& cursor) const {
-    const bool next_a = ++cursor.step % kSteps == 0;
-    cursor.a += next_a ? kStepA : 0;
-    cursor.b += next_a ? kStepB - kSide : kStepB;
+    const bool next_a = ++cursor.step % Tile::kStepsB == 0;
+    cursor.a += next_a ? Tile::kStepA : 0;
+    cursor.b += next_a ? Tile::kStepB - Tile::kSideB : Tile::kStepB;
   }
   __device__ __forceinline__ int64 present(const Cursor& cursor) const {
     return cursor.a < size_a && cursor.b < size_b;

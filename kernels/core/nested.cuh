@@ -121,6 +121,10 @@ __device__ __forceinline__ NestedDual<T> scalar_divide_closely(NestedDual<T> x, 
   return quotient_with_tangent(scalar_divide_closely(x.value, y.value), x, y);
 }
 template <class T>
+__device__ __forceinline__ NestedDual<T> scalar_divide_without_branch(NestedDual<T> x, NestedDual<T> y) {
+  return quotient_with_tangent(scalar_divide_without_branch(x.value, y.value), x, y);
+}
+template <class T>
 __device__ __forceinline__ NestedDual<T> scalar_divide_in_range(NestedDual<T> x, NestedDual<T> y) {
   return quotient_with_tangent(scalar_divide_in_range(x.value, y.value), x, y);
 }

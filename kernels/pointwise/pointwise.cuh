@@ -16,16 +16,20 @@
 // The number of chunks follows from the number of vectors alone (engines/pointwise/layout.py). So neither the grid nor
 // the GPU nor the presence of gradients changes a bit.
 //
-// Warps work independently; barriers are in the final reduction only. Traffic: each element of a dense operand is read
-// once, each gradient is written once.
+// Gradients of broadcast operands of a reduced loss are sums of derivatives: the same pass leaves partial sums of them
+// (SummedSink), and the check in backward combines them (combine_sums). Where these sums are over rows or columns, the
+// chunks are tasks of a StripLayout instead (sweep_strips).
+//
+// Warps work independently; barriers are in the final reduction and in combine_sums only. Traffic: each element of a
+// dense operand is read once, each gradient is written once, and at most 8 bytes per 512 elements of partial sums.
 //
 // The loss, the layout and the access of each operand are types that the generated glue (engines/pointwise/codegen.py)
 // supplies:
 //   Loss      a functor on dual numbers, with `Compute`, its arithmetic type, and `kHeavy` (definition.py: heavy)
-//   Layout    FlatLayout or StridedLayout
-//   Sources   Tuple of Source, one per operand; the stream of operand k is k. An element may have Components: they have
-//             a slot of the dual numbers each, and reach the functor as a Tuple.
-//   Sinks     Tuple of Sink (or Absent), the gradient of operand k; its stream is operands + k
+//   Layout    FlatLayout, StridedLayout, StripLayout or TiledLayout
+//   Sources   Tuple of Source (TileSource), one per operand; the stream of operand k is k. An element may have
+//             Components: they have a slot of the dual numbers each, and reach the functor as a Tuple.
+//   Sinks     Tuple of Sink (TileSink, SummedSink, Absent), the gradient of operand k; its stream is operands + k
 //   Element   Absent, Source (grad_output) or Sink (values); its stream is 2 * operands
 //
 // Preconditions: blockDim.x is a multiple of 32; pointers are aligned to the vectors of the layout, but for those of
@@ -55,6 +59,9 @@ __host__ __device__ constexpr int vectors_in_flight(int vectors, int words, int 
 // their offsets are in components.
 enum class Access { kStream, kReused, kSplat, kShifted, kScalars };
 
+// How a micro-tile lies in memory: rows of kA elements of unit stride, columns of kB, or neither.
+enum class Along { kA, kB, kNeither };
+
 struct Absent {};
 
 template <class Storage_, Access kAccess_>
@@ -68,6 +75,58 @@ template <class Storage_>
 struct Sink {
   using Storage = Storage_;
   Storage* pointer;
+};
+
+// The gradient of an operand that is broadcast: the derivatives that meet in one of its elements are added up to
+// partial sums, which verify_gradient combines (combine_sums). The operand is one number (kAll); one number per row
+// (kRow); or the same in all rows of a plane (kColumn). kRow and kColumn need a StripLayout.
+//   kAll     partials[chunk], of strips partials[task]
+//   kRow     partials[row of all planes][strip]
+//   kColumn  partials[plane][range][column]
+enum class SumOf { kAll, kRow, kColumn };
+
+template <class Storage_, SumOf kSum>
+struct SummedSink {
+  using Storage = Storage_;
+  double* partials;
+};
+
+// A source of micro-tiles of kA x kB elements (layout.cuh: TiledLayout), and a sink of them. Element i of a micro-tile
+// is at i % kA along a and i / kA along b.
+template <class Storage_, Along kAlong, int kA, int kB>
+struct TileSource {
+  using Storage = Storage_;
+  static constexpr Access kAccess = Access::kStream;
+  const Storage* pointer;
+};
+
+template <class Storage_, Along kAlong, int kA, int kB>
+struct TileSink {
+  using Storage = Storage_;
+  Storage* pointer;
+};
+
+// A micro-tile as the vectors that it is read or written in.
+template <Along kAlong, int kA, int kB>
+struct TileVectors {
+  static constexpr int kWidth = kAlong == Along::kA ? kA : kAlong == Along::kB ? kB : 1;
+  static constexpr int kCount = kA * kB / kWidth;
+
+  // The vector that holds element i, and its place in that.
+  static __device__ __forceinline__ constexpr int vector(int i) {
+    return kAlong == Along::kA ? i / kA : kAlong == Along::kB ? i % kA : i;
+  }
+  static __device__ __forceinline__ constexpr int place(int i) {
+    return kAlong == Along::kA ? i % kA : kAlong == Along::kB ? i / kA : 0;
+  }
+  static __device__ __forceinline__ constexpr int element(int vector, int place) {
+    return kAlong == Along::kA ? vector * kA + place : kAlong == Along::kB ? place * kA + vector : vector;
+  }
+  static __device__ __forceinline__ int64 offset(int vector, int64 stride_a, int64 stride_b) {
+    if (kAlong == Along::kA) return vector * stride_b;
+    if (kAlong == Along::kB) return vector * stride_a;
+    return vector % kA * stride_a + vector / kA * stride_b;
+  }
 };
 
 // A loaded vector of a source.
@@ -97,9 +156,26 @@ struct LoadedShifted {
   }
 };
 
+template <class Storage, Along kAlong, int kA, int kB>
+struct LoadedTile {
+  using Vectors = TileVectors<kAlong, kA, kB>;
+  Pack<Storage, Vectors::kWidth> pack[Vectors::kCount];
+
+  __device__ __forceinline__ void settle() {
+  }
+  template <class Compute>
+  __device__ __forceinline__ Compute element(int i) const {
+    return widen<Compute>(pack[Vectors::vector(i)].element[Vectors::place(i)]);
+  }
+};
+
 template <class S, int kVecSize>
 struct LoadedOf {
   using type = Loaded<S, kVecSize>;
+};
+template <class Storage, Along kAlong, int kA, int kB, int kVecSize>
+struct LoadedOf<TileSource<Storage, kAlong, kA, kB>, kVecSize> {
+  using type = LoadedTile<Storage, kAlong, kA, kB>;
 };
 template <class Storage, int kVecSize>
 struct LoadedOf<Source<Storage, Access::kShifted>, kVecSize> {
@@ -136,6 +212,39 @@ __device__ __forceinline__ typename LoadedOf<S, kVecSize>::type load(const S& so
   }
 }
 
+// A micro-tile. Vectors are read whole sectors at a time, single elements are not: the caches have to keep their
+// sectors.
+template <class Storage, Along kAlong, int kA, int kB>
+__device__ __forceinline__ LoadedTile<Storage, kAlong, kA, kB> load_tile(
+    const TileSource<Storage, kAlong, kA, kB>& source, int64 offset, int64 stride_a, int64 stride_b) {
+  using Vectors = TileVectors<kAlong, kA, kB>;
+  LoadedTile<Storage, kAlong, kA, kB> x;
+#pragma unroll
+  for (int v = 0; v < Vectors::kCount; ++v) {
+    const Storage* pointer = source.pointer + offset + Vectors::offset(v, stride_a, stride_b);
+    if constexpr (kAlong == Along::kNeither) {
+      x.pack[v] = load_reused<Vectors::kWidth>(pointer);
+    } else {
+      x.pack[v] = load_stream<Vectors::kWidth>(pointer);
+    }
+  }
+  return x;
+}
+
+template <class Storage, Along kAlong, int kA, int kB, class Compute>
+__device__ __forceinline__ void store_tile(const TileSink<Storage, kAlong, kA, kB>& sink, int64 offset, int64 stride_a,
+                                           int64 stride_b, const Compute (&x)[kA * kB]) {
+  using Vectors = TileVectors<kAlong, kA, kB>;
+#pragma unroll
+  for (int v = 0; v < Vectors::kCount; ++v) {
+    Compute vector[Vectors::kWidth];
+#pragma unroll
+    for (int i = 0; i < Vectors::kWidth; ++i) vector[i] = x[Vectors::element(v, i)];
+    store_stream<Vectors::kWidth>(sink.pointer + offset + Vectors::offset(v, stride_a, stride_b),
+                                  NarrowPack<Storage, Vectors::kWidth>::from(vector));
+  }
+}
+
 template <int kVecSize, class Storage, class Compute>
 __device__ __forceinline__ void store(const Sink<Storage>& sink, int64 offset, const Compute (&x)[kVecSize]) {
   store_stream<kVecSize>(sink.pointer + offset, NarrowPack<Storage, kVecSize>::from(x));
@@ -152,12 +261,55 @@ template <class Storage, Access kAccess>
 struct IsSource<Source<Storage, kAccess>> {
   static constexpr bool value = true;
 };
+template <class Storage, Along kAlong, int kA, int kB>
+struct IsSource<TileSource<Storage, kAlong, kA, kB>> {
+  static constexpr bool value = true;
+};
 template <class T>
 struct IsSink {
   static constexpr bool value = false;
 };
 template <class Storage>
 struct IsSink<Sink<Storage>> {
+  static constexpr bool value = true;
+};
+template <class Storage, Along kAlong, int kA, int kB>
+struct IsSink<TileSink<Storage, kAlong, kA, kB>> {
+  static constexpr bool value = true;
+};
+
+template <class Storage, SumOf kSum>
+struct IsSink<SummedSink<Storage, kSum>> {
+  static constexpr bool value = true;
+};
+
+template <class T>
+struct IsSummed {
+  static constexpr bool value = false;
+};
+template <class Storage, SumOf kSum>
+struct IsSummed<SummedSink<Storage, kSum>> {
+  static constexpr bool value = true;
+};
+template <class T>
+struct IsSumOfRows {
+  static constexpr bool value = false;
+};
+template <class Storage>
+struct IsSumOfRows<SummedSink<Storage, SumOf::kRow>> {
+  static constexpr bool value = true;
+};
+
+template <class T>
+struct IsTile {
+  static constexpr bool value = false;
+};
+template <class Storage, Along kAlong, int kA, int kB>
+struct IsTile<TileSource<Storage, kAlong, kA, kB>> {
+  static constexpr bool value = true;
+};
+template <class Storage, Along kAlong, int kA, int kB>
+struct IsTile<TileSink<Storage, kAlong, kA, kB>> {
   static constexpr bool value = true;
 };
 
@@ -187,9 +339,20 @@ __device__ constexpr unsigned gradient_mask(const Tuple<S...>*, const Tuple<Sour
   return mask;
 }
 
+// The gradients that are stored.
 template <class... S>
 __device__ constexpr int gradient_count(const Tuple<S...>*) {
-  return ((IsSink<S>::value ? 1 : 0) + ... + 0);
+  return ((IsSink<S>::value && !IsSummed<S>::value ? 1 : 0) + ... + 0);
+}
+
+template <class... S>
+__device__ constexpr bool sums_rows(const Tuple<S...>*) {
+  return (IsSumOfRows<S>::value || ... || false);
+}
+template <class Layout>
+__device__ constexpr bool ends_rows(bool sums_rows) {
+  if constexpr (Layout::kStrips) return sums_rows && Layout::kSteps == 1;
+  return false;
 }
 
 template <class... S>
@@ -245,6 +408,82 @@ template <class Storage, Access kAccess, int kVecSize>
 struct LoadedElement<Source<Storage, kAccess>, kVecSize> {
   using type = typename LoadedOf<Source<Storage, kAccess>, kVecSize>::type;
 };
+template <class Storage, Along kAlong, int kA, int kB, int kVecSize>
+struct LoadedElement<TileSource<Storage, kAlong, kA, kB>, kVecSize> {
+  using type = LoadedTile<Storage, kAlong, kA, kB>;
+};
+
+// The sum of a vector's terms, a tree in their own type. Terms near the end of its range are added in double: their sum
+// may be in range again once it is scaled.
+template <int kCount, class Compute>
+__device__ __forceinline__ double sum_tree(const Compute (&x)[kCount]) {
+  Compute tree[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) tree[i] = x[i];
+#pragma unroll
+  for (int span = 1; span < kCount; span *= 2) {
+#pragma unroll
+    for (int i = 0; i + span < kCount; i += 2 * span) tree[i] += tree[i + span];
+  }
+  if (scalar_abs(tree[0]) <= scalar_max(Compute())) return tree[0];
+  double total = 0.0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) total += x[i];
+  return total;
+}
+
+// What a lane adds up of the derivatives of an operand: nothing, but of a SummedSink.
+template <class Compute, int kVecSize, class S>
+struct LaneSum {
+  template <class X>
+  __device__ __forceinline__ void add(const X&) {
+  }
+  __device__ __forceinline__ void end_run() {
+  }
+};
+// Of all vectors, or of those of one row.
+template <class Compute, int kVecSize>
+struct LaneSumOfVectors {
+  double total = 0.0;
+
+  template <int kWidth>
+  __device__ __forceinline__ void add(const Compute (&x)[kWidth]) {
+    total += sum_tree(x);
+  }
+  __device__ __forceinline__ void end_run() {
+  }
+};
+template <class Compute, int kVecSize, class Storage>
+struct LaneSum<Compute, kVecSize, SummedSink<Storage, SumOf::kAll>> : LaneSumOfVectors<Compute, kVecSize> {};
+template <class Compute, int kVecSize, class Storage>
+struct LaneSum<Compute, kVecSize, SummedSink<Storage, SumOf::kRow>> : LaneSumOfVectors<Compute, kVecSize> {};
+// Of each column of the vector. Runs of up to 16 terms in Compute, which are scaled down so that none leaves its range:
+// to convert each term to double would take as long as the loss.
+template <class Compute, int kVecSize, class Storage>
+struct LaneSum<Compute, kVecSize, SummedSink<Storage, SumOf::kColumn>> {
+  static constexpr double kUp = sizeof(Compute) == 8 ? 1.0 : 64.0;
+  Compute run[kVecSize] = {};
+  double total[kVecSize] = {};
+
+  __device__ __forceinline__ void add(const Compute (&x)[kVecSize]) {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) run[i] += x[i] * static_cast<Compute>(1.0 / kUp);
+  }
+  __device__ __forceinline__ void end_run() {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      total[i] += kUp * run[i];
+      run[i] = 0;
+    }
+  }
+};
+
+template <class Compute, int kVecSize, class T>
+struct LaneSums;
+template <class Compute, int kVecSize, class... S>
+struct LaneSums<Compute, kVecSize, Tuple<S...>> {
+  using type = Tuple<LaneSum<Compute, kVecSize, S>...>;
+};
 
 // Loaded vectors of all operands.
 template <int kVecSize, class T>
@@ -274,6 +513,7 @@ struct Pointwise {
   using Layout = Layout_;
   using Cursor = typename Layout::Cursor;
   using Slots = typename MakeIndices<Sources_::kSize>::type;
+  using Sums = typename LaneSums<Compute, kVecSize, Sinks_>::type;
   static constexpr int kVector = kVecSize;
   static constexpr int kOperands = Sources_::kSize;
   static constexpr int kElementStream = 2 * kOperands;
@@ -285,6 +525,8 @@ struct Pointwise {
   using Wide = typename ElementOf<typename TypeAt<kSlot, Sources_>::Storage, Compute>::Wide;
   static constexpr bool kScaledPerElement = IsSource<Element_>::value;
   static constexpr bool kStoresValues = IsSink<Element_>::value;
+  static constexpr bool kSumsRows = sums_rows(static_cast<const Sinks_*>(nullptr));
+  static constexpr bool kEndsRows = ends_rows<Layout>(kSumsRows);  // with each vector
   static constexpr int kGradients = gradient_count(static_cast<const Sinks_*>(nullptr));
   static constexpr int kDerivatives = derivative_count(static_cast<const Sinks_*>(nullptr));
   // Vectors that have to follow one that is read as a whole: of a shifted one, words are read that lie behind it.
@@ -302,35 +544,83 @@ struct Pointwise {
   Sinks_ sinks;
   Element_ element;
 
-  // kBatch whole vectors of the lane. All loads are issued before the first result is needed; also before
-  // scale.factor(), which may wait for a load of its own.
-  template <int kBatch, class Scale>
-  __device__ __forceinline__ void visit(Cursor& cursor, Compute& sum, Scale& scale) const {
+  // kBatch vectors of the lane. All loads are issued before the first result is needed; also before scale.factor(),
+  // which may wait for a load of its own. With kWhole all are there. Otherwise (strips) each is or is not: in place
+  // of those that are not, others are loaded, whose results are dropped, so that no branch delays a load.
+  template <int kBatch, bool kWhole, class Scale>
+  __device__ __forceinline__ void visit(Cursor& cursor, Compute& sum, Scale& scale, Sums& sums) const {
     Registers<kVecSize> vectors[kBatch];
+    bool present[kBatch], row_present[kBatch];
+    int64 row_sum = 0;
+    if constexpr (kEndsRows) row_sum = cursor.row_sum;
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
-      load_all(cursor, 0, vectors[u], Slots{});
+      present[u] = kWhole || layout.present(cursor) > 0;
+      if constexpr (kEndsRows) row_present[u] = kWhole || cursor.row < layout.rows;
+      if constexpr (kWhole) {
+        load_all(cursor, 0, vectors[u], Slots{});
+      } else {
+        load_all(layout.inside(cursor), 0, vectors[u], Slots{});
+      }
       layout.advance(cursor);
     }
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
       settle(vectors[u], Slots{});
-      evaluate(vectors[u], sum, scale.factor(), Slots{});
+      evaluate<kVecSize, kWhole>(vectors[u], present[u], sum, scale.factor(), sums, Slots{});
+      if constexpr (kEndsRows) {
+        end_row(sums, row_present[u], row_sum + u * Layout::kDown * layout.strips, Slots{});
+      }
     }
   }
 
-  // A vector that is only partly present, element by element. Rare, so kept small.
+  // A vector that is only partly present, element by element. Rare, so kept small. Those of tiles and strips are
+  // present or not.
   template <class Scale>
-  __device__ __forceinline__ void visit_partial(Cursor& cursor, Compute& sum, Scale& scale) const {
+  __device__ __forceinline__ void visit_partial(Cursor& cursor, Compute& sum, Scale& scale, Sums& sums) const {
     const int64 present = layout.present(cursor);
     const Compute factor = scale.factor();  // here, where the warp is converged
+    constexpr int kAtOnce = Layout::kTiled || Layout::kStrips ? kVecSize : 1;
 #pragma unroll 1
-    for (int i = 0; i < kVecSize && i < present; ++i) {
-      Registers<1> element;
-      load_all(cursor, i, element, Slots{});
-      evaluate(element, sum, factor, Slots{});
+    for (int i = 0; i < kVecSize / kAtOnce && i < present; ++i) {
+      Registers<kAtOnce> elements;
+      load_all(cursor, i, elements, Slots{});
+      evaluate<kAtOnce, true>(elements, true, sum, factor, sums, Slots{});
+    }
+    if constexpr (kEndsRows) {
+      __syncwarp();
+      end_row(sums, cursor.row < layout.rows, cursor.row_sum, Slots{});
     }
     layout.advance(cursor);
+  }
+
+  // A batch that is not there as a whole. All batches of a strip may be such.
+  template <int kUnroll, int kFlight, class Scale>
+  __device__ __forceinline__ void visit_edge(Cursor& cursor, Compute& sum, Scale& scale, Sums& sums) const {
+    if constexpr (Layout::kStrips && kFlight > 2) {
+#pragma unroll 1
+      for (int u = 0; u < kUnroll; u += 2) visit<2, false>(cursor, sum, scale, sums);
+    } else {
+#pragma unroll 1
+      for (int u = 0; u < kUnroll; ++u) visit_partial(cursor, sum, scale, sums);
+    }
+  }
+
+  // The sum of the row, or of each of the rows, of which lanes have added up a vector or, of steps along it, a batch.
+  // Preconditions: all lanes call it together.
+  __device__ __forceinline__ void end_row(Sums& sums, bool present, int64 index) const {
+    end_row(sums, present, index, Slots{});
+  }
+  __device__ __forceinline__ void end_run(Sums& sums) const {
+    end_run(sums, Slots{});
+  }
+  // The lanes' sums of a chunk, or of a task of strips, to partial sums. Preconditions: all lanes call it together.
+  __device__ __forceinline__ void end_sums(Sums& sums, int64 index) const {
+    end_sums(sums, index, Slots{});
+  }
+  // Of the columns of strips, of which this lane has one vector; `index` is that of plane and range.
+  __device__ __forceinline__ void end_columns(Sums& sums, const Cursor& cursor, int64 index) const {
+    end_columns(sums, cursor, index, Slots{});
   }
 
  private:
@@ -345,11 +635,8 @@ struct Pointwise {
 
   template <int kWidth, int... kSlot>
   __device__ __forceinline__ void load_all(const Cursor& at, int i, Registers<kWidth>& to, Indices<kSlot...>) const {
-    ((get<kSlot>(to.operands) = load<kWidth>(get<kSlot>(sources), source_offset<kSlot>(at, i, get<kSlot>(sources)))),
-     ...);
-    if constexpr (kScaledPerElement) {
-      to.grad_output = load<kWidth>(element, source_offset<kElementStream>(at, i, element));
-    }
+    ((get<kSlot>(to.operands) = load_from<kSlot, kWidth>(at, i, get<kSlot>(sources))), ...);
+    if constexpr (kScaledPerElement) to.grad_output = load_from<kElementStream, kWidth>(at, i, element);
     ((to.sink_offset[kSlot] = layout.template offset<kOperands + kSlot, false>(at) + i), ...);
     to.element_offset = layout.template offset<kElementStream, false>(at) + i;
   }
@@ -360,15 +647,29 @@ struct Pointwise {
     if constexpr (kScaledPerElement) x.grad_output.settle();
   }
 
-  template <int kStream, class S>
-  __device__ __forceinline__ int64 source_offset(const Cursor& at, int i, const S&) const {
+  template <int kStream, int kWidth, class S>
+  __device__ __forceinline__ auto load_from(const Cursor& at, int i, const S& source) const {
     constexpr bool kSplat = S::kAccess == Access::kSplat;
-    return layout.template offset<kStream, kSplat>(at) + (kSplat ? 0 : i);
+    const int64 offset = layout.template offset<kStream, kSplat>(at) + (kSplat ? 0 : i);
+    if constexpr (IsTile<S>::value) {
+      return load_tile(source, offset, layout.stride_a[kStream], layout.stride_b[kStream]);
+    } else {
+      return load<kWidth>(source, offset);
+    }
   }
 
-  template <int kWidth, int... kSlot>
-  __device__ __forceinline__ void evaluate(const Registers<kWidth>& x, Compute& sum, Compute scale,
-                                           Indices<kSlot...>) const {
+  template <int kStream, int kWidth, class S, class X>
+  __device__ __forceinline__ void store_to(const S& sink, int64 offset, const X (&x)[kWidth]) const {
+    if constexpr (IsTile<S>::value) {
+      store_tile(sink, offset, layout.stride_a[kStream], layout.stride_b[kStream], x);
+    } else if constexpr (!IsSummed<S>::value) {
+      store<kWidth>(sink, offset, x);
+    }
+  }
+
+  template <int kWidth, bool kWhole, int... kSlot>
+  __device__ __forceinline__ void evaluate(const Registers<kWidth>& x, bool present, Compute& sum, Compute scale,
+                                           Sums& sums, Indices<kSlot...>) const {
     Compute value[kWidth];
     typename GradientVectors<Compute, kWidth, Sources_>::type gradients;
 #pragma unroll
@@ -376,15 +677,97 @@ struct Pointwise {
       const auto y =
           loss(element_variable<kMask, kFirst<kSlot>>(get<kSlot>(x.operands).template element<Wide<kSlot>>(i))...);
       value[i] = y.value;
-      sum += y.value;
+      sum += kWhole || present ? y.value : Compute(0);
       Compute factor = scale;
       if constexpr (kScaledPerElement) factor *= x.grad_output.template element<Compute>(i);
-      (set_gradient(get<kSlot>(gradients).element[i], y, kFirst<kSlot>, factor), ...);
+      // The sum of derivatives is scaled when it is finished.
+      (set_gradient(get<kSlot>(gradients).element[i], y, kFirst<kSlot>,
+                    IsSummed<TypeAt<kSlot, Sinks_>>::value ? Compute(1) : factor),
+       ...);
     }
-    if constexpr (kStoresValues) store<kWidth>(element, x.element_offset, value);
-    (store<kWidth>(get<kSlot>(sinks), x.sink_offset[kSlot], get<kSlot>(gradients).element), ...);
+    if (!kWhole && !present) return;
+    if constexpr (kStoresValues) store_to<kElementStream, kWidth>(element, x.element_offset, value);
+    (store_to<kOperands + kSlot, kWidth>(get<kSlot>(sinks), x.sink_offset[kSlot], get<kSlot>(gradients).element), ...);
+    (get<kSlot>(sums).add(get<kSlot>(gradients).element), ...);
+  }
+
+  // The sum of a row of a strip, of which each lane has a vector.
+  template <int... kSlot>
+  __device__ __forceinline__ void end_row(Sums& sums, bool present, int64 index, Indices<kSlot...>) const {
+    (end_row(get<kSlot>(sinks), get<kSlot>(sums), present, index), ...);
+  }
+  template <class Storage, class S>
+  __device__ __forceinline__ void end_row(const SummedSink<Storage, SumOf::kRow>& sink, S& sum, bool present,
+                                          int64 index) const {
+    double x = sum.total;
+    sum.total = 0.0;
+#pragma unroll
+    for (int offset = 1; offset < Layout::kAcross; offset *= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    if (present && threadIdx.x % Layout::kAcross == 0) sink.partials[index] = x;
+  }
+  template <class S, class L>
+  __device__ __forceinline__ void end_row(const S&, L&, bool, int64) const {
+  }
+
+  template <int... kSlot>
+  __device__ __forceinline__ void end_run(Sums& sums, Indices<kSlot...>) const {
+    (get<kSlot>(sums).end_run(), ...);
+  }
+
+  template <int... kSlot>
+  __device__ __forceinline__ void end_sums(Sums& sums, int64 index, Indices<kSlot...>) const {
+    (end_sum(get<kSlot>(sinks), get<kSlot>(sums), index), ...);
+  }
+  template <class Storage, class S>
+  __device__ __forceinline__ void end_sum(const SummedSink<Storage, SumOf::kAll>& sink, S& sum, int64 index) const {
+    const double total = warp_sum(sum.total);
+    sum.total = 0.0;
+    if (threadIdx.x % kWarp == 0) sink.partials[index] = total;
+  }
+  template <class S, class L>
+  __device__ __forceinline__ void end_sum(const S&, L&, int64) const {
+  }
+
+  template <int... kSlot>
+  __device__ __forceinline__ void end_columns(Sums& sums, const Cursor& cursor, int64 index, Indices<kSlot...>) const {
+    (end_column(get<kSlot>(sinks), get<kSlot>(sums), cursor, index), ...);
+  }
+  template <class Storage, class S>
+  __device__ __forceinline__ void end_column(const SummedSink<Storage, SumOf::kColumn>& sink, S& sum,
+                                             const Cursor& cursor, int64 index) const {
+    double* const at = sink.partials + (index * layout.columns + cursor.column) * kVecSize;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      double x = sum.total[i];
+      sum.total[i] = 0.0;
+#pragma unroll
+      for (int offset = Layout::kAcross; offset < kWarp; offset *= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+      if (threadIdx.x % kWarp < Layout::kAcross && cursor.column < layout.columns) at[i] = x;
+    }
+  }
+  template <class S, class L>
+  __device__ __forceinline__ void end_column(const S&, L&, const Cursor&, int64) const {
   }
 };
+
+// Vectors in flight: a batch, or fewer where registers would be spilled. A double takes two registers. So does the
+// offset of each stream of each vector, and computing offsets in many dimensions takes more. A heavy loss needs
+// registers for its arithmetic, and shifting needs some. With one vector of 16-bit numbers it still waits for memory:
+// two vectors gave up to a sixth more bandwidth. A micro-tile is several vectors by itself.
+template <class Program, int kUnroll>
+__host__ __device__ constexpr int flight() {
+  constexpr bool kWide = sizeof(typename Program::Compute) == 8;
+  constexpr bool kTight = Program::Layout::kOuter > (kWide ? 0 : 1) || Program::kReadsAhead > 0;
+  constexpr int kTightFree = kWide && Program::kScaledPerElement ? 2 : kUnroll / 2;
+  constexpr bool kMicroTile = Program::Layout::kTiled && Program::kVector > 1;
+  constexpr int kFree = kMicroTile ? 1 : kTight ? kTightFree : kUnroll;
+  constexpr bool kRoom =
+      kNarrow && Program::Loss::kHeavy == 1 && (Program::Layout::kOuter == 0 || Program::Layout::kStrips);
+  constexpr int kElements = kWide ? 4 : kRoom ? 16 : 8;
+  constexpr int kFew = Program::kVector < kElements ? kElements / Program::kVector : 1;
+  constexpr int kMost = Program::Loss::kHeavy > 0 && kFew < kFree ? kFew : kFree;
+  return vectors_in_flight(kMost, Program::kVectorWords, max_words(Program::kDerivatives));
+}
 
 // Visits every element once. With kSum, partials[chunk] receives the sum of each chunk. Preconditions: blockDim.x is a
 // multiple of 32. Warps work independently: no barrier inside.
@@ -392,23 +775,13 @@ template <bool kSum, int kUnroll, class Program, class Scale>
 __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int64 chunks, double* partials) {
   constexpr int kBatch = kUnroll * kWarp;
   constexpr int kRun = kMaxRun / (kUnroll * Program::kVector);
-  // Vectors in flight: a batch, or fewer where registers would be spilled. A double takes two registers. So does the
-  // offset of each stream of each vector, and computing offsets in many dimensions takes more. A heavy loss needs
-  // registers for its arithmetic, and shifting needs some. With one vector of 16-bit numbers it still waits for memory:
-  // two vectors gave up to a sixth more bandwidth.
-  constexpr bool kWide = sizeof(typename Program::Compute) == 8;
-  constexpr bool kTight = Program::Layout::kOuter > (kWide ? 0 : 1) || Program::kReadsAhead > 0;
-  constexpr int kFree = !kTight ? kUnroll : kWide && Program::kScaledPerElement ? 2 : kUnroll / 2;
-  constexpr bool kRoom = kNarrow && Program::Loss::kHeavy == 1 && Program::Layout::kOuter == 0;
-  constexpr int kElements = kWide ? 4 : kRoom ? 16 : 8;
-  constexpr int kFew = Program::kVector < kElements ? kElements / Program::kVector : 1;
-  constexpr int kMost = Program::Loss::kHeavy > 0 && kFew < kFree ? kFew : kFree;
-  constexpr int kFlight = vectors_in_flight(kMost, Program::kVectorWords, max_words(Program::kDerivatives));
+  constexpr int kFlight = flight<Program, kUnroll>();
   const int lane = threadIdx.x % kWarp;
   const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
   const int64 vectors = program.layout.vectors();
   for (int64 chunk = global_warp(); chunk < chunks; chunk += warps) {
     double total = 0.0;
+    typename Program::Sums sums;
     int64 first = chunk * kBatch;
     while (first < vectors) {
       typename Program::Compute partial = 0;
@@ -417,18 +790,82 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
         auto cursor = program.layout.at(first + lane);
         if (program.layout.whole_up_to(first + kBatch - 1 + Program::kReadsAhead)) {
 #pragma unroll 1
-          for (int u = 0; u < kUnroll; u += kFlight) program.template visit<kFlight>(cursor, partial, scale);
+          for (int u = 0; u < kUnroll; u += kFlight)
+            program.template visit<kFlight, true>(cursor, partial, scale, sums);
         } else {
-#pragma unroll 1
-          for (int u = 0; u < kUnroll; ++u) program.visit_partial(cursor, partial, scale);
+          program.template visit_edge<kUnroll, kFlight>(cursor, partial, scale, sums);
         }
       }
       total += partial;
+    }
+    program.end_sums(sums, chunk);
+    if (kSum) {
+      total = warp_sum(total);
+      if (lane == 0) partials[chunk] = total;
+    }
+  }
+}
+
+// The same of strips. A chunk is every chunks-th task; a group has kUnroll steps down.
+template <bool kSum, int kUnroll, class Program, class Scale>
+__device__ __forceinline__ void sweep_strips(const Program& program, Scale& scale, int64 chunks, double* partials) {
+  using Layout = typename Program::Layout;
+  constexpr int kGroup = Layout::kSteps == 1 ? kUnroll * Layout::kDown : 1;
+  static_assert(Layout::kSteps == 1 || Layout::kSteps == kUnroll, "a batch is as wide as a strip");
+  constexpr int kRun = kMaxRun / (kUnroll * Program::kVector);
+  constexpr bool kShort = kRun * kUnroll > 16;  // runs of columns end with each group
+  constexpr int kFlight = flight<Program, kUnroll>();
+  const Layout& layout = program.layout;
+  const int lane = threadIdx.x % kWarp;
+  const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
+  const int64 tasks = layout.tasks(), groups = (layout.rows + kGroup - 1) / kGroup;
+  for (int64 chunk = global_warp(); chunk < chunks; chunk += warps) {
+    double total = 0.0;
+    for (int64 task = chunk; task < tasks; task += chunks) {
+      const int64 part = task / layout.strips, strip = task - part * layout.strips;
+      const int64 plane = part / layout.ranges;
+      const bool whole = (strip + 1) * Layout::kWidth <= layout.columns;
+      const auto top = layout.top(plane, strip);
+      typename Program::Sums sums;
+      int64 group = part - plane * layout.ranges;
+      while (group < groups) {
+        typename Program::Compute partial = 0;
+#pragma unroll 1
+        for (int run = 0; run < kRun && group < groups; ++run, group += layout.ranges) {
+          auto cursor = top;
+          layout.move_down(cursor, group * kGroup);
+          if (whole && (group + 1) * kGroup <= layout.rows) {
+#pragma unroll 1
+            for (int u = 0; u < kUnroll; u += kFlight)
+              program.template visit<kFlight, true>(cursor, partial, scale, sums);
+          } else {
+            program.template visit_edge<kUnroll, kFlight>(cursor, partial, scale, sums);
+          }
+          if constexpr (Program::kSumsRows && !Program::kEndsRows) {
+            __syncwarp();
+            program.end_row(sums, true, top.row_sum + group * layout.strips);
+          }
+          if (kShort) program.end_run(sums);
+        }
+        program.end_run(sums);
+        total += partial;
+      }
+      program.end_sums(sums, task);
+      program.end_columns(sums, top, part);
     }
     if (kSum) {
       total = warp_sum(total);
       if (lane == 0) partials[chunk] = total;
     }
+  }
+}
+
+template <bool kSum, int kUnroll, class Program, class Scale>
+__device__ __forceinline__ void sweep_all(const Program& program, Scale& scale, int64 chunks, double* partials) {
+  if constexpr (Program::Layout::kStrips) {
+    sweep_strips<kSum, kUnroll>(program, scale, chunks, partials);
+  } else {
+    sweep<kSum, kUnroll>(program, scale, chunks, partials);
   }
 }
 
@@ -454,7 +891,7 @@ __device__ __forceinline__ double reduce_all(const Program& program, Scale& scal
   const bool alone = gridDim.x == 1 && chunks <= kWarp;
   const Workspace work = workspace(memory);
   double* partials = alone ? shared_partials : work.partials;
-  sweep<true, kUnroll>(program, scale, chunks, partials);
+  sweep_all<true, kUnroll>(program, scale, chunks, partials);
   if (alone) {
     __syncthreads();
     *result = true;
@@ -493,21 +930,84 @@ __device__ __forceinline__ void reduce_value_and_gradient(const Program& program
   reduce<kUnroll>(program, speculative, chunks, memory, divisor, value);
 }
 
-// Writes the gradients for the true grad_output, unless this warp's part was written with it already.
+// Writes the gradients for the true grad_output, unless this warp's part was written with it already. Sums of gradients
+// are not its own: entry points call combine_sums before it.
 template <int kUnroll, class Program, class Result>
 __device__ __forceinline__ void verify_gradient(const Program& program, int64 chunks, double scale,
                                                 const Result* grad_output, const double* used_grad_output,
                                                 double* expected_grad_output) {
+  if (Program::kGradients == 0) return;
   if (global_warp() >= chunks) return;  // has no chunk, hence no record
   const double g = widen<double>(*grad_output);
   if (!grad_scale_is_stale(g, used_grad_output, expected_grad_output)) return;
   KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * scale)};
-  sweep<false, kUnroll>(program, known, chunks, nullptr);
+  sweep_all<false, kUnroll>(program, known, chunks, nullptr);
+}
+
+// How the partial sums of a broadcast operand belong to the elements of its gradient: streams of `kept` are the partial
+// sums and the gradient, the stream of `reduced` the partial sums.
+template <int kRank>
+struct Combination {
+  int64 outputs;
+  int64 terms;
+  int64 lanes;  // of a warp that share an output, a power of two; consecutive lanes take consecutive terms
+  int64 warps;  // of a block that share an output: 1 or all of them
+  Dimensions<2, kRank> kept;
+  Dimensions<1, kRank> reduced;
+};
+
+// gradient[m] = factor * sum of the partial sums of m. Lanes take terms in turn, eight in flight, added as a tree; a
+// butterfly adds the lanes, shared memory the warps in order. Preconditions: every thread of every block calls it once.
+template <int kRank, class Storage>
+__device__ __forceinline__ void combine_sums(const Combination<kRank>& how, const double* partials, Storage* gradient,
+                                             double factor) {
+  constexpr int kMostWarps = 8, kAhead = 8;
+  __shared__ double warp_totals[kMostWarps][kWarp];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  const int lanes = static_cast<int>(how.lanes), sharing = how.warps > 1 ? warps : 1;
+  const int64 step = static_cast<int64>(lanes) * sharing, at_once = warps / sharing;
+  const int64 bundle = kWarp / lanes, bundles = (how.outputs + bundle - 1) / bundle;
+  // All warps of a block make equally many rounds, because of the barriers.
+  for (int64 first = blockIdx.x * at_once; first < bundles; first += gridDim.x * at_once) {
+    const int64 output = (first + warp / sharing) * bundle + lane / lanes;
+    const bool active = output < how.outputs;
+    int64 base[2];
+    how.kept.offsets(active ? output : 0, base);
+    double total = 0.0;
+    for (int64 start = warp % sharing * lanes + lane % lanes; start < how.terms; start += kAhead * step) {
+      double term[kAhead];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        int64 at[1];
+        how.reduced.offsets(start + j * step, at);
+        term[j] = active && start + j * step < how.terms ? __ldcg(partials + base[0] + at[0]) : 0.0;
+      }
+#pragma unroll
+      for (int span = 1; span < kAhead; span *= 2) {
+#pragma unroll
+        for (int j = 0; j < kAhead; j += 2 * span) term[j] += term[j + span];
+      }
+      total += term[0];
+    }
+    __syncwarp();
+    for (int offset = 1; offset < lanes; offset *= 2) total += __shfl_xor_sync(0xffffffffu, total, offset);
+    if (sharing > 1) {
+      __syncthreads();  // the sums of the round before have been read
+      warp_totals[warp][lane] = total;
+      __syncthreads();
+      if (warp == 0) {
+        for (int w = 1; w < warps; ++w) total += warp_totals[w][lane];
+      }
+    }
+    if (active && warp % sharing == 0 && lane % lanes == 0) {
+      gradient[base[1]] = Narrow<Storage>::from(total * factor);
+    }
+  }
 }
 
 // Values, or gradients for a grad_output per element, times `scale`: no reduction.
 template <int kUnroll, class Program>
 __device__ __forceinline__ void map_elements(const Program& program, int64 chunks, double scale) {
   KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(scale)};
-  sweep<false, kUnroll>(program, known, chunks, nullptr);
+  sweep_all<false, kUnroll>(program, known, chunks, nullptr);
 }

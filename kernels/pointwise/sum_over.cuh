@@ -4,8 +4,8 @@
 //   g[m] = sum over r of grad_output[m, r] * d loss / d x_k [m, r]        r: index of the reduced dimensions
 //            / divisor
 //
-// y is the value of a loss that is reduced over given dimensions. g is the gradient of a broadcast operand: m are its
-// elements, r the dimensions along which it was broadcast.
+// y is the value of a loss that is reduced over given dimensions. g is the gradient of a broadcast operand that is not
+// summed beside the value (pointwise.cuh): m are its elements, r the dimensions along which it was broadcast.
 //
 // 1. The index space of r is cut into `slices` of `slice_length`, so that few outputs still fill the GPU.
 // 2. A warp takes a slice of some outputs. Two mappings, by which of m and r is innermost in memory
@@ -34,25 +34,6 @@ constexpr int kMostTerms = 4;       // loads in flight, in terms ...
 constexpr int kMostTermWords = 60;  // ... as long as they take no more registers
 constexpr int kValue = -1;          // in place of a slot: the terms are values
 constexpr int kMostWarps = 8;       // engines/pointwise/layout.py: MAX_THREADS / WARP
-
-// The sum of a vector's terms, a tree in their own type. Terms near the end of its range are added in double: their sum
-// may be in range again once it is scaled.
-template <int kCount, class Compute>
-__device__ __forceinline__ double sum_tree(const Compute (&x)[kCount]) {
-  Compute tree[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) tree[i] = x[i];
-#pragma unroll
-  for (int span = 1; span < kCount; span *= 2) {
-#pragma unroll
-    for (int i = 0; i + span < kCount; i += 2 * span) tree[i] += tree[i + span];
-  }
-  if (scalar_abs(tree[0]) <= scalar_max(Compute())) return tree[0];
-  double total = 0.0;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) total += x[i];
-  return total;
-}
 
 // The component whose derivative a sum is over, of an operand that has several.
 template <bool kSeveral>

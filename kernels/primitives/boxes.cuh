@@ -2,8 +2,18 @@
 #pragma once
 #include "primitives/math.cuh"
 
+// atan(width / height) to 1.2 units in the last place: a polynomial in the square of the smaller quotient, and pi / 2
+// minus that. No branch, unlike atan2f. Precondition: not both are infinite.
 __device__ __forceinline__ float scalar_angle(float width, float height) {
-  return atan2f(height < 0.0f ? -width : width, fabsf(height));
+  const float w = fabsf(width), h = fabsf(height);
+  const bool wide = w > h;
+  const float larger = wide ? w : h, quotient = scalar_divide_without_branch(wide ? h : w, larger);
+  const float squared = quotient * quotient;
+  const float polynomial = scalar_polynomial(squared, -0.3333315253f, 0.199937731f, -0.1421105266f, 0.1066599339f,
+                                             -0.0755218938f, 0.0432115644f, -0.0163677447f, 0.0029206460f);
+  const float turned = force_computed(fmaf(polynomial, quotient * squared, quotient));
+  const float angle = larger == 0.0f ? 0.0f : (wide ? 1.57079633f - turned : turned);
+  return (width < 0.0f) != (height < 0.0f) ? -angle : angle;
 }
 __device__ __forceinline__ double scalar_angle(double width, double height) {
   return atan2(height < 0.0 ? -width : width, fabs(height));
@@ -12,9 +22,10 @@ __device__ __forceinline__ double scalar_angle(double width, double height) {
 // a / b, and 0 with derivatives 0 where both are 0.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> ratio(const Dual<T, kA>& a, const Dual<T, kB>& b) {
-  const bool undefined = a.value == T(0) && b.value == T(0);
-  const T quotient = undefined ? T(0) : scalar_divide(a.value, b.value);
-  const T inverse = undefined ? T(0) : scalar_divide_in_range(T(1), b.value);
+  const bool undefined = (a.value == T(0)) & (b.value == T(0));
+  const T close = force_computed(scalar_divide_without_branch(a.value, b.value));
+  const T reciprocal = force_computed(scalar_divide_without_branch(T(1), b.value));
+  const T quotient = undefined ? T(0) : close, inverse = undefined ? T(0) : reciprocal;
   return chain(a, b, quotient, inverse, -(quotient * inverse));
 }
 
@@ -38,7 +49,8 @@ template <class T, unsigned kWidth, unsigned kHeight>
 __device__ __forceinline__ Dual<T, kWidth | kHeight> angle(const Dual<T, kWidth>& width,
                                                            const Dual<T, kHeight>& height) {
   const T squared = width.value * width.value + height.value * height.value;
-  const T inverse = squared == T(0) ? T(0) : scalar_divide_in_range(T(1), squared);
+  const T reciprocal = force_computed(scalar_divide_without_branch(T(1), squared));
+  const T inverse = squared == T(0) ? T(0) : reciprocal;
   return chain(width, height, scalar_angle(width.value, height.value), height.value * inverse,
                -(width.value * inverse));
 }

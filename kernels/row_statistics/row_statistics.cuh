@@ -45,7 +45,7 @@ struct Statistic {
   __device__ __forceinline__ void add(double e, double exponent) {
     if constexpr (kForm == kSum) number[0] += e;
     if constexpr (kForm == kAbsolute) number[0] += fabs(e);
-    if constexpr (kForm == kEuclidean) number[0] += e * e;
+    if constexpr (kForm == kEuclidean) number[0] = fma(e, e, number[0]);
     if constexpr (kForm >= kMaximum) merge(Statistic{{fabs(e), 1.0}}, exponent);
   }
   __device__ __forceinline__ void merge(const Statistic& x, double exponent) {
@@ -368,15 +368,22 @@ struct RowStatistics {
       for (int j = 0; j < kAhead; ++j) load(at, first + j * step, features, batch[j], VectorSlots{});
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
-        if (kKeeps && first + j * step < features) keep(kept + j, batch[j], VectorSlots{});
+        if (first + j * step >= features) continue;
+        if (kKeeps) keep(kept + j, batch[j], VectorSlots{});
 #pragma unroll
         for (int i = 0; i < kVecSize; ++i) {
-          if (first + j * step + i < features)
+          if (is_feature(first + j * step + i, features)) {
             total.add(terms<0u>(batch[j], i, firsts, VectorSlots{}), summands.exponent());
+          }
         }
       }
       kept += kAhead;
     }
+  }
+
+  // True if a vector that begins within the row has a feature there. Wide vectors are whole.
+  __device__ __forceinline__ static bool is_feature(int64 feature, int64 features) {
+    return kWide_ || feature < features;
   }
 
   // Has the vectors of a row brought to L2. Precondition: one thread calls it.
@@ -394,8 +401,23 @@ struct RowStatistics {
     return evaluate<kGradients>(at, firsts, total, StatisticSlots{}, LabelSlots{}, VectorSlots{});
   }
 
-  // Writes the gradients of the vectors of a row by its coefficients, the factor included.
+  // Writes the gradients of the vectors of a row by its coefficients, the factor included. A row that does not count
+  // has coefficients of 0.
   template <class Group>
+  __device__ __forceinline__ void write(const Group& group, const int64 (&at)[kStreams], int64 features,
+                                        const Firsts& firsts, const Row& row, bool counts) const {
+    bool all = true;
+#pragma unroll
+    for (int k = 0; k < kStatistics; ++k) all = all && row.of_statistic[k] != 0.0;
+    if (all) {
+      write<false>(group, at, features, firsts, row, counts);
+    } else {
+      write<true>(group, at, features, firsts, row, counts);
+    }
+  }
+
+  // With kSomeAreZero coefficients of 0 leave out their derivatives.
+  template <bool kSomeAreZero, class Group>
   __device__ __forceinline__ void write(const Group& group, const int64 (&at)[kStreams], int64 features,
                                         const Firsts& firsts, const Row& row, bool counts) const {
     const int64 step = static_cast<int64>(group.lanes()) * kVecSize;
@@ -406,7 +428,7 @@ struct RowStatistics {
       for (int kept = 0; first < features; first += step, ++kept) {
         Packs packs;
         if (counts) take(kept, packs, VectorSlots{});
-        write_pack(at, first, features, firsts, packs, row, counts, VectorSlots{}, StatisticSlots{});
+        write_pack<kSomeAreZero>(at, first, features, firsts, packs, row, counts, VectorSlots{}, StatisticSlots{});
       }
     } else {
       for (; first < features; first += kAhead * step) {
@@ -418,7 +440,8 @@ struct RowStatistics {
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
           if (first + j * step >= features) continue;
-          write_pack(at, first + j * step, features, firsts, batch[j], row, counts, VectorSlots{}, StatisticSlots{});
+          write_pack<kSomeAreZero>(at, first + j * step, features, firsts, batch[j], row, counts, VectorSlots{},
+                                   StatisticSlots{});
         }
       }
     }
@@ -531,21 +554,22 @@ struct RowStatistics {
     return row;
   }
 
-  template <int... kSlot, int... kStatistic>
+  template <bool kSomeAreZero, int... kSlot, int... kStatistic>
   __device__ __forceinline__ void write_pack(const int64 (&at)[kStreams], int64 first, int64 features,
                                              const Firsts& firsts, const Packs& packs, const Row& row, bool counts,
                                              Indices<kSlot...>, Indices<kStatistic...>) const {
     Rounded gradient[kVectors][kVecSize];
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      if (!counts || first + i >= features) {
+      if ((kSomeAreZero && !counts) || !is_feature(first + i, features)) {
         ((gradient[kSlot][i] = Rounded(0)), ...);
         continue;
       }
       const auto all = terms<kVectorMask>(packs, i, firsts, Indices<kSlot...>{});
       const auto parts = make_tuple(own_part<form_of<Summands_, kStatistic>()>(
           get<kStatistic>(all), row.statistic[kStatistic], summands.exponent())...);
-      ((gradient[kSlot][i] = round_for<Rounded>(get<kSlot>(vectors), add_slopes<kSlot>(parts, row, StatisticSlots{}))),
+      ((gradient[kSlot][i] =
+            round_for<Rounded>(get<kSlot>(vectors), add_slopes<kSomeAreZero, kSlot>(parts, row, StatisticSlots{}))),
        ...);
     }
     (store_one(get<kSlot>(vector_sinks), at[kVectorSink + kSlot], layout.step[kVectorSink + kSlot], first, features,
@@ -553,14 +577,18 @@ struct RowStatistics {
      ...);
   }
 
-  template <int kSlot, class Parts, int... kStatistic>
+  template <bool kSomeAreZero, int kSlot, class Parts, int... kStatistic>
   __device__ __forceinline__ double add_slopes(const Parts& parts, const Row& row, Indices<kStatistic...>) const {
     double total = 0.0;
-    ((total += row.of_statistic[kStatistic] == 0.0
-                   ? 0.0
-                   : row.of_statistic[kStatistic] * tangent_or_zero(get<kStatistic>(parts), kSlot)),
-     ...);
+    (add_slope<kSomeAreZero, kSlot>(get<kStatistic>(parts), row.of_statistic[kStatistic], total), ...);
     return total;
+  }
+  template <bool kSomeAreZero, int kSlot, unsigned kMask>
+  __device__ __forceinline__ static void add_slope(const Dual<double, kMask>& part, double coefficient, double& total) {
+    if constexpr (has<kMask>(kSlot)) {
+      if (kSomeAreZero && coefficient == 0.0) return;
+      total = fma(coefficient, part.tangent[kSlot], total);
+    }
   }
 
   __device__ __forceinline__ void store_one(Absent, int64, int64, int64, int64, const Rounded (&)[kVecSize]) const {

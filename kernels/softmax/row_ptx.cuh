@@ -30,6 +30,19 @@ __device__ __forceinline__ float max_propagating_nan(float x, float y) {
 #endif
 }
 
+// Sum over the 32 lanes of a warp, in every lane. Preconditions: all 32 lanes call it together.
+__device__ __forceinline__ int warp_sum_int(int x) {
+#if __CUDA_ARCH__ >= 800
+  int sum;
+  asm volatile("redux.sync.add.s32 %0, %1, 0xffffffff;" : "=r"(sum) : "r"(x));
+  return sum;
+#else
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  return x;
+#endif
+}
+
 // x, opaque to the compiler: it keeps the value in a register instead of computing it again at each use.
 __device__ __forceinline__ float opaque(float x) {
   asm volatile("" : "+f"(x));
@@ -141,6 +154,20 @@ __device__ __forceinline__ void store_dsmem(unsigned* slot, unsigned rank, unsig
       "r"(rank), "r"(x)
       : "memory");
 #endif
+}
+
+// Memory that blocks of one launch write and read at the same time: whole words of 64 bits, in no order with others.
+__device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* from) {
+  unsigned long long x;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_relaxed(unsigned long long* to, unsigned long long x) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
+
+// Called by a loop that waits for another block, which a GPU runs meanwhile, and the host by turns.
+__device__ __forceinline__ void let_others_run() {
 }
 
 #endif

@@ -28,6 +28,10 @@ class BoxWorkload(Workload):
     loss: BoxLoss
 
     @property
+    def dtypes(self) -> tuple[str, ...]:
+        return (self.dtype,) * len(self.loss.operands)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return self.shapes[0]
 

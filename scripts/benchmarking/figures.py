@@ -63,9 +63,28 @@ LENGTHS: Sequence[tuple[tuple[int, int], str]] = (
 )
 LENGTH_LOSSES = ("cosine_embedding_loss", "triplet_margin_loss")
 
+#: Title of workloads of scores that labels are to exceed: rows and classes, and the labels of a row that has several.
+SCORE_ROWS = "scores"
+SCORES: Sequence[tuple[tuple[int, int], str]] = (
+    ((65536, 1000), "float32"),
+    ((8192, 32000), "bfloat16"),
+    ((1048576, 20), "float32"),
+    ((65536, 1000), "bfloat16"),
+)
+LABELS = 5
+
 #: Title of workloads of boxes, and their numbers of pairs.
 BOX_PAIRS = "boxes"
 BOXES: Sequence[tuple[int, str]] = ((1 << 22, "float32"), (1 << 25, "float32"), (1 << 22, "bfloat16"))
+
+#: Title of workloads of voxels, and their logits and labels: a batch of volumes, and one of street scenes.
+REGION_VOXELS = "voxels"
+REGIONS: Sequence[tuple[tuple[int, ...], str, str]] = tuple(
+    (shape, dtype, label)
+    for shape in ((2, 14, 96, 96, 96), (16, 19, 512, 512))
+    for dtype in ("float32", "bfloat16")
+    for label in ("int64", "uint8")
+)
 
 #: Columns that tell one throughput measurement from another.
 KEY = ("workload", "loss", "case", "reduction", "shape", "elements", "dtype", "mode", "provider")
@@ -122,6 +141,19 @@ LOG_PROBS: tuple[tuple[int, int], Mapping[str, tuple[int, float]]] = (
     (8192, 128256), {"forward": (1, 0.85), "forward+backward": (3, 0.8)}
 )  # fmt: skip
 LINEAR_LOG_PROBS: tuple[tuple[int, int, int], tuple[float, float]] = (8192, 4096, 128256), (1.06, 1.1)
+#: Title of workloads of sequences: frames, samples, classes and labels, with the bar in ms of `ctc_loss_with_logits`,
+#: forward and backward.
+OF_SEQUENCES = "sequences"
+SEQUENCES: Mapping[tuple[int, int, int, int], float | None] = {
+    (256, 32, 64, 40): 0.045,
+    (1000, 32, 128, 120): 0.13,
+    (1500, 16, 5000, 100): 0.45,
+    (512, 256, 32, 60): 0.15,
+    (50000, 1, 64, 2000): None,
+}
+#: The sequences for peak memory, and for host time.
+LARGE_SEQUENCES, TINY_SEQUENCES = ((1000, 32, 128, 120), "float32"), ((16, 2, 8, 4), "float32")
+
 #: The layers for peak memory, and for host time.
 LARGE_LAYER, TINY_LAYER = ((8192, 4096, 128256), "bfloat16"), ((64, 16, 10), "float32")
 
@@ -299,6 +331,19 @@ def _layers() -> list[Bar]:
     return found
 
 
+def _sequences() -> list[Bar]:
+    """Bars of losses of sequences, in milliseconds."""
+    where = {"loss": ("ctc_loss_with_logits",), "mode": ("forward+backward",), **_OURS}
+    return [
+        Bar(
+            f"ctc_loss_with_logits, {spell_shape(shape)}, forward+backward", "sequences", "ms", limit,
+            {**where, "shape": (spell_shape(shape),)}, unit=" ms",
+        )
+        for shape, limit in SEQUENCES.items()
+        if limit
+    ]  # fmt: skip
+
+
 def _startup(cache: str, limit: float) -> Bar:
     what = f"first loss in a process, {cache} kernel cache"
     return Bar(what, "startup", "total_s", limit, {"cache": (cache,)}, unit=" s")
@@ -378,6 +423,7 @@ BARS = (
         scale=MIB,
     ),
     *_layers(),
+    *_sequences(),
 )  # fmt: skip
 
 

@@ -189,6 +189,23 @@ def linear(rows: Sequence[Row]) -> Table:
     return table(title, columns, lines)
 
 
+def sequences(rows: Sequence[Row]) -> Table:
+    """One line per loss, shape, mode and provider: time, and peak memory."""
+    lines = [
+        [
+            f"{r['loss']}, {r['shape']} {r['dtype']}, {r.get('mode', '')}, {r['provider']}",
+            _status(r, "ms", ".4f"),
+            f"{fixed(r.get('ms_low'), '.4f')}…{fixed(r.get('ms_high'), '.4f')}",
+            fixed(r.get("speedup_of_ours"), ".2f"),
+            fixed(r.get("peak_gb"), ".3f"),
+            *bars_of(r, "sequences"),
+        ]
+        for r in rows
+    ]
+    title = "Losses of sequences from logits, log-softmax included: frames, samples, classes and labels"
+    return table(title, ["call", "ms", "20…80 %", "/ ours", "peak GB", "bars", "met"], lines)
+
+
 def bars_of(row: Row, section: str) -> tuple[str, str]:
     """The bars of one row, and whether it meets them all; nothing where there are none."""
     found = [verdict(bar, {section: [row]}) for bar in BARS if bar.section == section and bar.selects(row)]
@@ -241,6 +258,7 @@ TABLES: Mapping[str, Callable[[Sequence[Row]], Table]] = {
     "accuracy": accuracy,
     "rows": of_rows,
     "linear": linear,
+    "sequences": sequences,
     "throughput": throughput,
     "cliffs": cliffs,
 }

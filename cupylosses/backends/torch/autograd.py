@@ -175,7 +175,7 @@ class Reduced(Function):
         ctx.to_save = arrays
         ctx.launch = launch if not launch[0].composite else _of_composite(ctx, launch)
         plan, device, pointers, scalars, divisor, wanted, auxiliary, _, _ = launch
-        if not options._one_pass or plan.single_use:
+        if not options._one_pass or plan.single_use or plan.keeps_residual:
             ctx.speculations = execute.Pending()
             return execute.value(plan, device, pointers, scalars, divisor, _with_residual(ctx, launch))
         value, speculation = execute.value_and_gradients(plan, device, pointers, scalars, divisor, wanted, auxiliary)

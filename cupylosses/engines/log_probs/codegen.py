@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cupylosses.definition.base import Definition
 from cupylosses.engines.log_probs.layout import BLOCK_THREADS, SUBWARP_THREADS, TOGETHER, resident_threads
+from cupylosses.engines.softmax.codegen import space_rank_name
 from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR
@@ -36,7 +37,7 @@ class LogProbKernel(Kernel):
     mask: str
     compute: str
     gradient: str = ""
-    many: bool = False
+    rank: int = 1
     capped: bool = False
     entropy: bool = False
     cluster: int = 1
@@ -51,7 +52,8 @@ class LogProbKernel(Kernel):
         names = (self.input, self.index, self.mask, self.gradient)
         dtypes = "-".join([STORAGE[x][1] if x else "none" for x in names])
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.compute][1], self.layout, f"x{self.vec_size}"]
-        parts += [x for x in ("many", "capped", "entropy") if getattr(self, x)]
+        parts += [f"rank{self.rank}"] if self.rank > 1 else []
+        parts += [x for x in ("capped", "entropy") if getattr(self, x)]
         return "_".join([*parts, *([f"cluster{self.cluster}"] if self.cluster > 1 else [])])
 
     @property
@@ -95,7 +97,7 @@ class LogProbKernel(Kernel):
         )
         results = "values, coeffs, nullptr, 1" if forward else "nullptr, coeffs, grad_output, result_stride"
         lines = [
-            f"using Space = RowSpace<{'kMaxRank' if self.many else '1'}>;",
+            f"using Space = RowSpace<{space_rank_name(self.rank)}>;",
             f"using Program = LogProbProgram<{', '.join(types)}>;",
             "",
             f'extern "C" __global__ void __launch_bounds__({bounds}){cluster}',

@@ -17,6 +17,7 @@ from cupylosses.engines.softmax.layout import (
     MAX_CLUSTER,
     RowStrides,
     power_of_two,
+    space_rank,
     space_words,
     vector_size,
 )
@@ -35,14 +36,14 @@ BLOCK_THREADS = 256
 
 @dataclass(frozen=True)
 class Layout:
-    """Launch geometry of rows: ``words`` is the kernel's ``RowSpace``; ``many`` if rows have several dimensions."""
+    """Launch geometry of rows: ``words`` is the kernel's ``RowSpace``; ``rank`` the dimensions it has room for."""
 
     kind: str
     vec_size: int
     width: int
     threads: int
     cluster: int
-    many: bool
+    rank: int
     words: list[int]
     rows: int
     classes: int
@@ -74,7 +75,7 @@ def layout(
         vec_size = vector_size(sizes, strides, logits, gradients, True)
     kind, width, threads, cluster = _threads(rows, classes, vec_size, chip.clusters and forward)
     words = space_words(rows, classes, (1, 1, 0, 0, 0, 0), sizes, strides)
-    return Layout(kind, vec_size, width, threads, cluster, len(sizes) > 1, words, rows, classes)
+    return Layout(kind, vec_size, width, threads, cluster, space_rank(rows, sizes), words, rows, classes)
 
 
 def _threads(rows: int, classes: int, vec_size: int, clusters: bool) -> tuple[str, int, int, int]:

@@ -85,7 +85,7 @@ class LogProbPlan(Plan):
         mask = self.tensors[positions(static)["mask"]].dtype if static.masked else ""
         kernel = LogProbKernel(
             self.loss, stage, x.kind, x.vec_size, self.input.dtype, self.index.dtype, mask, self.compute,
-            gradient="" if forward else self.input.gradient.dtype, many=x.many, capped=static.capped,
+            gradient="" if forward else self.input.gradient.dtype, rank=x.rank, capped=static.capped,
             entropy=static.entropy, cluster=x.cluster,
         )  # fmt: skip
         step = self.index.strides[-1] if static.several else 0

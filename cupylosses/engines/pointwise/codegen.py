@@ -8,7 +8,7 @@ that can be wrong in a loss's expression is reported by the compiler at ``<loss>
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import ClassVar
 
 from cupylosses.checks import FLOATING
@@ -19,8 +19,10 @@ from cupylosses.engines.pointwise.layout import (
     BLOCKS_PER_SM,
     BLOCKS_PER_SM_OTHERS,
     MAX_THREADS,
+    STRIPS,
     TILED,
     UNROLL,
+    Tile,
     max_rank,
 )
 from cupylosses.interop import ITEMSIZE
@@ -59,6 +61,9 @@ ACCESS = {
     "stream": "kStream", "reused": "kReused", "splat": "kSplat", "shifted": "kShifted", "scalars": "kScalars",
 }  # fmt: skip
 
+#: The same of micro-tiles.
+ALONG = {"along_a": "kA", "along_b": "kB", "elements": "kNeither"}
+
 
 @dataclass(frozen=True)
 class PointwiseKernel(Kernel):
@@ -69,6 +74,9 @@ class PointwiseKernel(Kernel):
     ``compute`` is the dtype of the arithmetic. ``counted`` says that the divisor lies on the device, ``outer`` that a
     sum runs over dimensions that cannot be merged into one, ``shared`` that arguments say how many lanes and warps
     share an output: otherwise it has a lane (``columns``) or a warp of its own.
+    ``tile`` is the shape of tiles of micro-tiles, ``sinks`` are then the accesses of gradients and result. ``strip``
+    has the vectors that a warp has in a row of strips, and the steps along it. ``sums`` has, for each wanted gradient
+    that is summed beside the value, the kind of its partial sums and the dimensions of their combination.
     """
 
     loss: Loss
@@ -85,6 +93,10 @@ class PointwiseKernel(Kernel):
     counted: bool = False
     outer: bool = False
     shared: bool = False
+    tile: Tile | None = None
+    sinks: tuple[str, ...] = ()
+    strip: tuple[int, int] = (0, 1)
+    sums: tuple[tuple[str, int] | None, ...] = ()
 
     companions: ClassVar = ("value_and_gradient", "verify_gradient")
 
@@ -101,7 +113,28 @@ class PointwiseKernel(Kernel):
         if self.compute != ("float64" if self.result == "float64" else "float32"):
             parts.append(f"in-{STORAGE[self.compute][1]}")
         parts += ["counted"] if self.counted else []
+        if self.tile:
+            parts += ["tile-" + "-".join(map(str, astuple(self.tile)))]
+            parts += [x for x, written in zip(self.sinks, self._written, strict=True) if written]
+        parts += ["strip-" + "-".join(map(str, self.strip))] if self.layout in STRIPS else []
+        parts += ["sums-" + "-".join(f"{x[0]}{x[1]}" if x else "0" for x in self.sums)] if self.sums else []
         return "_".join(parts)
+
+    @property
+    def summed(self) -> list[tuple[int, str, int]]:
+        """Slot, kind of sum and dimensions of the combination of each gradient that is summed."""
+        return [(i, *x) for i, x in enumerate(self.sums) if x]
+
+    @property
+    def stored(self) -> tuple[bool, ...]:
+        """The gradients that are stored element by element."""
+        summed = [i for i, _, _ in self.summed]
+        return tuple([w and i not in summed for i, w in enumerate(self.gradients)])
+
+    @property
+    def _written(self) -> tuple[bool, ...]:
+        """Whether the gradients and, last, values are written."""
+        return (*self.stored, self.kind == "elements")
 
     @property
     def entry(self) -> str:
@@ -241,28 +274,51 @@ def _direction(variant: PointwiseKernel, loss: TangentLoss, heavy: str) -> list[
     ]
 
 
+def _source_type(variant: PointwiseKernel, dtype: str, access: str) -> str:
+    if access in ALONG:
+        return _tile_type(variant, "TileSource", dtype, access)
+    return f"Source<{STORAGE[dtype][0]}, Access::{ACCESS[access]}>"
+
+
+def _sink_type(variant: PointwiseKernel, dtype: str, stream: int) -> str:
+    """The type of the sink of a gradient or, last, of the values."""
+    if variant.sinks:
+        return _tile_type(variant, "TileSink", dtype, variant.sinks[stream])
+    return f"Sink<{STORAGE[dtype][0]}>"
+
+
+def _tile_type(variant: PointwiseKernel, kind: str, dtype: str, access: str) -> str:
+    assert variant.tile is not None
+    return f"{kind}<{STORAGE[dtype][0]}, Along::{ALONG[access]}, {variant.tile.a}, {variant.tile.b}>"
+
+
 def _source_types(variant: PointwiseKernel) -> list[str]:
-    return [
-        f"Source<{STORAGE[dtype][0]}, Access::{ACCESS[access]}>"
-        for dtype, access in zip(variant.storage, variant.access[:-1], strict=True)
-    ]
+    return [_source_type(variant, d, a) for d, a in zip(variant.storage, variant.access[:-1], strict=True)]
+
+
+def _sinks(variant: PointwiseKernel) -> tuple[list[str], list[str]]:
+    """The types of the sinks of gradients, and their fields."""
+    names = [x.name for x in variant.loss.operands]
+    types, fields = ["Absent"] * len(names), [""] * len(names)
+    for i, name in enumerate(names):
+        if variant.stored[i]:
+            types[i], fields[i] = _sink_type(variant, variant.storage[i], i), f"{name}_gradients"
+    for i, kind, _ in variant.summed if variant.kind == "value_and_gradient" else ():
+        types[i] = f"SummedSink<{STORAGE[variant.storage[i]][0]}, SumOf::k{kind.capitalize()}>"
+        fields[i] = f"used_grad_output + {names[i]}_sums"
+    return types, fields
 
 
 def _types(variant: PointwiseKernel) -> list[str]:
-    sinks = [
-        f"Sink<{STORAGE[dtype][0]}>" if wanted else "Absent"
-        for dtype, wanted in zip(variant.storage, variant.gradients, strict=True)
-    ]
-    result = STORAGE[variant.result][0]
     element = "Absent"
     if variant.kind == "elements":
-        element = f"Sink<{result}>"
+        element = _sink_type(variant, variant.result, len(variant.storage))
     elif variant.access[-1] != "none":
-        element = f"Source<{result}, Access::{ACCESS[variant.access[-1]]}>"
+        element = _source_type(variant, variant.result, variant.access[-1])
     return [
-        f"using Result = {result};",
+        f"using Result = {STORAGE[variant.result][0]};",
         f"using Sources = Tuple<{', '.join(_source_types(variant))}>;",
-        f"using Sinks = Tuple<{', '.join(sinks)}>;",
+        f"using Sinks = Tuple<{', '.join(_sinks(variant)[0])}>;",
         f"using Element = {element};",
     ]
 
@@ -284,10 +340,10 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
     most 8 gradients at a time, and at most 8 elements where operands have offsets of their own; of heavy losses
     only those in float whose elements lie one behind the other, and of the heaviest only if no operand is one number:
     what depends on that alone is kept in registers. The heaviest with more gradients than that and offsets of their own
-    have an SM to themselves. Two operands that are shifted, with offsets of their own, take more registers, too. What
-    is differentiated twice takes more than any of these.
+    have an SM to themselves. Two operands that are shifted, with offsets of their own, take more registers, too, and so
+    do tiles and sums of gradients. What is differentiated twice takes more than any of these.
     """
-    if isinstance(variant.loss, TangentLoss):
+    if isinstance(variant.loss, TangentLoss) or variant.summed or variant.layout in TILED:
         return BLOCKS_PER_SM_OTHERS
     widths = {ITEMSIZE[x] for x in variant.storage}
     small = len(widths) == 1 and variant.vec_size * sum(variant.gradients) <= 8
@@ -304,13 +360,16 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
 
 def _rank(variant: PointwiseKernel) -> int:
     """The outer dimensions that a kernel has room for: with one there is no division to find them."""
-    return 1 if variant.layout in ("matrix", TILED[0]) else max_rank(len(variant.loss.operands))
+    return 1 if variant.layout in ("matrix", TILED[0], STRIPS[0]) else max_rank(len(variant.loss.operands))
+
+
+def _tile_shape(tile: Tile | None) -> str:
+    return f", TileShape<{', '.join(map(str, astuple(tile)))}>" if tile else ""
 
 
 def _pointwise_entry(variant: PointwiseKernel) -> str:
     operands = variant.loss.operands
-    wanted = [(x.name, STORAGE[d][0], w) for x, d, w in zip(operands, variant.storage, variant.gradients, strict=True)]
-    sinks = ", ".join(f"Sink<{storage}>{{{name}_gradients}}" if w else "Absent{}" for name, storage, w in wanted)
+    sinks = ", ".join(f"{kind}{{{field}}}" for kind, field in zip(*_sinks(variant), strict=True))
     if variant.layout == "flat":
         layout_type, layout_parameter = f"FlatLayout<{variant.vec_size}>", "int64 elements"
         layout_local = ["  const Layout layout{elements};"]
@@ -319,7 +378,9 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
         streams = 2 * len(operands) + 1
         layout_type = f"StridedLayout<{variant.vec_size}, {streams}, {rank}>"
         if variant.layout in TILED:
-            layout_type = f"TiledLayout<{streams}, {rank}>"
+            layout_type = f"TiledLayout<{streams}, {rank}{_tile_shape(variant.tile)}>"
+        if variant.layout in STRIPS:
+            layout_type = f"StripLayout<{variant.vec_size}, {variant.strip[0]}, {variant.strip[1]}, {streams}, {rank}>"
         layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
     unroll = f"<{UNROLL[variant.vec_size]}>"
     element, call = {
@@ -336,7 +397,16 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
         "elements": ("Element{values}", f"map_elements{unroll}(program, chunks, scale)"),
         "elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, chunks, scale)"),
     }[variant.kind]
-    fixed = ["int64 chunks", layout_parameter]
+    fixed, combined = ["int64 chunks", layout_parameter], []
+    for i, _, dimensions in variant.summed:
+        name = operands[i].name
+        fixed.append(f"int64 {name}_sums")
+        if variant.kind == "verify_gradient":
+            fixed.append(f"const __grid_constant__ Combination<{dimensions}> {name}_combination")
+            combined += [
+                f"  combine_sums({name}_combination, used_grad_output + {name}_sums, {name}_gradients,",
+                "               scale * widen<double>(*grad_output));",
+            ]
     lines = [
         *_types(variant),
         f"using Layout = {layout_type};",
@@ -348,6 +418,7 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
         f"  const Pointwise<Loss, Layout, {variant.vec_size}, Sources, Sinks, Element> program{{",
         f"      {loss_argument(variant)}, layout, {_sources_argument(variant)},",
         f"      make_tuple({sinks}), {element}}};",
+        *combined,
         f"  {call};",
         "}",
     ]

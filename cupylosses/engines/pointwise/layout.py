@@ -31,7 +31,7 @@ BLOCKS_PER_SM = 3
 BLOCKS_PER_SM_OTHERS = 2
 
 #: Vectors a lane has in flight, by elements of a vector.
-UNROLL = {1: 8, 2: 4, 4: 4, 8: 4, 16: 4}
+UNROLL = {1: 8, 2: 4, 4: 4, 8: 4, 16: 4, 32: 2}
 
 #: Partial sums of a reduced loss: a warp each on the largest GPUs (3 blocks of 8 warps on 128 SMs), and few enough for
 #: the last block to add at once.
@@ -55,10 +55,49 @@ ENOUGH_WARPS = 1 << 11
 TERMS_IN_FLIGHT = 4
 SUM_BLOCKS_PER_SM = 32
 
-#: Layouts of streams that disagree about the innermost dimension, with one outer dimension and with more; the side of
-#: a tile, as ``kSide`` of ``kernels/core/layout.cuh``.
+#: Partial sums that a lane has in flight (``combine_sums``).
+_COMBINED_AT_ONCE = 8
+
+#: Tasks of strips, one of a warp at a time: as many warps as the largest GPUs run of kernels that take 128 registers (2
+#: blocks of 8 warps on 128 SMs). More would leave a last round of few, and more partial sums.
+MAX_TASKS = 2 << 10
+
+#: Layouts in strips, with one dimension between planes and with more.
+STRIPS = ("strips", "strips_of_planes")
+
+#: Partial sums that strips may leave (doubles): of large operands more, a 512th of the elements or one for each sum.
+MAX_SUMS = 1 << 20
+
+#: Dimensions of a gradient, and of the partial sums that meet in one of its elements, that kernels have room for.
+COMBINED_RANK = 4
+
+#: The least part of the lanes and steps of strips that must exist where there are more than so many elements.
+FULL_STRIPS = 0.7
+SMALL = 1 << 17
+
+#: Layouts of streams that disagree about the innermost dimension, with one outer dimension and with more; the side that
+#: both dimensions must have where no vector fits, and where one does.
 TILED = ("tiles", "tiles_of_planes")
 TILE = 16
+TILE_OF_VECTORS = 8
+
+
+@dataclass(frozen=True)
+class Tile:
+    """``TileShape`` of ``kernels/core/layout.cuh``: elements of a micro-tile in both directions, lanes along the first,
+    and steps in both.
+    """
+
+    a: int = 1
+    b: int = 1
+    lanes_a: int = 8
+    steps_a: int = 2
+    steps_b: int = 4
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Elements of the tile that a warp visits in one batch, in both directions."""
+        return self.a * self.lanes_a * self.steps_a, self.b * (WARP // self.lanes_a) * self.steps_b
 
 
 @dataclass(frozen=True)
@@ -82,6 +121,21 @@ class Layout:
     sizes: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
     access: tuple[str, ...]
+    tile: Tile = Tile()
+    #: Of strips: neighbouring vectors that a warp has in a row at a time, steps along a row, ranges of a plane's rows.
+    across: int = 0
+    steps: int = 1
+    ranges: int = 0
+
+    @property
+    def strips(self) -> int:
+        """The number of strips."""
+        return -(-self.sizes[0] // (self.vec_size * self.across * self.steps))
+
+    @property
+    def tasks(self) -> int:
+        """The number of strips of ranges of planes."""
+        return prod(self.sizes[2:]) * self.ranges * self.strips
 
     @property
     def elements(self) -> int:
@@ -92,16 +146,22 @@ class Layout:
     def vectors(self) -> int:
         """The number of vectors. A flat layout may end in a partial one, and tiles in some that are absent."""
         if self.kind in TILED:
-            return prod(-(-n // TILE) * TILE for n in self.sizes[:2]) * prod(self.sizes[2:])
+            whole = [-(-n // side) * side for n, side in zip(self.sizes[:2], self.tile.sides, strict=True)]
+            return prod(whole) // self.vec_size * prod(self.sizes[2:])
         return -(-self.elements // self.vec_size)
 
     def words(self) -> list[int]:
         """The kernel's layout as 64-bit words, in the order of its fields."""
         if self.kind in TILED:
-            across, down = (-(-n // TILE) for n in self.sizes[:2])
+            across, down = (-(-n // side) for n, side in zip(self.sizes[:2], self.tile.sides, strict=True))
             strides = [s[d] for d in (0, 1) for s in self.strides]
             head = [*self.sizes[:2], across, across * down, prod(self.sizes[2:]), *strides]
             rank = 1 if self.kind == TILED[0] else max_rank(len(self.strides) // 2)
+            return head + dimension_words(self.sizes[2:] or (1,), [s[2:] or (0,) for s in self.strides], rank)
+        if self.kind in STRIPS:
+            head = [self.sizes[0] // self.vec_size, self.sizes[1], prod(self.sizes[2:]), self.strips, self.ranges]
+            head += [s[d] for d in (0, 1) for s in self.strides]
+            rank = 1 if self.kind == STRIPS[0] else max_rank(len(self.strides) // 2)
             return head + dimension_words(self.sizes[2:] or (1,), [s[2:] or (0,) for s in self.strides], rank)
         rows, vectors_per_row = prod(self.sizes[1:]), self.sizes[0] // self.vec_size
         inner = [s[0] for s in self.strides]
@@ -115,8 +175,11 @@ def max_rank(operands: int) -> int:
     return MAX_RANK if operands <= MAX_OPERANDS else MAX_RANK_OF_MANY
 
 
-def layout(shape: Sequence[int], streams: Sequence[Stream]) -> Layout:
-    """The layout of a non-empty index space: the widest vectors that sizes, strides and addresses allow."""
+def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32) -> Layout:
+    """The layout of a non-empty index space: the widest vectors that sizes, strides and addresses allow.
+
+    Of streams that disagree about the innermost dimension, a lane takes up to ``micro_tile`` elements at a time.
+    """
     sizes, strides = merge(shape, [x.strides for x in streams])
     most = max_rank(len(streams) // 2)
     if len(sizes) - 1 > most:
@@ -125,11 +188,9 @@ def layout(shape: Sequence[int], streams: Sequence[Stream]) -> Layout:
             "make the tensors contiguous with `.contiguous()`."
         )
     flat = len(sizes) == 1 and all(s[0] in (0, 1) for s in strides)
-    other = _other_fast_dimension(sizes, strides)
-    if other:
-        order = [0, other, *(d for d in range(1, len(sizes)) if d != other)]
-        sizes, strides = tuple(sizes[d] for d in order), tuple(tuple(s[d] for d in order) for s in strides)
-        return Layout(TILED[len(sizes) > 3], 1, sizes, strides, ("reused",) * len(streams))
+    tiled = _tiled(sizes, strides, streams, micro_tile)
+    if tiled:
+        return tiled
     vec_size = 1
     if all(s[0] in (0, 1) for s in strides):
         vec_size = _widest(sizes, strides, streams, flat)
@@ -141,14 +202,176 @@ def layout(shape: Sequence[int], streams: Sequence[Stream]) -> Layout:
     return Layout(kind, vec_size, sizes, strides, access)
 
 
-def _other_fast_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int | None:
-    """The dimension of unit stride in streams that have another stride in the innermost one, or None if streams agree
-    about the innermost dimension, or one of the two is short.
+def _tiled(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], most: int
+) -> Layout | None:
+    """The layout of streams that disagree about the innermost dimension, or None if they agree, or one of the two
+    dimensions is short.
     """
-    if not any(s[0] == 1 for s in strides) or sizes[0] < TILE:
+    other = _other_fast_dimension(sizes, strides)
+    if other is None:
         return None
-    found = {d for s in strides if s[0] not in (0, 1) for d in range(1, len(sizes)) if s[d] == 1 and sizes[d] >= TILE}
+    order = [0, other, *(d for d in range(1, len(sizes)) if d != other)]
+    sizes, ordered = tuple(sizes[d] for d in order), tuple(tuple(s[d] for d in order) for s in strides)
+    tile = _micro_tiles(sizes, ordered, streams, most)
+    if min(sizes[:2]) < (TILE if tile.a * tile.b == 1 else TILE_OF_VECTORS):
+        return None
+    access = ("reused",) * len(streams)
+    if tile != Tile():
+        access = tuple(_access_of_tiles(s) for s in ordered)
+    return Layout(TILED[len(sizes) > 3], tile.a * tile.b, sizes, ordered, access, tile)
+
+
+def _other_fast_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int | None:
+    """The dimension of unit stride in streams that have another stride in the innermost one, if there is just one."""
+    if not any(s[0] == 1 for s in strides):
+        return None
+    found = {
+        d
+        for s in strides
+        if s[0] not in (0, 1)
+        for d in range(1, len(sizes))
+        if s[d] == 1 and sizes[d] >= TILE_OF_VECTORS
+    }
     return found.pop() if len(found) == 1 else None
+
+
+def _micro_tiles(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], most: int) -> Tile:
+    """The widest vectors in both directions, of up to ``most`` elements together, and lanes and steps that leave few
+    outside of short dimensions.
+    """
+    fast = [[i for i, s in enumerate(strides) if s[d] == 1] for d in (0, 1)]
+    largest = max(streams[i].itemsize for i in (*fast[0], *fast[1]))
+    square = max(1, min(16 // largest, 4, int(most**0.5)))
+    # Of 16 bits, vectors of 16 bytes in both directions take twice the registers.
+    widths = [8 if largest <= 2 and most >= 32 else square, square]
+    for d in (0, 1):
+        while widths[d] > 1 and (
+            sizes[d] % widths[d] != 0
+            or not all(_aligned(streams[i], (1, *strides[i][:d], *strides[i][d + 1 :]), widths[d]) for i in fast[d])
+        ):
+            widths[d] //= 2
+    a, b = widths
+    if a * b == 1:
+        return Tile()
+    lanes = {1: 16, 8: 4}.get(a, 8)
+    while lanes < WARP and WARP // lanes * b >= 2 * sizes[1]:
+        lanes *= 2
+    while lanes > 1 and lanes * a >= 2 * sizes[0]:
+        lanes //= 2
+    steps, down = UNROLL[a * b], 1
+    while down < steps and WARP // lanes * b * down < sizes[1]:
+        down *= 2
+    return Tile(a, b, lanes, steps // down, down)
+
+
+def _access_of_tiles(strides: Sequence[int]) -> str:
+    if strides[0] == 0 == strides[1]:
+        return "splat"
+    return "along_a" if strides[0] == 1 else "along_b" if strides[1] == 1 else "elements"
+
+
+@dataclass(frozen=True)
+class PartialSums:
+    """``Combination`` of ``kernels/pointwise/pointwise.cuh``: the partial sums of the gradient of a broadcast operand.
+    ``kind`` is "all", "row" or "column"; strides are those of the partial sums and, of dimensions that are kept, of the
+    gradient.
+    """
+
+    kind: str
+    count: int
+    kept: tuple[int, ...]
+    kept_strides: tuple[tuple[int, ...], tuple[int, ...]]
+    reduced: tuple[int, ...]
+    reduced_strides: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        """Dimensions that the kernel needs room for."""
+        return 1 if max(len(self.kept), len(self.reduced)) <= 1 else COMBINED_RANK
+
+    def words(self) -> list[int]:
+        """The kernel's ``Combination`` as 64-bit words. Few lanes share an output, so that each has several terms."""
+        outputs, terms, lanes, warps = prod(self.kept), prod(self.reduced), 1, 1
+        if self.kind == "column":
+            warps = MAX_THREADS // WARP if terms > 2 * _COMBINED_AT_ONCE else 1
+            while lanes < WARP and terms > 2 * _COMBINED_AT_ONCE * lanes * warps and outputs * lanes < ENOUGH_WARPS:
+                lanes *= 2
+        else:
+            while lanes < WARP and terms > _COMBINED_AT_ONCE * lanes:
+                lanes *= 2
+            warps = MAX_THREADS // WARP if terms > 2 * _COMBINED_AT_ONCE * lanes else 1
+        return [
+            outputs,
+            terms,
+            lanes,
+            warps,
+            *dimension_words(self.kept or (1,), [s or (0,) for s in self.kept_strides], self.rank),
+            *dimension_words(self.reduced or (1,), [self.reduced_strides or (0,)], self.rank),
+        ]
+
+
+def partial_sums(found: Layout, chunks: int, operand: Sequence[int], gradient: Sequence[int]) -> PartialSums | None:
+    """The partial sums that a launch leaves of the gradient of a broadcast operand; None if it cannot add them up.
+    ``operand`` and ``gradient`` are strides in the dimensions of the layout.
+    """
+    if not any(operand):
+        count = found.tasks if found.kind in STRIPS else chunks
+        return PartialSums("all", count, (), ((), ()), (count,), (1,))
+    if found.kind not in STRIPS or (operand[0] != 0 and operand[1] != 0):
+        return None
+    if operand[0] == 0:
+        kind, sizes = "row", (found.strips, *found.sizes[1:])
+        own, other = (0, *operand[1:]), (0, *gradient[1:])
+    else:
+        kind, sizes = "column", (found.sizes[0], found.ranges, *found.sizes[2:])
+        own, other = (operand[0], 0, *operand[2:]), (gradient[0], 0, *gradient[2:])
+    step = [prod(sizes[:d]) for d in range(len(sizes))]
+    kept = [d for d, s in enumerate(own) if s != 0]
+    reduced = [d for d, s in enumerate(own) if s == 0 and sizes[d] > 1]
+    count, outputs = prod(sizes), prod([sizes[d] for d in kept])
+    most = max(MAX_SUMS, found.elements >> 9, outputs if found.elements >= WARP * outputs else 0)
+    if count > most or max(len(kept), len(reduced)) > COMBINED_RANK:
+        return None
+    return PartialSums(
+        kind,
+        count,
+        tuple(sizes[d] for d in kept),
+        (tuple(step[d] for d in kept), tuple(other[d] for d in kept)),
+        tuple(sizes[d] for d in reduced),
+        tuple(step[d] for d in reduced),
+    )
+
+
+def in_strips(found: Layout, operands: Sequence[int]) -> Layout | None:
+    """The layout in strips, in which derivatives of broadcast operands can be added up; None if there is nothing to add
+    for these streams, or lanes would have nothing to do.
+    """
+    strides = [found.strides[i] for i in operands]
+    if found.kind not in ("matrix", "rows") or "shifted" in found.access or len(found.sizes) < 2:
+        return None
+    if not any(any(s) and (s[0] == 0 or s[1] == 0) for s in strides):
+        return None
+    columns, rows, planes = found.sizes[0] // found.vec_size, found.sizes[1], prod(found.sizes[2:])
+    kind, steps = STRIPS[len(found.sizes) > 3], UNROLL[found.vec_size]
+    if not any(s[0] != 0 and s[1] == 0 for s in strides) and _used(columns, WARP * steps) >= FULL_STRIPS:
+        found = replace(found, kind=kind, across=WARP, steps=steps)
+        return replace(found, ranges=max(1, min(rows, MAX_TASKS // (found.strips * planes))))
+    # Whole sectors, and few lanes and steps behind the end of a row or of a plane.
+    used = {
+        w: _used(columns, w) * _used(rows, steps * (WARP // w)) for w in (32, 16, 8, 4, 2, 1) if w >= min(8, columns)
+    }
+    across = max(used, key=lambda w: (used[w] - {32: 0.0, 16: 0.05}.get(w, 0.1), w))
+    if used[across] < FULL_STRIPS and found.elements > SMALL:
+        return None
+    group = steps * (WARP // across)
+    found = replace(found, kind=kind, across=across)
+    return replace(found, ranges=max(1, min(-(-rows // group), MAX_TASKS // (found.strips * planes))))
+
+
+def _used(count: int, size: int) -> float:
+    """The part of groups of this size that so many fill."""
+    return count / (-(-count // size) * size)
 
 
 def _widest(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], flat: bool) -> int:
@@ -193,6 +416,14 @@ def chunks(vectors: int, vec_size: int) -> int:
     Depends on nothing else, by design: the sum has the same bits on every GPU.
     """
     return min(-(-vectors // (WARP * UNROLL[vec_size])), MAX_CHUNKS)
+
+
+def chunks_of(found: Layout) -> int:
+    """The same of a layout: of strips, tasks are dealt out to chunks."""
+    if found.kind not in STRIPS:
+        return chunks(found.vectors, found.vec_size)
+    rounds = -(-found.tasks // MAX_TASKS)
+    return -(-found.tasks // rounds)
 
 
 def threads(chunks: int) -> int:

@@ -20,6 +20,7 @@ from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise import layout as pointwise_layout
 from cupylosses.engines.pointwise.codegen import PointwiseKernel, title
 from cupylosses.engines.pointwise.definition import Loss, counting
+from cupylosses.engines.pointwise.jvp import TangentLoss
 from cupylosses.engines.pointwise.reduction import Static, resolve
 from cupylosses.engines.strides import broadcast_strides, dense_strides, dimension_words, result_strides
 from cupylosses.jit import compiler, gpu
@@ -28,13 +29,32 @@ from cupylosses.jit import compiler, gpu
 class ElementLaunch:
     """One launch over all elements: layout, chunks and grid, and the kernels for it."""
 
-    def __init__(self, plan: PointwisePlan, streams: Sequence[pointwise_layout.Stream], processors: int) -> None:
+    def __init__(
+        self,
+        plan: PointwisePlan,
+        streams: Sequence[pointwise_layout.Stream],
+        processors: int,
+        broadcast: Sequence[int] = (),
+    ) -> None:
         self.plan = plan
-        self.layout = pointwise_layout.layout(plan.full_shape, streams)
-        self.chunks = pointwise_layout.chunks(self.layout.vectors, self.layout.vec_size)
+        # A heavy loss has fewer registers for elements.
+        found = pointwise_layout.layout(plan.full_shape, streams, 16 if plan.loss.heavy else 32)
+        self.layout = (pointwise_layout.in_strips(found, broadcast) if broadcast else None) or found
+        self.chunks = pointwise_layout.chunks_of(self.layout)
         self.threads = pointwise_layout.threads(self.chunks)
         self.blocks = pointwise_layout.grid(self.chunks, self.threads, processors)
         self.warps = self.blocks * self.threads // gpu.WARP
+        #: The partial sums of gradients of operands that are ``broadcast``, by slot, and where they begin behind the
+        #: records.
+        self.sums: dict[int, pointwise_layout.PartialSums] = {}
+        self.first_sums: dict[int, int] = {}
+        end = self.warps
+        for slot in broadcast:
+            strides = self.layout.strides[slot], self.layout.strides[len(plan.tensors) + slot]
+            sums = pointwise_layout.partial_sums(self.layout, self.chunks, *strides)
+            if sums is not None:
+                self.sums[slot], self.first_sums[slot] = sums, end
+                end += sums.count
         self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
 
     def launcher(self, kind: str, gradients: Wanted, counted: bool = False) -> compiler.Launcher:
@@ -43,14 +63,22 @@ class ElementLaunch:
         if found is None:
             variant = self.variant(kind, gradients, counted)
             where = self.layout.elements if self.layout.kind == "flat" else self.layout.words()
-            found = self.plan.machine.launcher(variant, self.blocks, self.threads, (self.chunks, where))
+            fixed: list[int | Sequence[int]] = [self.chunks, where]
+            for slot in [i for i, x in enumerate(variant.sums) if x]:
+                fixed.append(self.first_sums[slot])
+                if kind == "verify_gradient":
+                    fixed.append(self.sums[slot].words())
+            found = self.plan.machine.launcher(variant, self.blocks, self.threads, fixed)
             self._launchers[kind, gradients, counted] = found
         return found
 
     def variant(self, kind: str, gradients: Wanted, counted: bool = False) -> PointwiseKernel:
         """The kernel of an entry point."""
         plan, operands = self.plan, len(self.plan.tensors)
-        element = self.layout.access[2 * operands] if kind == "elements_gradient" else "none"
+        access = self.layout.access
+        element = access[2 * operands] if kind == "elements_gradient" else "none"
+        micro_tiles = self.layout.tile != pointwise_layout.Tile()
+        summed = [self.sums[i] if w and i in self.sums else None for i, w in enumerate(gradients)]
         return PointwiseKernel(
             plan.loss,
             plan.static.flags,
@@ -59,10 +87,14 @@ class ElementLaunch:
             plan.result,
             self.layout.kind,
             self.layout.vec_size,
-            (*self.layout.access[:operands], element),
+            (*access[:operands], element),
             gradients,
             compute=plan.compute,
             counted=counted,
+            tile=self.layout.tile if micro_tiles else None,
+            sinks=access[operands:] if micro_tiles else (),
+            strip=(self.layout.across, self.layout.steps),
+            sums=tuple([(x.kind, x.rank) if x else None for x in summed]) if any(summed) else (),
         )
 
 
@@ -180,6 +212,17 @@ class PointwisePlan(Plan):
         rest = iter(strides)
         return tuple(0 if d in dims else next(rest) for d in range(len(self.full_shape)))
 
+    def summed(self, wanted: Wanted) -> Wanted:
+        if not self.scalar or self.empty:
+            return self.nothing
+        sums = self.elements_launch.sums
+        return tuple([w and i in sums for i, w in enumerate(wanted)])
+
+    def recorded(self, wanted: Wanted) -> int:
+        launch = self.elements_launch
+        ends = [launch.first_sums[i] + launch.sums[i].count for i, w in enumerate(self.summed(wanted)) if w]
+        return max([self.records, *ends])
+
     @cached_property
     def partials(self) -> int:  # type: ignore[override]
         return self.elements_launch.chunks
@@ -227,9 +270,28 @@ class PointwisePlan(Plan):
         return streams
 
     @cached_property
+    def _broadcast(self) -> list[int]:
+        """The broadcast operands whose gradients are summed beside the value. Weights are not: their gradients are
+        rarely wanted. A second derivative has no registers to spare.
+        """
+        if isinstance(self.loss, TangentLoss):
+            return []
+        kinds = zip(self.loss.operands, self.speculative, self.differentiable, strict=True)
+        return [i for i, (x, full, floating) in enumerate(kinds) if floating and not full and x is not WEIGHT]
+
+    @cached_property
     def elements_launch(self) -> ElementLaunch:
         """The launch that computes the value."""
         none = pointwise_layout.Stream((0,) * len(self.full_shape), interop.ITEMSIZE[self.result])
+        if self.scalar and self._broadcast:
+            streams = [*self.streams, none]
+            for slot in self._broadcast:
+                x = self.tensors[slot]
+                strides = broadcast_strides(x.shape, x.gradient.strides, self.full_shape)
+                streams[len(self.tensors) + slot] = pointwise_layout.Stream(strides, interop.ITEMSIZE[x.dtype])
+            launch = ElementLaunch(self, streams, self.machine.processors, self._broadcast)
+            if launch.sums:
+                return launch
         if not self.elementwise:
             return ElementLaunch(self, [*self.streams, none], self.machine.processors)
         absent = [pointwise_layout.Stream(none.strides, x.itemsize) for x in self.streams[len(self.tensors) :]]

@@ -11,10 +11,13 @@ from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.pointwise.codegen import ACCESS
 from cupylosses.engines.pointwise.layout import MAX_THREADS, max_rank
 from cupylosses.engines.row_statistics.definition import DEGREE, StatisticsLoss
-from cupylosses.engines.row_statistics.layout import MAX_BLOCK_THREADS
+from cupylosses.engines.row_statistics.layout import MAX_BLOCK_THREADS, RESIDENT_THREADS
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR
+
+#: Numbers of a vector of each operand that 85 registers have room for, with their gradients.
+FEW_NUMBERS = 16
 
 FILES = (*FUNCTOR, "row_statistics/row_statistics.cuh")
 
@@ -279,8 +282,11 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     )
     fixed = ["int64 chunks", "int64 rows_per_chunk", "int64 width", "const __grid_constant__ Layout layout"]
     yield ""
-    # 128 registers per thread: vectors of all operands, and their arithmetic in double.
-    bounds = f"{kernel.threads}, {max(1, MAX_BLOCK_THREADS // kernel.threads)}"
+    # 128 registers per thread: vectors of all operands, and their arithmetic in double. 85 where fewer numbers wait for
+    # the others of their vector, so that one more block has room.
+    few = kernel.layout == "block" and len(vectors) * kernel.vec_size <= FEW_NUMBERS
+    together = RESIDENT_THREADS if few else MAX_BLOCK_THREADS
+    bounds = f"{kernel.threads}, {max(1, together // kernel.threads)}"
     yield f'extern "C" __global__ void __launch_bounds__({bounds})'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
     yield from counted_divisor(kernel.counted, kind != "value")

@@ -57,7 +57,7 @@ class DistanceLoss(StatisticsLoss):
             )
         given = dict(zip(self.setting_names[1:], settings[1:], strict=True))
         served: Definition
-        known = self._known(function)
+        known = self._known(function, arrays[0])
         if known is not None:
             served, options = known
             given |= options
@@ -84,14 +84,14 @@ class DistanceLoss(StatisticsLoss):
                 )
         return found
 
-    def _known(self, function: Any) -> tuple[StatisticsLoss, dict[str, Any]] | None:
-        """The definition of a function that is known by identity or type, and its options."""
+    def _known(self, function: Any, array: Any) -> tuple[StatisticsLoss, dict[str, Any]] | None:
+        """The definition of a function that is known by identity or type, and its options. ``array`` is an operand."""
         options: dict[str, Any] = {}
         if type(function) is partial:
             if function.args or not set(function.keywords) <= set(_OPTIONS):
                 return None
             function, options = function.func, dict(function.keywords)
-        torch: Any = sys.modules.get("torch")
+        torch = _loaded_torch(array)
         module = torch and torch.nn.PairwiseDistance
         for known, served in self.fused:
             if getattr(function, "loss", None) is known:
@@ -105,6 +105,15 @@ class DistanceLoss(StatisticsLoss):
             if plain and not options:
                 return served, {"p": function.norm, "eps": function.eps}
         return None
+
+
+def _loaded_torch(array: Any) -> Any:
+    """torch, or None if nothing of a call can be its own. Dynamo traces an import, but not the table of modules."""
+    if interop.kind(array) == "torch":
+        import torch
+
+        return torch
+    return sys.modules.get("torch")
 
 
 def _has_hooks(module: Any) -> bool:

@@ -16,12 +16,20 @@ from math import gcd, prod
 from cupylosses.engines.strides import MAX_RANK, dimension_words, merge, power_of_two
 from cupylosses.jit.gpu import WARP
 
-#: Vectors of each operand that a thread reads together.
-AHEAD = 2
-#: The same of vectors of less than 16 bytes, at most.
+#: Bytes of all operands that a thread reads together, and vectors of less than 16 bytes of each, at most.
+AHEAD_BYTES = 128
 MAX_AHEAD = 8
-#: Threads of a block whose lanes share rows, and of one that shares a row, at most and at least.
+#: Vectors of 16 bytes of a row that a lane takes: of short rows, and at most before a block shares the row. Besides its
+#: features a row costs a warp some 400 instructions, and a block of four warps 1,900.
+FEW_VECTORS = 4
+MOST_VECTORS = 16
+#: Threads of a block whose lanes share rows, at most and at least, and the bytes of its rows at most.
 LANE_THREADS = 256
+MIN_LANE_THREADS = 64
+LANE_BYTES = 32 << 10
+#: Threads of a block that shares a row, at most and at least; vectors of 16 bytes of each operand that they read
+#: together, at most: more registers leave room for fewer rows.
+BLOCK_AHEAD = 2
 MAX_BLOCK_THREADS = 512
 MIN_BLOCK_THREADS = 64
 #: Of blocks that share a multiprocessor, the threads of one at most, and the bytes of its row.
@@ -29,8 +37,10 @@ SHARING_THREADS = 256
 SHARING_BYTES = 100 << 10
 #: Shared memory that kernels declare, at most: statistics of each warp, and the result of a row.
 DECLARED_BYTES = 8 << 10
-#: Rows from this size on are taken by blocks that stay, and prefetch their next row.
+#: Rows from this size on are taken by blocks that stay, and prefetch their next row; threads of those that share a
+#: multiprocessor.
 LONG_BYTES = 48 << 10
+RESIDENT_THREADS = 768
 #: Chunks that rows are cut into until a chunk takes more rows than a block at once, and the most that it takes then.
 CHUNKS = 8192
 MAX_ROUNDS = 64
@@ -52,8 +62,8 @@ class RowStream:
 class Layout:
     """Launch geometry of rows: ``words`` is the kernel's ``RowsOfFeatures``; ``many`` if rows have several
     dimensions; ``wide`` if vectors are read and written at once; ``held`` if a row stays in shared memory, of which a
-    block then takes ``shared`` bytes. ``row_bytes`` are those of a row that a block takes, ``ahead`` the vectors of
-    each operand that a thread reads together.
+    block then takes ``shared`` bytes. ``resident`` is the number of blocks of a multiprocessor that stay, 0 if the
+    hardware balances them; ``ahead`` that of the vectors of each operand that a thread reads together.
     """
 
     kind: str
@@ -67,16 +77,14 @@ class Layout:
     many: bool
     words: list[int]
     shared: int
-    row_bytes: int
+    resident: int
     ahead: int
 
     def blocks(self, processors: int) -> int:
         """The blocks of a launch: one for each chunk, which the hardware balances, since the registers of a formula
         decide how many are resident; of long rows as many as have room.
         """
-        if self.row_bytes < LONG_BYTES:
-            return max(1, self.chunks)
-        return max(1, min(self.chunks, processors * (2 if self.threads <= SHARING_THREADS else 1)))
+        return max(1, min(self.chunks, processors * self.resident) if self.resident else self.chunks)
 
 
 def layout(
@@ -95,16 +103,21 @@ def layout(
     # Vectors of a row whose features they do not divide would begin anywhere. Shorter ones are coalesced as well, if a
     # thread reads more of them together.
     vec_size = gcd(widest, features)
-    ahead = min(AHEAD * (widest // vec_size), MAX_AHEAD)
+    narrower = widest // vec_size
+    together = power_of_two(max(1, AHEAD_BYTES // (16 * read)) + 1) // 2
+    ahead = min(together * narrower, MAX_AHEAD)
     count = features // vec_size
-    width = power_of_two(max(1, -(-count // ahead)))
     vector = vec_size * (16 // widest)
-    kind, threads = "lanes", LANE_THREADS
-    if width > WARP:
+    width = power_of_two(max(1, -(-count // (FEW_VECTORS * narrower))))
+    if count <= WARP * MOST_VECTORS * narrower:
+        kind, threads, width = "lanes", LANE_THREADS, min(width, WARP)
+        while threads > MIN_LANE_THREADS and count * read * vector * (threads // width) > LANE_BYTES:
+            threads //= 2
+    else:
         # The chip has no say: the order of additions must not depend on it.
         most = SHARING_THREADS if count * read * vector <= SHARING_BYTES else MAX_BLOCK_THREADS
         kind, threads = "block", min(max(width, MIN_BLOCK_THREADS), most)
-        width = threads
+        width, ahead = threads, min(ahead, BLOCK_AHEAD * narrower)
     at_once = threads // width
     rounds = max(1, min(rows // (at_once * CHUNKS), MAX_ROUNDS))
     wide = all(_whole(x, shape, vec_size) for x in vectors)
@@ -114,9 +127,13 @@ def layout(
     # A thread has whole batches of vectors.
     shared = -(-count // (width * ahead)) * ahead * threads * read * vector
     held = shared <= room
+    resident = 0
+    if kind == "block" and count * read * vector >= LONG_BYTES:
+        resident = RESIDENT_THREADS // threads
+        resident = max(1, min(resident, room // (shared + DECLARED_BYTES)) if held else resident)
     return Layout(
         kind, vec_size, wide, held, width, threads, rounds * at_once, -(-rows // (rounds * at_once)), many, words,
-        shared if held else 0, count * read * vector if kind == "block" else 0, ahead,
+        shared if held else 0, resident, ahead,
     )  # fmt: skip
 
 

@@ -266,7 +266,7 @@ _CALLS = {
 
 
 #: Lines that find the divisor, or its reciprocal, in a kernel that counts itself.
-_SELF_COUNTED = {
+SELF_COUNTED = {
     "value": ["  const SelfCount<Program> divisor{program};"],
     "value_and_gradient": [
         "  const double divisor = self_count(program), scale = reciprocal_or_zero(divisor);",
@@ -291,7 +291,7 @@ _TALLIED = {
 TALLYING_STAGES = frozenset(("value", *_TALLIED))
 
 #: The kinds of kernels that can count themselves: all that divide.
-SELF_COUNTING_STAGES = frozenset(_SELF_COUNTED)
+SELF_COUNTING_STAGES = frozenset(SELF_COUNTED)
 
 
 def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
@@ -303,7 +303,7 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
     cluster = f" CLUSTER_DIMS({kernel.cluster})" if kernel.cluster > 1 else ""
     lines = [
         f"using Result = {STORAGE[kernel.result][0]};",
-        f"using Space = RowSpace<{'kMaxRank' if kernel.rank == MAX_RANK else kernel.rank}>;",
+        f"using Space = RowSpace<{space_rank_name(kernel.rank)}>;",
         f"using Program = {program};",
         "using Compute = Program::Compute;",
         *([f"using Reader = {reader};"] if "Reader" in call else []),
@@ -312,13 +312,18 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
         f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
         *counted_divisor(kernel.counted, kernel.kind != "value"),
         *construct,
-        *(_SELF_COUNTED[kernel.kind] if kernel.self_counting else []),
+        *(SELF_COUNTED[kernel.kind] if kernel.self_counting else []),
         *(["  const Tally<Program> divisor{program};"] if kernel.tallies and kernel.kind == "value" else []),
         *([f"  const {group};"] if "group" in call else []),
         f"  {call};",
         "}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def space_rank_name(rank: int) -> str:
+    """The parameter of ``RowSpace`` for so many dimensions."""
+    return "kMaxRank" if rank == MAX_RANK else str(rank)
 
 
 def _dtype(name: str) -> str:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from cupylosses.engines.device import Device
@@ -25,22 +27,49 @@ class Status(ctypes.Structure):
     )
 
 
-#: The loss, the shape of all labels, and the number of the label that a plan begins with.
-Site = tuple[Any, tuple[int, ...], int]
+#: The error of a report, from the numbers of row, label and classes in it.
+Explanation = Callable[[int, int, int], Exception]
 
-#: Places of a possible bad label, each once, and their numbers.
-sites: list[Site] = []
-_numbers: dict[Site, int] = {}
+#: Explanations of the places of a possible bad label; kernels report the number of the place.
+sites: list[Explanation] = []
+_numbers: dict[Any, int] = {}
 _numbering = threading.Lock()
 
 
-def site_of(loss: Any, shape: tuple[int, ...], first: int = 0) -> int:
-    """The number by which kernels report a bad label of a plan."""
+def site_of(
+    loss: Any, shape: tuple[int, ...], first: int = 0, error: Callable[..., IndexError] = softmax_checks.bad_label
+) -> int:
+    """The number by which kernels report a bad label of a plan. ``shape`` is that of all labels; the plan begins with
+    label number ``first``.
+    """
+    key = loss, shape, first, error
+    return sites_of(loss, [(key, partial(_bad_label, *key))])
+
+
+def _bad_label(
+    loss: Any,
+    shape: tuple[int, ...],
+    first: int,
+    error: Callable[..., IndexError],
+    row: int,
+    label: int,
+    classes: int,
+) -> IndexError:
+    row += first
+    position = []
+    for n in reversed(shape):
+        row, at = divmod(row, n)
+        position.append(at)
+    return error(loss, position[::-1], label, classes, False)
+
+
+def sites_of(loss: Any, explanations: Sequence[tuple[Any, Explanation]]) -> int:
+    """The number of the first of neighbouring sites, each with a hashable name and its explanation."""
     with _numbering:  # plans are made in a warm-up's thread, too
-        number = _numbers.setdefault((loss, shape, first), len(sites))
-        if number == len(sites):
-            sites.append((loss, shape, first))
-        return number
+        first = _numbers.setdefault((loss, *[name for name, _ in explanations]), len(sites))
+        if first == len(sites):
+            sites.extend([explain for _, explain in explanations])
+        return first
 
 
 def raise_reported(device: Device) -> None:
@@ -52,10 +81,4 @@ def raise_reported(device: Device) -> None:
         return
     site, row, label, classes = status.site, status.row, status.label, status.classes
     status.code = 0
-    loss, shape, first = sites[site]
-    row += first
-    position = []
-    for n in reversed(shape):
-        row, at = divmod(row, n)
-        position.append(at)
-    raise softmax_checks.bad_label(loss, position[::-1], label, classes, False)
+    raise sites[site](row, label, classes)

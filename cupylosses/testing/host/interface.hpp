@@ -55,6 +55,8 @@ unsigned long long host_shuffle(unsigned mask, unsigned long long value, HostShu
 unsigned host_vote(unsigned mask, int predicate, const char* file, int line);
 unsigned host_active_mask();
 void host_fence();
+// Lets other blocks run first, for a thread that waits for one of them.
+void host_pause();
 // Called before each atomic operation. The caller then performs it; nothing else runs in between.
 void host_atomic(const void* address, unsigned bytes, HostOrder order);
 

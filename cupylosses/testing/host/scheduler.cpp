@@ -39,6 +39,9 @@ namespace {
 
 constexpr std::size_t kStack = 256 << 10;  // address space; untouched pages take no memory
 constexpr std::size_t kGuard = 4096;       // in front of each stack: an overflow ends the program
+// Stacks begin at different cache lines. With equal ones, the few lines that a thread uses have the same place in the
+// cache for all threads, and each switch misses it.
+constexpr std::size_t kStagger = 9 * 64, kStaggered = 32 << 10;
 
 char* stacks;
 std::size_t stack_count;
@@ -100,7 +103,7 @@ void host_switch(void** from, void* to) {
 }
 
 void* prepare_stack(char* top) {
-  auto* context = reinterpret_cast<ucontext_t*>(top - kStack + kGuard);
+  auto* context = reinterpret_cast<ucontext_t*>(top - kStack + kGuard + kStaggered);
   getcontext(context);
   context->uc_stack.ss_sp = context + 1;
   context->uc_stack.ss_size = static_cast<std::size_t>(top - reinterpret_cast<char*>(context + 1));
@@ -127,6 +130,7 @@ std::string message;
 std::chrono::steady_clock::time_point deadline;
 Block* last_block;  // of the last fiber that ran
 unsigned last_warp;
+unsigned first_slot;  // where the search for a block begins in ascending order: behind one that waits for others
 unsigned accesses, next_yield;  // counted by maybe_yield
 
 unsigned threads_of_a_block() {
@@ -153,10 +157,24 @@ void copy_bytes(char* to, const char* from, std::size_t count) {
 #endif
 }
 
+// Calls `visit` with the first byte and the number of bytes of each part of __shared__ memory that the launch may
+// touch: all but the end of the dynamic memory, of which it asked for less.
+template <class Visit>
+void each_part_of_shared(Visit visit) {
+  const std::size_t bytes = launch->shared_bytes;
+  if (!launch->beyond) return visit(std::size_t{0}, bytes);
+  const auto first = static_cast<std::size_t>(launch->beyond - launch->shared);
+  const auto end = static_cast<std::size_t>(launch->beyond_end - launch->shared);
+  visit(std::size_t{0}, first);
+  visit(end, bytes - end);
+}
+
 void place_shared(Block& block) {
   if (in_place == &block || launch->shared_bytes == 0) return;
-  if (in_place && in_place->active) copy_bytes(in_place->shared.data(), launch->shared, launch->shared_bytes);
-  copy_bytes(launch->shared, block.shared.data(), launch->shared_bytes);
+  each_part_of_shared([&](std::size_t first, std::size_t count) {
+    if (in_place && in_place->active) copy_bytes(in_place->shared.data() + first, launch->shared + first, count);
+    copy_bytes(launch->shared + first, block.shared.data() + first, count);
+  });
   in_place = &block;
 }
 
@@ -174,7 +192,9 @@ void start(Block& block) {
   block.warps.resize((threads + kLanes - 1) / kLanes);
   if (in_place == &block) in_place = nullptr;
   // Memory that nobody has written is not zero on a GPU.
-  block.shared.assign(launch->shared_bytes, '\xff');
+  block.shared.resize(launch->shared_bytes);
+  each_part_of_shared(
+      [&](std::size_t first, std::size_t count) { std::memset(block.shared.data() + first, 0xff, count); });
   forget_shared(block.slot);
   block.ready_warps = 0;
   for (unsigned w = 0; w < block.warps.size(); ++w) {
@@ -192,7 +212,8 @@ void start(Block& block) {
     fiber.warp = t / kLanes;
     fiber.index = {t % launch->block.x, t / launch->block.x % launch->block.y, t / launch->block.x / launch->block.y};
     fiber.moment = {block.index * threads + t, 0, 1};
-    fiber.stack_pointer = prepare_stack(stacks + (block.slot * threads + t + 1) * kStack);
+    const std::size_t number = block.slot * threads + t;
+    fiber.stack_pointer = prepare_stack(stacks + (number + 1) * kStack - number * kStagger % kStaggered);
   }
 }
 
@@ -209,6 +230,11 @@ void set_waiting(Fiber& fiber, Wait wait, const char* file, int line) {
   Warp& warp = fiber.block->warps[fiber.warp];
   warp.ready &= ~(1u << fiber.lane);
   if (!warp.ready) fiber.block->ready_warps &= ~(1u << fiber.warp);
+}
+
+// Equal addresses need no comparison of the text, and are the usual case.
+bool same_place(const Fiber& fiber, const char* file, int line) {
+  return fiber.line == line && (fiber.file == file || std::strcmp(fiber.file, file) == 0);
 }
 
 // Switches to the scheduler; returns when it chooses this fiber again.
@@ -317,7 +343,7 @@ Fiber* pick() {
   if (launch->seed && last_block && last_block->active && last_block->warps[last_warp].ready && roll(8))
     return pick_in(*last_block, last_warp);
   const unsigned count = static_cast<unsigned>(blocks.size());
-  const unsigned first = launch->seed ? roll(count) : 0;
+  const unsigned first = launch->seed ? roll(count) : first_slot;
   bool any = false;
   for (unsigned i = 0; i < count; ++i) {
     Block& block = blocks[(first + i) % count];
@@ -351,7 +377,7 @@ void start_cluster(Block* first) {
 }
 
 void run() {
-  next_block = 0;
+  next_block = first_slot = 0;
   in_place = last_block = nullptr;
   accesses = 0;
   next_yield = 1;
@@ -383,6 +409,11 @@ bool meet(Wait wait, unsigned mask, const char* file, int line) {
   self.mask = mask;
   if (!(mask >> self.lane & 1)) fail_in(block, name(self) + " is not among the lanes that it names in " + name(wait));
   if (mask & ~warp.lanes) fail_in(block, name(self) + " names lanes that do not exist in " + name(wait));
+  // Most lanes leave here: the last one to arrive looks at all others.
+  if (warp.ready & mask) {
+    leave();
+    return false;
+  }
   unsigned missing = 0;
   for (unsigned lanes = mask; lanes; lanes &= lanes - 1) {
     const unsigned lane = static_cast<unsigned>(__builtin_ctz(lanes));
@@ -391,7 +422,7 @@ bool meet(Wait wait, unsigned mask, const char* file, int line) {
       missing |= 1u << lane;
     } else if (other.wait == Wait::kExited) {
       fail_in(block, name(self) + " names lanes that have ended in " + std::string(name(wait)));
-    } else if (other.wait != wait || other.mask != mask || other.line != line || std::strcmp(other.file, file) != 0) {
+    } else if (other.wait != wait || other.mask != mask || !same_place(other, file, line)) {
       fail_in(block, name(self) + " and " + name(other) + " meet in different calls");
     }
   }
@@ -506,7 +537,7 @@ void host_barrier(const char* file, int line) {
   if (block.exited) fail_in(block, "a barrier is reached by some threads only, others have ended");
   if (block.waiting < block.fibers.size()) return leave();
   for (const Fiber& fiber : block.fibers)
-    if (fiber.line != line || std::strcmp(fiber.file, file) != 0) fail_in(block, "threads meet in different barriers");
+    if (!same_place(fiber, file, line)) fail_in(block, "threads meet in different barriers");
   block.waiting = 0;
   ++block.epoch;
   block.voted = block.vote;
@@ -529,6 +560,11 @@ int host_barrier_or(int predicate, const char* file, int line) {
   return current->block->voted;
 }
 
+void host_pause() {
+  first_slot = (current->block->slot + 1) % static_cast<unsigned>(blocks.size());
+  yield();
+}
+
 unsigned host_cluster_rank() {
   return current->block->slot % launch->cluster;
 }
@@ -546,7 +582,7 @@ void host_cluster_barrier(const char* file, int line) {
   for (Block* block = first; block < end; ++block) {
     known = join(known, block->known);
     for (const Fiber& fiber : block->fibers) {
-      if (fiber.wait != Wait::kClusterBarrier || fiber.line != line || std::strcmp(fiber.file, file) != 0)
+      if (fiber.wait != Wait::kClusterBarrier || !same_place(fiber, file, line))
         fail_in(*block, "threads meet in different barriers");
       known = join(known, fiber.known);
     }

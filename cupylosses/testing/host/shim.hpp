@@ -409,6 +409,12 @@ inline float reciprocal_ftz(float x) {
 inline float max_propagating_nan(float x, float y) {
   return x < y ? y : x;
 }
+inline int warp_sum_int(int x, HOST_SITE) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    x += host_shuffle_value(0xffffffffu, x, kHostShuffleXor, offset, 32, file, line);
+  }
+  return x;
+}
 inline float opaque(float x) {
   return x;
 }
@@ -472,6 +478,16 @@ inline void cluster_wait(HOST_SITE) {
 }
 inline void store_dsmem(unsigned* place, unsigned rank, unsigned x) {
   host_store_dsmem(place, rank, x);
+}
+
+HOST_ACCESS unsigned long long load_relaxed(const unsigned long long* from) {
+  return host_update(const_cast<unsigned long long*>(from), kHostRelaxed, [](unsigned long long old) { return old; });
+}
+HOST_ACCESS void store_relaxed(unsigned long long* to, unsigned long long x) {
+  host_update(to, kHostRelaxed, [=](unsigned long long) { return x; });
+}
+inline void let_others_run() {
+  host_pause();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

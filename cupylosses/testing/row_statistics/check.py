@@ -34,7 +34,7 @@ class Layout(NamedTuple):
 LAYOUTS: Mapping[str, Layout] = {
     "lanes": Layout((37,), 24),
     "odd": Layout((5, 7), 43),
-    "block": Layout((5,), 1040),
+    "block": Layout((5,), 2080),
     "long": Layout((2,), 20000),
     "transposed": Layout((37,), 24, "transposed"),
     "broadcast": Layout((6, 7), 24, "broadcast"),

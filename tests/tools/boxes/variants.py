@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import Any, ClassVar
 
 from cupylosses import checks, functional, interop
@@ -64,26 +64,32 @@ class BoxVariants(Variants):
         """Each kernel, layout and dtype for BROADEST; forward with gradients for others."""
         if architecture == BROADEST:
             return cover(self.kernels(), dtypes)
-        return cover([x for x in self.kernels(fast=True) if x.kind == "value_and_gradient"], structure)
+        forward = [x for x in self.kernels(fast=True) if x.kind == "value_and_gradient"]
+        return cover(forward, lambda x: chain(structure(x), [x.flags]))
 
     @classmethod
     def newest(
         cls, losses: Sequence[BoxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """Each formula, and each kernel and layout; forward with gradients also for the others in turn."""
-        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
-        for variant in cover(kernels, structure):
+        """Each kernel and layout, of the loss whose kernels compile fastest; and of each loss forward with gradients,
+        with the choices of the flags in turn.
+        """
+        for variant in cover(cls._of(losses[:1]), structure):
             yield variant, broadest
-        for variant in cover([x for x in kernels if x.kind == "value_and_gradient"], formula):
-            yield variant, next(others)
+        forward = [x for x in cls._of(losses) if x.kind == "value_and_gradient"]
+        for i, variant in enumerate(cover(forward, formula)):
+            yield variant, broadest if i % 2 else next(others)
 
     @classmethod
     def older(
         cls, losses: Sequence[BoxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """Each kernel and layout."""
-        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
-        yield from ((x, broadest) for x in cover(kernels, layout))
+        """Each kernel, and each layout."""
+        yield from ((x, broadest) for x in cover(cls._of(losses[:1]), entry_point))
+
+    @classmethod
+    def _of(cls, losses: Sequence[BoxLoss]) -> list[BoxKernel]:
+        return [v for x in losses for v in cls(x).kernels(fast=True)]
 
     @staticmethod
     def wide_accesses(variant: BoxKernel) -> tuple[int, int]:
@@ -109,25 +115,27 @@ class BoxVariants(Variants):
         }
 
 
-def layout(variant: BoxKernel) -> Iterator[Hashable]:
-    """The kernel and its layout."""
-    yield variant.kind, variant.layout
-    yield variant.kind in SUMS, variant.columns
+def entry_point(variant: BoxKernel) -> Iterator[Hashable]:
+    """The kernel, and its layout."""
+    yield variant.kind
+    yield variant.layout, variant.columns
 
 
 def structure(variant: BoxKernel) -> Iterator[Hashable]:
-    """Besides, what a call has, and the formula."""
-    yield from layout(variant)
-    yield from formula(variant)
+    """Both together, and what else a call has."""
+    yield variant.kind, variant.layout
+    yield variant.kind in SUMS, variant.columns
     yield variant.weight, variant.mask, variant.counted
 
 
 def formula(variant: BoxKernel) -> Iterator[Hashable]:
-    """The formula."""
-    yield variant.loss, variant.flags
+    """The loss, and each choice of its flags."""
+    yield variant.loss
+    yield from ((i, x) for i, x in enumerate(variant.flags))
 
 
 def dtypes(variant: BoxKernel) -> Iterator[Hashable]:
-    """Besides, the dtypes."""
+    """Besides, each formula and the dtypes."""
     yield from structure(variant)
+    yield variant.loss, variant.flags
     yield variant.kind, variant.storage, variant.result

@@ -79,7 +79,7 @@ class PointwiseVariants(Variants):
     def older(
         cls, losses: Sequence[Loss], whole: Collection[Loss], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        yield from zip(cover(cls._of(losses, whole), kernel_and_layout), cycle((broadest, next(others))))
+        yield from zip(cover(cls._of(losses, whole), kernel_or_layout), cycle((broadest, next(others))))
 
     @classmethod
     def _of(cls, losses: Sequence[Loss], whole: Collection[Loss]) -> list[PointwiseKernel]:
@@ -247,7 +247,8 @@ def structure(variant: PointwiseKernel) -> Iterator[Hashable]:
     yield "counted", variant.kind, variant.counted
 
 
-def kernel_and_layout(variant: PointwiseKernel) -> Iterator[Hashable]:
-    """The fewest fields that tell kernels and dtypes apart."""
-    yield variant.kind, variant.layout
+def kernel_or_layout(variant: PointwiseKernel) -> Iterator[Hashable]:
+    """The fewest fields that tell kernels, layouts and dtypes apart."""
+    yield variant.kind
+    yield variant.layout
     yield variant.storage[0]

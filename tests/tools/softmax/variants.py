@@ -269,6 +269,15 @@ def row_layout(variant: SoftmaxKernel) -> Iterator[Hashable]:
     yield variant.indices, variant.layout
 
 
+def kernel_and_layout(variant: SoftmaxKernel) -> Iterator[Hashable]:
+    """The entry point in its row layout. Two entry points are parts of others in each layout: values without their sum,
+    and gradients for another grad_output than the expected one.
+    """
+    yield variant.indices, variant.kind
+    if variant.kind not in ("unreduced", "verify_gradient"):
+        yield variant.indices, variant.kind, variant.layout
+
+
 def entry_point(variant: SoftmaxKernel) -> Iterator[Hashable]:
     """The entry point of a kernel of rows."""
     yield variant.indices, variant.kind
@@ -284,7 +293,7 @@ def compiled_options(variant: SoftmaxKernel) -> Iterator[Hashable]:
 
 def structure(variant: SoftmaxKernel) -> Iterator[Hashable]:
     """Properties of a kernel of rows that do not depend on its formula, and each formula."""
-    yield variant.indices, variant.kind, variant.layout
+    yield from kernel_and_layout(variant)
     yield from compiled_options(variant)
     yield variant.loss.name, variant.indices, variant.kind == "hvp"
     yield from ((variant.indices, x, bool(getattr(variant, x))) for x in ("weight", "mask", "counted"))

@@ -15,20 +15,20 @@ struct Loss {
     const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
 #line 1 "kl_div.value"
     return ::lift<float>(where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability)));
-#line 1 "<kl_div_elements_bf16-bf16_bf16_tiles_x1_reused-reused-none_grad00_flags10>.entries"
+#line 1 "<kl_div_elements_bf16-bf16_bf16_tiles_x32_along_a-along_b-none_grad00_flags10_tile-8-4-4-1-2_along_a>.entries"
   }
 };
 
 using Result = bfloat16_t;
-using Sources = Tuple<Source<bfloat16_t, Access::kReused>, Source<bfloat16_t, Access::kReused>>;
+using Sources = Tuple<TileSource<bfloat16_t, Along::kA, 8, 4>, TileSource<bfloat16_t, Along::kB, 8, 4>>;
 using Sinks = Tuple<Absent, Absent>;
-using Element = Sink<bfloat16_t>;
-using Layout = TiledLayout<5, 1>;
+using Element = TileSink<bfloat16_t, Along::kA, 8, 4>;
+using Layout = TiledLayout<5, 1, TileShape<8, 4, 4, 1, 2>>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
 kl_div_elements_bf16(const bfloat16_t* input_, const bfloat16_t* target_, Result* values, double divisor, double scale, int64 chunks, const __grid_constant__ Layout layout) {
-  const Pointwise<Loss, Layout, 1, Sources, Sinks, Element> program{
-      Loss{}, layout, make_tuple(Source<bfloat16_t, Access::kReused>{input_}, Source<bfloat16_t, Access::kReused>{target_}),
+  const Pointwise<Loss, Layout, 32, Sources, Sinks, Element> program{
+      Loss{}, layout, make_tuple(TileSource<bfloat16_t, Along::kA, 8, 4>{input_}, TileSource<bfloat16_t, Along::kB, 8, 4>{target_}),
       make_tuple(Absent{}, Absent{}), Element{values}};
-  map_elements<8>(program, chunks, scale);
+  map_elements<2>(program, chunks, scale);
 }

@@ -1,0 +1,241 @@
+"""From the definition of a region loss to CUDA source: the glue of ``kernels/regions/``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cupylosses.definition.expressions import cuda, in_double
+from cupylosses.engines.regions.call import NUMBERS, Static
+from cupylosses.engines.regions.definition import RegionLoss
+from cupylosses.engines.regions.layout import THREADS, resident
+from cupylosses.interop import ITEMSIZE
+from cupylosses.jit.glue import STORAGE, call_signature, counted_divisor, written_at
+from cupylosses.jit.kernel import Kernel
+from cupylosses.jit.sources import FUNCTOR
+
+FILES = (*FUNCTOR, "regions/regions.cuh")
+
+#: Entry points: what each computes.
+KINDS = {
+    "value": "the reduced value, and the residual",
+    "sums": "the sums of chunks, for values of groups",
+    "groups": "the values of groups from these, and the residual",
+    "from_residual": "the gradients",
+}
+
+#: The names that kernels have for settings.
+_ACTIVATION = {"softmax": "kSoftmax", "sigmoid": "kSigmoid", "none": "kProbabilities"}
+_OVERLAP = {"product": "kProduct", "min": "kMinimum", "squared": "kSquared"}
+_VOXEL = {"": "kNoVoxelLoss", "row": "kRow", "term": "kTerm", "element": "kElement"}
+_POOL = {"none": "kPoolNone", "batch": "kPoolBatch", "class": "kPoolClass", "both": "kPoolBoth"}
+_ABSENT = {"skip": "kSkipAbsent", "zero": "kZeroAbsent", "keep": "kKeepAbsent"}
+_WEIGHTING = {"uniform": "kUniform", "simple": "kSimple", "square": "kSquare"}
+
+#: What the functor of each expression of a voxel is called with.
+_CALLED_WITH = {
+    "row": ("nll", "rest", "lse", "smooth", "weight"),
+    "term": ("log_p", "target", "weight", "classes"),
+    "element": ("input", "target", "weight", "classes"),
+}
+
+
+@dataclass(frozen=True)
+class RegionKernel(Kernel):
+    """A compiled module of this engine. Equal ones have equal source.
+
+    ``class_weight`` and ``weight`` are dtypes, or "". ``static`` is that of the call without what kernels take as
+    arguments. ``held`` classes are in registers, or none; with ``wide`` vectors are read at once.
+    """
+
+    loss: RegionLoss
+    kind: str
+    input: str
+    target: str
+    class_weight: str
+    weight: str
+    mask: bool
+    result: str
+    compute: str
+    static: Static
+    gradients: tuple[bool, ...]
+    held: int
+    vec_size: int
+    wide: bool
+    many: bool
+    counted: bool = False
+
+    files = FILES
+
+    @property
+    def narrow(self) -> bool:
+        arrays = [self.input, self.result, *([self.target] if self.static.kind == "dense" else [])]
+        return self.compute == "float32" and all([ITEMSIZE[x] <= 2 for x in arrays])
+
+    @property
+    def storage(self) -> tuple[str, ...]:
+        return (self.input, self.target)
+
+    @property
+    def title(self) -> str:
+        """The kernel in words, for error messages and file names."""
+        names = (self.input, self.target, self.class_weight, self.weight, "bool" if self.mask else "")
+        dtypes = "-".join([STORAGE[x][1] if x else "none" for x in names])
+        parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], STORAGE[self.compute][1]]
+        s = self.static
+        parts += [s.kind, s.activation, s.overlap, f"x{self.vec_size}", f"{self.held or 'many'}-classes"]
+        if self.kind in ("value", "groups"):
+            parts += [f"pool-{s.pool}", s.absent, s.weighting, s.weight_in, f"over-{s.average}", s.reduction]
+            parts += [
+                x.replace("_", "-") for x in ("log_loss", "mean_of_weights", "power", "normalized") if getattr(s, x)
+            ]
+            parts += [] if s.background else ["foreground"]
+            parts += [f"power-of-{s.gamma_over}"] if s.power else []
+        parts += [s.voxel] if s.voxel else []
+        parts += ["smoothed"] * s.smoothed + ["wide"] * self.wide + ["apart"] * self.many + ["counted"] * self.counted
+        if self.kind == "from_residual":
+            parts += ["grad" + "".join([str(int(x)) for x in self.gradients])]
+        return "_".join(parts)
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel."""
+        return f"{self.loss.name}_{self.kind}_{STORAGE[self.input][1]}"
+
+    @property
+    def arguments(self) -> list[str]:
+        input, target, result = (STORAGE[x][0] for x in (self.input, self.target, self.result))
+        arrays = [f"const {input}* input", f"const {target}* target"]
+        arrays += [f"const {STORAGE[self.class_weight][0]}* class_weights"] if self.class_weight else []
+        arrays += [f"const {STORAGE[self.weight][0]}* weights"] if self.weight else []
+        arrays += ["const bool* mask"] if self.mask else []
+        if self.kind == "from_residual":
+            written = zip((input, target), ("input", "target"), self.gradients, strict=True)
+            arrays += [f"{kind}* {name}_gradients" for kind, name, wanted in written if wanted]
+            own = ["const double* residual", f"const {result}* grad_output", "int64 per_group"]
+        elif self.kind == "value":
+            own = ["double* residual", "double* memory", f"{result}* value"]
+        else:
+            own = ["double* residual", f"{result}* values", "double* partials"]
+        numbers = [f"double {x}" for x in NUMBERS] + [f"double {x.name}_" for x in self.loss.of_voxels]
+        status = ["RowStatus* status"] if self.static.kind == "labels" else []
+        divisor = ["double multiple", "const double* count"] if self.counted else ["double divisor", "double scale"]
+        return [*arrays, *own, *numbers, *status, *divisor]
+
+    def glue(self) -> str:
+        return "\n".join([*_functor(self), *_entry(self)]) + "\n"
+
+
+def _functor(kernel: RegionKernel) -> Iterator[str]:
+    """The loss of a voxel."""
+    loss, part, compute = kernel.loss, kernel.static.voxel, STORAGE[kernel.compute][0]
+    parameters = [x.name for x in loss.of_voxels] if part else []
+    expression = loss.expressions[part] if part else ""
+    used = set(re.findall(r"\w+", expression))
+    numbers = [x for x in [*parameters, *(loss.constants if part else ())] if x in used]
+    yield "struct Loss {"
+    yield f"  using Compute = {compute};"
+    yield f"  static constexpr bool kOfWeights = {str(loss.of_weights).lower()};"
+    if part:
+        yield from (f"  {compute} {x}_kept;" for x in numbers)
+        yield ""
+        declared = ", ".join([f"double {x}_" for x in parameters])
+        yield f"  __device__ __forceinline__ explicit Loss({declared}) {{"
+        for name, constant in loss.constants.items():
+            if name in numbers:
+                yield from written_at(loss, name)
+                yield f"    const double {name}_ = {in_double(constant)};"
+        yield from (f"    {x}_kept = static_cast<{compute}>({x}_);" for x in numbers)
+        yield "  }"
+        yield ""
+        yield from call_signature(_CALLED_WITH[part])
+        yield from (f"    const auto {x} = ::constant<{compute}>({x}_kept);" for x in numbers)
+        yield from written_at(loss, part)
+        yield f"    return ::lift<{compute}>({cuda(expression)});"
+        yield f'#line 1 "<{kernel.title}>.entries"'
+        yield "  }"
+    yield "};"
+
+
+def _bool(x: object) -> str:
+    return str(bool(x)).lower()
+
+
+def _entry(kernel: RegionKernel) -> Iterator[str]:
+    static, kind = kernel.static, kernel.kind
+    input, target = STORAGE[kernel.input][0], STORAGE[kernel.target][0]
+    weight = STORAGE[kernel.weight][0] if kernel.weight else "Absent"
+    class_weight = STORAGE[kernel.class_weight][0] if kernel.class_weight else "Absent"
+    labels = static.kind == "labels"
+    choices = [_bool(kernel.mask), _bool(not labels), _ACTIVATION[static.activation], _OVERLAP[static.overlap]]
+    choices += [_VOXEL[static.voxel], _bool(static.smoothed), str(kernel.held), str(kernel.vec_size)]
+    yield f"using Space = VoxelSpace<{'kMaxRank' if kernel.many else '1'}>;"
+    yield (
+        f"using Program = RegionProgram<Loss, Space, {input}, {target}, {weight}, {', '.join(choices)}, "
+        f"{_bool(kernel.wide)}>;"
+    )
+    rules = [_POOL[static.pool], _ABSENT[static.absent], _WEIGHTING[static.weighting]]
+    switches = (
+        static.log_loss,
+        static.power and static.gamma_over == "group",
+        static.power and static.gamma_over == "mean",
+        static.average == "samples",
+        static.weight_in == "score",
+        static.mean_of_weights,
+        static.background,
+        static.normalized,
+        static.reduction == "sum",
+    )
+    yield f"using Rules = GroupRules<{', '.join([*rules, *map(_bool, switches)])}>;"
+    yield f"using Groups = GroupProgram<Rules, {class_weight}>;"
+    fixed = ["int64 ignored", "int64 site", "int64 chunks", "int64 per_chunk", "int64 slices"]
+    fixed.append("const __grid_constant__ Space space")
+    blocks = resident(kernel.held, ITEMSIZE[kernel.compute], bool(static.voxel)) if kind != "groups" else 1
+    yield ""
+    yield f'extern "C" __global__ void __launch_bounds__({THREADS}, {blocks})'
+    yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
+    if kind == "value":
+        yield from counted_divisor(kernel.counted, False)
+        yield "  const Workspace work = workspace(memory);"
+        yield "  double* const partials = work.partials;"
+    if kind in ("value", "sums", "from_residual"):
+        parameters = ", ".join([f"{x.name}_" for x in kernel.loss.of_voxels]) if static.voxel else ""
+        yield f"  const Program program{{Loss{{{parameters}}}, space, input, target,"
+        given = ["weights" if kernel.weight else "nullptr", "mask" if kernel.mask else "nullptr", "ignored"]
+        given += ["status" if labels else "nullptr", "site"]
+        yield f"                        {', '.join(given)}}};"
+    if kind in ("value", "sums"):
+        yield "  extern __shared__ uint4 staged[];"
+        if kernel.held:
+            columns = "reinterpret_cast<Program::Compute*>(staged)"
+            yield f"  sum_in_registers(program, chunks, per_chunk, partials, {columns});"
+        else:
+            yield "  sum_in_tiles(program, chunks, per_chunk, partials, reinterpret_cast<double*>(staged));"
+    if kind == "value":
+        yield "  if (!arrive_last(work.ticket)) return;"
+    weights = "class_weights" if kernel.class_weight else "nullptr"
+    if kind in ("value", "groups", "from_residual"):
+        numbers = ", ".join(NUMBERS)
+        partials = "nullptr" if kind == "from_residual" else "partials"
+        if kind != "from_residual":
+            yield "  double* const sums = partials + space.samples * chunks * (3 * space.classes + 3);"
+            yield "  GroupRecord* const records ="
+            yield "      reinterpret_cast<GroupRecord*>(sums + space.samples * (3 * space.classes + 3));"
+        stored = ", ".join(["nullptr"] * 3 if kind == "from_residual" else ["sums", "records", "nullptr"])
+        yield f"  Groups groups{{{{{numbers}}}, {weights}, space.samples, static_cast<int>(space.classes), chunks,"
+        yield f"                {partials}, {stored}}};"
+        if kind != "from_residual":
+            yield "  groups.of_samples = reinterpret_cast<double*>(records + groups.groups());"
+    if kind == "value":
+        yield f"  finish_value<{_bool(static.voxel)}>(groups, divisor, value, residual);"
+    elif kind == "groups":
+        yield "  finish_groups(groups, values, residual);"
+    elif kind == "from_residual":
+        names = ("input_gradients", "target_gradients")
+        given = [n if w else "nullptr" for n, w in zip(names, kernel.gradients, strict=True)]
+        yield "  extern __shared__ uint4 staged[];"
+        yield f"  write_gradients<{', '.join(map(_bool, kernel.gradients))}>("
+        yield f"      program, groups, residual, grad_output, per_group, slices, {', '.join(given)},"
+        yield "      reinterpret_cast<Program::Compute*>(staged));"
+    yield "}"

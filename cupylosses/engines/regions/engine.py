@@ -1,0 +1,211 @@
+"""The engine of region losses, as the rest of the library sees it (:mod:`cupylosses.engines.base`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import nan
+from typing import Any, ClassVar
+
+from cupylosses import checks, interop
+from cupylosses.adoption import common_library
+from cupylosses.call import Call, Parts
+from cupylosses.engines.base import Apart, Engine, Machine, Plan, TensorSpec, Wanted
+from cupylosses.engines.device import Device
+from cupylosses.engines.regions import checks as region_checks
+from cupylosses.engines.regions import reference as region_reference
+from cupylosses.engines.regions.call import Regions, Static, names, shape_of_groups, without
+from cupylosses.engines.regions.definition import PARAMETERS, RegionLoss
+from cupylosses.engines.regions.plan import RegionPlan, residual_shape
+from cupylosses.engines.softmax import checks as softmax_checks
+from cupylosses.engines.softmax import labels
+from cupylosses.engines.softmax.engine import row_major
+
+
+class RegionEngine(Engine):
+    """Losses of regions: one per class, predicted and true."""
+
+    name = "regions"
+    needs_chip = True
+    Definition: ClassVar[Any] = RegionLoss
+    Static: ClassVar[Any] = Static
+
+    # Arguments
+
+    def bind(
+        self, loss: RegionLoss, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
+    ) -> Parts:
+        given = dict(zip(loss.array_names, arrays, strict=True))
+        normalizer = given.pop("normalizer", None)
+        given = {name: x for name, x in given.items() if x is not None and name != "None"}
+        _, present = common_library(loss, list(given), tuple(given.values()))
+        named = dict(zip(given, present, strict=True))
+        first, second = (x.name for x in loss.operands)
+        static, scalars = checked_settings(
+            loss, dict(zip(loss.setting_names, settings, strict=True)), named, normalizer
+        )
+        _, change = region_checks.kind(loss, tuple(named[first].shape), static.class_dim, named[second])
+        named[second] = _changed(named[second], change, static.class_dim)
+        if normalizer is not None:
+            normalizer = checks.normalizer(loss, normalizer, static.reduction)
+        return loss, tuple([named[x] for x in names(loss, static)]), static, scalars, normalizer
+
+    def names(self, call: Call) -> list[str]:
+        loss: Any = call.loss
+        return list(names(loss, call.static))
+
+    def check(self, call: Call) -> None:
+        region_checks.arrays(Regions(call))
+
+    def promoted(self, call: Call, zero_d_widens: bool = False) -> str:
+        return checks.promote([checks.dtype_name(x) for x in call.arrays[:2]])
+
+    # Plans
+
+    def plan(self, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine) -> Plan:
+        return RegionPlan(self, call, tensors, promoted, machine)
+
+    def copies(
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+    ) -> Mapping[int, tuple[int, ...]]:
+        """Class weights with gaps."""
+        last = 2 + call.static.class_weighted + call.static.weighted
+        return {i: (1,) for i in range(2, last) if tensors[i].strides != (1,) and tensors[i].shape[0] > 1}
+
+    def raise_reported(self, device: Device) -> None:
+        labels.raise_reported(device)
+
+    def waits(self, call: Call) -> bool:
+        return bool(call.static.check == "sync" and call.static.kind == "labels")
+
+    # Formulas
+
+    def reference(self, call: Call, promoted: str, readable: bool = True) -> Any:
+        return region_reference.evaluate(call, promoted, readable)
+
+    def floating(self, call: Call) -> Wanted:
+        return tuple([i < 2 and checks.dtype_name(x) in checks.FLOATING for i, x in enumerate(call.arrays)])
+
+    # Transforms
+
+    def has_residual(self, call: Call) -> bool:
+        return not any(call.static.has_tangent)
+
+    def outputs(self, call: Call, strides: Sequence[tuple[int, ...]], promoted: str) -> list[TensorSpec]:
+        static, shape = call.static, tuple(call.arrays[0].shape)
+        samples, classes = without(shape, static.class_dim)[0], shape[static.class_dim]
+        groups = shape_of_groups(static, samples, classes) if static.reduction == "none" else ()
+        found = [row_major(static.out_dtype or promoted, groups)]
+        return found + ([row_major("float64", residual_shape(samples, classes))] if self.has_residual(call) else [])
+
+    def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
+        """One operator: samples are coupled, so a batch is the formula's."""
+        return None
+
+    def divided_by(self, call: Call, divisor: Any, grad_output: Any) -> tuple[Call, Any]:
+        """The sum in place of a mean that a normalizer divides."""
+        xp = interop.namespace(grad_output)
+        static, upstream = call.static._replace(out_dtype="float64", check="off"), xp.astype(grad_output, xp.float64)
+        if static.normalized:
+            static = static._replace(reduction="sum", normalized=False)
+            if isinstance(divisor, (int, float)):
+                upstream = upstream * (1.0 / divisor if divisor else 0.0)
+            else:
+                empty = divisor == 0
+                upstream = xp.where(empty, 0.0, upstream) * (1.0 / xp.where(empty, xp.ones_like(divisor), divisor))
+        return call._replace(static=static, normalizer=None), upstream
+
+    def jvp(self, call: Call, moving: Wanted, tangents: tuple[Any, ...]) -> Call:
+        static = call.static._replace(has_tangent=tuple(moving))
+        return call._replace(static=static, arrays=(*call.arrays, *tangents))
+
+    def primal(self, call: Call) -> tuple[Call, Wanted, tuple[Any, ...]]:
+        moving = tuple([bool(x) for x in call.static.has_tangent])
+        count = len(call.arrays) - sum(moving)
+        base = call._replace(arrays=call.arrays[:count], static=call.static._replace(has_tangent=()))
+        return base, moving, call.arrays[count:]
+
+    def batched(self, call: Call, dims: Sequence[int | None], size: int) -> Call | None:
+        return None
+
+    # Warm-up
+
+    def placeholders(
+        self, loss: RegionLoss, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]
+    ) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """A target has labels of int64 unless a dtype is named for it, and a value per class if that is floating."""
+        full = tuple(shapes[0])
+        dim = region_dimension(loss, options.get("class_dim", 1), full)
+        dtype = dtypes[-1] if len(dtypes) > 1 else "int64"
+        voxels = without(full, dim)
+        target = (
+            tuple(shapes[-1]) if len(shapes) > 1 else full if dtype in checks.FLOATING or full[dim] == 1 else voxels
+        )
+        first, second = (x.name for x in loss.operands)
+        found = {first: (dtypes[0], full), second: (dtype, target), "mask": ("bool", voxels)}
+        found |= dict.fromkeys(("class_weight", "weight"), (dtypes[0], full[dim : dim + 1]))
+        return found | {"normalizer": ("float64", ())}
+
+    def trained(self, call: Call) -> Wanted:
+        return tuple([i == 0 for i in range(len(call.arrays))])
+
+
+def region_dimension(loss: RegionLoss, value: Any, shape: Sequence[int]) -> int:
+    """The class dimension counted from 0, of an input that has one of samples besides."""
+    if len(shape) < 2:
+        raise ValueError(
+            f"{loss.name}: `{loss.operands[0].name}` needs a dimension of samples and one of classes, got shape "
+            f"{tuple(shape)}. Pass shape (N, C, ...), with N = 1 for a single sample."
+        )
+    return softmax_checks.class_dimension(loss, value, shape)  # type: ignore[arg-type]
+
+
+def _changed(x: Any, change: str, dim: int) -> Any:
+    """An array without its class dimension of size 1, or with one."""
+    if not change:
+        return x
+    at = (*[slice(None)] * dim, 0 if change == "drop" else None)
+    return x[at]
+
+
+def checked_settings(
+    loss: RegionLoss, given: Mapping[str, Any], arrays: Mapping[str, Any], normalizer: Any
+) -> tuple[Static, tuple[float, ...]]:
+    """The static part and the numbers of a call; dtypes and shapes of arrays are checked where plans are made."""
+    first, second = (x.name for x in loss.operands)
+    found = region_checks.settings(loss, given)
+    region_checks.combination(loss, found, arrays.get("class_weight"))
+    shape = tuple(arrays[first].shape)
+    dim = region_dimension(loss, given["class_dim"], shape)
+    kind, _ = region_checks.kind(loss, shape, dim, arrays[second])
+    voxel = ""
+    if loss.has_voxels:
+        softmax = found[loss.chosen_by] == "softmax"
+        dense = kind == "dense" and "term" in loss.expressions
+        voxel = "element" if not softmax else "term" if dense else "row"
+    static = Static(
+        kind=kind,
+        class_dim=dim,
+        **{x: found[x] for x in ("activation", "overlap", "pool", "absent", "weighting", "weight_in", "average")},
+        gamma_over=found["gamma_over"],
+        log_loss=found["log_loss"],
+        power=found["gamma"] != 1.0,
+        mean_of_weights=found["mean_of_weights"],
+        background=found["include_background"],
+        voxel=voxel,
+        smoothed=bool(voxel == "row" and loss.smoothing and found[loss.smoothing]),
+        class_weighted="class_weight" in arrays,
+        weighted="weight" in arrays,
+        masked="mask" in arrays,
+        ignore_index=softmax_checks.ignore_index(loss, given["ignore_index"], "indices"),  # type: ignore[arg-type]
+        reduction=checks.reduction(loss, given["reduction"]),
+        out_dtype=None if given["out_dtype"] is None else checks.out_dtype(loss, given["out_dtype"]),
+        check=softmax_checks.check_of_targets(loss, given["check_targets"]),  # type: ignore[arg-type]
+        normalized=normalizer is not None,
+    )
+    shares = [found[x] for x in loss.share] or [1.0, 0.0]
+    empty = nan if found["empty"] is None else found["empty"]
+    own = [found[x.name] for x in loss.of_voxels]
+    return static, (*[found[x] for x in PARAMETERS], empty, *shares, *own)
+
+
+REGIONS = RegionEngine()

@@ -1,0 +1,132 @@
+"""Launch geometry of region losses. Pure functions of integers.
+
+Which voxels a thread takes, and with it the order of additions, follows from sizes and dtypes alone: strides decide
+only if a vector of voxels is read at once (``wide``) or element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from cupylosses.engines.strides import MAX_RANK, dimension_words, merge
+
+#: Threads of a block of ``kernels/regions/``, and voxels of a tile (``kTile``).
+THREADS = 256
+TILE = 512
+#: Classes that a thread keeps in registers, by the bytes of a number of the arithmetic: of labels, and of a target per
+#: class, which takes as many registers again. Lanes exchange a power of two of numbers, of which 64 have room.
+IN_REGISTERS = {4: (20, 12), 8: (6, 4)}
+#: Registers of 4 bytes for the logits of a thread, and voxels of a vector, at most.
+VECTOR_REGISTERS = 20
+MAX_VECTOR = 4
+#: Voxels that a thread takes from a chunk: as many as leave this number of chunks.
+PER_THREAD = (64, 32, 16, 8)
+CHUNKS = 400
+#: Doubles of a group's record (``GroupRecord``).
+RECORD = 6
+#: Shared memory that the kernels declare, at most.
+DECLARED_BYTES = 24 << 10
+#: Blocks of a multiprocessor, by the number of classes in registers up to which so many have room; of others 2.
+RESIDENT = ((2, 4), (5, 3))
+
+
+@dataclass(frozen=True)
+class VoxelStream:
+    """One array: strides of its samples, its voxels, its classes; bytes per element, address modulo 16. ``vector`` is
+    False for masks, which are read element by element.
+    """
+
+    strides: tuple[int, ...]
+    classes: int = 0
+    itemsize: int = 1
+    misalignment: int = 0
+    vector: bool = True
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Launch geometry: ``words`` is the kernel's ``VoxelSpace``; ``held`` the number of classes in registers, or 0;
+    ``many`` if voxels have several dimensions; a sample has ``chunks`` of ``per_chunk`` vectors, or tiles.
+    """
+
+    samples: int
+    voxels: int
+    classes: int
+    held: int
+    vec_size: int
+    wide: bool
+    many: bool
+    chunks: int
+    per_chunk: int
+    words: list[int]
+
+    @property
+    def numbers(self) -> int:
+        """Sums of a chunk."""
+        return 3 * self.classes + 3
+
+
+def layout(shape: Sequence[int], classes: int, streams: Sequence[VoxelStream], number: int, dense: bool) -> Layout:
+    """The layout of voxels of ``shape``, samples first. ``streams`` are input, target, mask and the gradients of the
+    first two, in the order of the kernel; ``number`` is the size of a number of the arithmetic.
+    """
+    samples, *rest = shape
+    voxels = prod(rest)
+    held = classes if classes <= IN_REGISTERS[number][dense] else 0
+    vec_size = _vec_size(voxels, held, streams[: 1 + dense]) if held else 1
+    sizes, strides = merge(rest, [x.strides[1:] for x in streams])
+    wide = vec_size == 1 or (len(sizes) == 1 and all([_is_wide(x, s[0], vec_size) for x, s in zip(streams, strides)]))
+    chunks, per_chunk = _chunks(samples, voxels, held, vec_size)
+    many = len(sizes) > 1
+    words = [samples, voxels, classes, *(x.classes for x in streams), *(x.strides[0] for x in streams)]
+    words += dimension_words(sizes, strides, MAX_RANK if many else 1)
+    return Layout(samples, voxels, classes, held, vec_size, wide, many, chunks, per_chunk, words)
+
+
+def _vec_size(voxels: int, held: int, streams: Sequence[VoxelStream]) -> int:
+    """Voxels of a thread at a time: as many as registers hold and divide the number of voxels."""
+    size = MAX_VECTOR
+    while size > 1 and (
+        voxels % size
+        or sum([held * max(1, size * x.itemsize // 4) for x in streams]) > VECTOR_REGISTERS
+        or any([size * x.itemsize > 16 for x in streams])
+    ):
+        size //= 2
+    return size
+
+
+def _is_wide(x: VoxelStream, step: int, vec_size: int) -> bool:
+    """True if vectors are contiguous and aligned."""
+    if not x.vector:
+        return True
+    word = min(16, vec_size * x.itemsize)
+    places = (x.misalignment, x.classes * x.itemsize, x.strides[0] * x.itemsize)
+    return step == 1 and all([y % word == 0 for y in places])
+
+
+def _chunks(samples: int, voxels: int, held: int, vec_size: int) -> tuple[int, int]:
+    """Chunks of a sample, and vectors, or tiles, of each."""
+    if not held:
+        tiles = -(-voxels // TILE)
+        per_chunk = max(1, -(-samples * tiles // CHUNKS))
+        return max(1, -(-tiles // per_chunk)), per_chunk
+    found = [max(1, -(-voxels // (THREADS * n))) for n in PER_THREAD]
+    n = next((n for n, chunks in zip(PER_THREAD, found, strict=True) if samples * chunks >= CHUNKS), PER_THREAD[-1])
+    per_chunk = THREADS * n // vec_size
+    return max(1, -(-(voxels // vec_size) // per_chunk)), per_chunk
+
+
+def gradient_blocks(x: Layout, processors: int) -> int:
+    """Blocks that share a sample when gradients are written."""
+    most = max(1, -(-x.voxels // (THREADS * x.vec_size)))
+    return max(1, min(most, -(-processors * 16 // x.samples)))
+
+
+def resident(held: int, number: int, heavy: bool) -> int:
+    """Blocks of a multiprocessor that registers are limited for; ``heavy`` with a loss of voxels besides."""
+    if held == 0 or number == 8:
+        return 2
+    found = next((blocks for classes, blocks in RESIDENT if held <= classes), 2)
+    return max(2, found - heavy)

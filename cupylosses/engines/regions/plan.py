@@ -1,0 +1,159 @@
+"""Plans of region losses: which kernels compute a value and its gradients, with which geometry.
+
+Forward is one launch that reads the operands and leaves, besides the value, the derivatives by the sums of each sample
+and class: the residual. Backward is a second one, which reads the operands again and writes the gradients from the
+residual. So nothing is gained by writing gradients ahead: the traffic is the same, and a gradient less is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import prod
+
+from cupylosses import checks
+from cupylosses.call import Call
+from cupylosses.engines.base import Engine, Machine, Plan, Step, TensorSpec, Wanted, contiguous
+from cupylosses.engines.regions import layout as region_layout
+from cupylosses.engines.regions.call import Static, shape_of_groups, without
+from cupylosses.engines.regions.codegen import RegionKernel
+from cupylosses.engines.regions.definition import RegionLoss
+from cupylosses.engines.softmax.labels import site_of
+from cupylosses.engines.strides import broadcast_strides
+from cupylosses.interop import ITEMSIZE
+from cupylosses.jit import compiler
+
+
+def residual_shape(samples: int, classes: int) -> tuple[int]:
+    """Three derivatives for each sample and class, and the factor of the gradient of voxels."""
+    return (3 * samples * classes + 1,)
+
+
+def _of_kernel(static: Static, stage: str) -> Static:
+    """The settings that the source of a kernel depends on."""
+    found = static._replace(class_dim=0, ignore_index=0, out_dtype=None, check="", has_tangent=())
+    if stage in ("value", "groups"):
+        return found
+    pool = static.pool if stage == "from_residual" else "none"
+    return found._replace(
+        pool=pool, absent="skip", weighting="uniform", weight_in="loss", average="groups", gamma_over="group",
+        log_loss=False, power=False, mean_of_weights=False, reduction="none", normalized=False,
+    )  # fmt: skip
+
+
+class RegionPlan(Plan):
+    """The plan of a region loss."""
+
+    static: Static
+    loss: RegionLoss
+    keeps_residual = True
+
+    def __init__(
+        self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
+    ) -> None:
+        static: Static = call.static
+        self.input, self.target, *rest = tensors
+        dim = static.class_dim
+        self.voxels_shape, self.classes = without(self.input.shape, dim), self.input.shape[dim]
+        self.samples = self.voxels_shape[0]
+        tangents = any(static.has_tangent)
+        if not tangents:
+            self.residual = contiguous("float64", residual_shape(self.samples, self.classes))
+            self.auxiliary = (self.residual,)
+        super().__init__(engine, call, tensors, promoted, machine)
+        others = iter(rest)
+        self.class_weight = next(others) if static.class_weighted else None
+        self.weight = next(others) if static.weighted else None
+        self.mask = next(others) if static.masked else None
+        self.result = static.out_dtype or promoted
+        room = machine.chip.shared - region_layout.DECLARED_BYTES
+        # A derivative along tangents is the formula's, and so are classes that no block has room for.
+        self.empty = prod(self.input.shape) == 0 or tangents or 24 * self.classes > room
+        self.scalar = static.reduction != "none"
+        groups = shape_of_groups(static, self.samples, self.classes)
+        self.groups = prod(groups)
+        spec = contiguous(self.result, () if self.scalar else groups)
+        self.shape, self.strides = spec.shape, spec.strides
+        self.differentiable = tuple([i < 2 and x.dtype in checks.FLOATING for i, x in enumerate(tensors)])
+        self.speculative = self.nothing
+        self.records = self.slot = 0
+        labels = static.kind == "labels"
+        self.takes_status = labels
+        self.reports = labels and static.check != "off"
+        self.waits = labels and static.check == "sync"
+        self.site = site_of(self.loss, self.voxels_shape) if labels else 0
+        self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
+
+    @cached_property
+    def layout(self) -> region_layout.Layout:
+        """The geometry of all launches."""
+        dim, rank = self.static.class_dim, len(self.voxels_shape)
+        dense = self.static.kind == "dense"
+        none = region_layout.VoxelStream((0,) * rank, vector=False)
+        streams = []
+        for i, x in enumerate((self.input, self.target)):
+            for lies, misalignment in ((x, x.misalignment), (x.gradient, 0)):
+                if i == 1 and not dense:
+                    streams.append(region_layout.VoxelStream(x.strides, 0, ITEMSIZE[x.dtype], misalignment))
+                else:
+                    found = without(lies.strides, dim), lies.strides[dim], ITEMSIZE[x.dtype], misalignment
+                    streams.append(region_layout.VoxelStream(*found))
+        input, of_input, target, of_target = streams
+        if not (dense and self.differentiable[1]):
+            of_target = none
+        mask = none
+        if self.mask is not None:
+            strides = broadcast_strides(self.mask.shape, self.mask.strides, self.voxels_shape)
+            mask = region_layout.VoxelStream(strides, vector=False)
+        number = ITEMSIZE[self.compute]
+        return region_layout.layout(
+            self.voxels_shape, self.classes, (input, target, mask, of_input, of_target), number, dense
+        )
+
+    @cached_property
+    def partials(self) -> int:  # type: ignore[override]
+        x = self.layout
+        return x.samples * (x.chunks + 1) * x.numbers + self.groups * region_layout.RECORD + x.samples
+
+    def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
+        key = stage, wanted[:2], counted
+        found = self._launchers.get(key)
+        if found is None:
+            found = self._launchers[key] = self._load(stage, wanted, counted)
+        return found
+
+    def _load(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
+        x, static = self.layout, self.static
+        kernel = RegionKernel(
+            self.loss, stage, self.input.dtype, self.target.dtype,
+            "" if self.class_weight is None else self.class_weight.dtype,
+            "" if self.weight is None else self.weight.dtype, static.masked, self.result, self.compute,
+            _of_kernel(static, stage),
+            tuple(wanted[:2]), x.held, x.vec_size, x.wide, x.many, counted,
+        )  # fmt: skip
+        blocks, shared = 1, 0
+        if stage in ("value", "sums"):
+            blocks = min(x.samples * x.chunks, 32 * self.machine.processors)
+            shared = 24 * x.classes
+            if x.held:
+                # A column for each thread where labels are taken apart (``kLabelApart``).
+                apart = static.kind == "labels" and (static.activation, static.overlap) == ("softmax", "product")
+                shared = 2 * x.held * region_layout.THREADS * ITEMSIZE[self.compute] * apart
+        slices = region_layout.gradient_blocks(x, self.machine.processors)
+        if stage == "from_residual":
+            blocks = x.samples * slices
+            shared = 3 * x.classes * ITEMSIZE[self.compute]
+        fixed = (static.ignore_index, self.site, x.chunks, x.per_chunk, slices, x.words)
+        return self.machine.launcher(kernel, blocks, region_layout.THREADS, fixed, shared)
+
+    def unreduced_step(self, counted: bool) -> Step:
+        launchers = self.launcher("sums", self.nothing, False), self.launcher("groups", self.nothing, False)
+        return Step(launchers, partials=self.partials)
+
+    def gradient_steps(
+        self, wanted: Wanted, upstream: tuple[tuple[int, ...], int] | None, counted: bool
+    ) -> Sequence[Step]:
+        raise NotImplementedError("gradients are written from the residual of forward")
+
+    def upstream_strides(self) -> tuple[int, ...] | None:
+        return None if self.scalar else self.strides

@@ -1,0 +1,186 @@
+"""The glue of ``kernels/row_margin/``: the hinge as a functor on dual numbers, and the entry points."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cupylosses.definition.expressions import cuda, in_double
+from cupylosses.engines.row_margin.definition import MarginLoss
+from cupylosses.engines.row_margin.layout import RESIDENT_THREADS
+from cupylosses.engines.softmax.codegen import SELF_COUNTED, space_rank_name
+from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
+from cupylosses.jit.kernel import Kernel
+from cupylosses.jit.sources import FUNCTOR
+
+#: Entry points, by the stage that launches them.
+KINDS = {
+    "value": "the reduced value",
+    "value_and_gradient": "the reduced value and, for the expected grad_output, the gradients",
+    "verify_gradient": "the gradients for the true grad_output, unless they are there already",
+    "unreduced": "a value per row",
+    "gradient": "the gradients for a grad_output per row",
+    "denominator": "the number of rows that count",
+}
+#: Those that write gradients.
+_WRITING = ("value_and_gradient", "verify_gradient", "gradient")
+_CALLS = {
+    "value": "row_value<Reader>(program, group, chunks, memory, divisor, value)",
+    "value_and_gradient": (
+        "row_value_and_gradient<Reader>(program, group, chunks, memory, divisor, scale, value, expected_grad_output, "
+        "used_grad_output)"
+    ),
+    "verify_gradient": (
+        "verify_row_gradient<Reader>(program, group, chunks, scale, grad_output, used_grad_output, "
+        "expected_grad_output)"
+    ),
+    "unreduced": "row_values<Reader>(program, group, chunks)",
+    "gradient": "row_gradient<Reader>(program, group, chunks, grad_output)",
+    "denominator": "count_rows(program, chunks, memory, value)",
+}
+
+
+@dataclass(frozen=True)
+class MarginKernel(Kernel):
+    """A compiled module of this engine. Equal ones have equal source.
+
+    ``layout`` is one of :mod:`.layout`, of blocks of so many ``threads``. A thread reads ``ahead`` vectors at once.
+    ``weight`` is a dtype, or "". The divisor of the sum is an argument, or lies on the device (``counted``), or is the
+    number of rows that count, which the kernel finds itself (``self_counting``).
+    """
+
+    loss: MarginLoss
+    kind: str
+    flags: tuple[int, ...]
+    layout: str
+    threads: int
+    vec_size: int
+    ahead: int
+    input: str
+    target: str
+    weight: str
+    mask: bool
+    result: str
+    rank: int = 1
+    counted: bool = False
+    self_counting: bool = False
+    compute: str = "float64"
+
+    narrow = False
+    companions = ("value_and_gradient", "verify_gradient")
+    storage = property(lambda self: (self.input, self.target))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        counts = self.self_counting or self.kind == "denominator"
+        return (*FUNCTOR, "row_margin/row_margin.cuh", *(["softmax/count_rows.cuh"] if counts else []))
+
+    @property
+    def title(self) -> str:
+        """The kernel in words, for error messages and file names."""
+        names = (self.input, self.target, self.weight, "bool" if self.mask else "")
+        dtypes = "-".join([STORAGE[x][1] if x else "none" for x in names])
+        parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
+        parts += [f"{self.ahead}-ahead", f"{self.threads}-threads"]
+        parts += [x.replace("_", "-") for x in ("counted", "self_counting") if getattr(self, x)]
+        parts += [f"rank{self.rank}"] if self.rank > 1 else []
+        return "_".join([*parts, *([f"flags{''.join(map(str, self.flags))}"] if self.flags else [])])
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel."""
+        return f"{self.loss.name}_{self.kind}_{STORAGE[self.input][1]}"
+
+    @property
+    def arguments(self) -> list[str]:
+        input, target, result = (STORAGE[x][0] for x in (self.input, self.target, self.result))
+        arrays = [f"const {input}* input"] if self.kind != "denominator" else []
+        arrays += [f"const {target}* target"]
+        arrays += [f"const {STORAGE[self.weight][0]}* weights"] if self.weight else []
+        arrays += ["const bool* mask"] if self.mask else []
+        gradients = [f"{input}* input_gradients"] if self.kind in _WRITING else []
+        own = {
+            "value": ["double* memory", f"{result}* value"],
+            "value_and_gradient": [
+                "double* memory",
+                f"{result}* value",
+                "const double* expected_grad_output",
+                "double* used_grad_output",
+            ],
+            "verify_gradient": [
+                f"const {result}* grad_output",
+                "const double* used_grad_output",
+                "double* expected_grad_output",
+            ],
+            "unreduced": [f"{result}* values"],
+            "gradient": [f"const {result}* grad_output"],
+            "denominator": ["double* memory", "double* value"],
+        }[self.kind]
+        scalars = []
+        if self.kind != "denominator":
+            scalars = [*(f"double {x.name}_" for x in self.loss.parameters), "RowStatus* status"]
+        divisor = ["double multiple", "const double* count"] if self.counted else ["double divisor", "double scale"]
+        return [*arrays, *gradients, *own, *scalars, *([] if self.self_counting else divisor)]
+
+    def glue(self) -> str:
+        return "\n".join([*_hinge(self), *_entry(self)]) + "\n"
+
+
+def _hinge(kernel: MarginKernel) -> list[str]:
+    """The functor of the hinge."""
+    loss = kernel.loss
+    names = [x.name for x in loss.parameters]
+    used = set(re.findall(r"\w+", " ".join([loss.hinge, *loss.constants.values()])))
+    lines = ["struct Hinge {", "  using Compute = double;"]
+    lines += [f"  static constexpr bool kLinear = {str(loss.is_linear(kernel.flags)).lower()};"]
+    lines += [f"  double {x}_;" for x in names]
+    lines += ["", "  __device__ __forceinline__ double margin() const {", "    return margin_;", "  }"]
+    lines += call_signature(["excess"])
+    for flag, index in zip(loss.flags, kernel.flags, strict=True):
+        if flag.name in used:
+            lines.append(f"    constexpr {choice_constant(flag, index)};")
+    lines += [f"    const auto {x} = ::constant<double>({x}_);" for x in names if x in used]
+    for name, expression in loss.constants.items():
+        lines += [*written_at(loss, name), f"    const auto {name} = ::constant<double>({in_double(expression)});"]
+    lines += [*written_at(loss, "hinge"), f"    return ::lift<double>({cuda(loss.hinge)});"]
+    return [*lines, f'#line 1 "<{kernel.title}>.entries"', "  }", "};"]
+
+
+def _entry(kernel: MarginKernel) -> list[str]:
+    several, kind = kernel.loss.several, kernel.kind
+    types = [STORAGE[kernel.input][0], STORAGE[kernel.target][0]]
+    types += [STORAGE[kernel.weight][0] if kernel.weight else "Absent", "bool" if kernel.mask else "Absent"]
+    types += [STORAGE[kernel.result][0], "false", "false"]
+    given = {x.rpartition(" ")[2] for x in kernel.arguments}
+
+    def argument(name: str) -> str:
+        return name if name in given else "nullptr"
+
+    reader = f"{'ListReader' if several else 'OneLabelReader'}<{kernel.vec_size}, {kernel.ahead}>"
+    if kernel.layout == "thread_per_row":
+        reader = f"ThreadPerRowReader<{kernel.ahead}>"
+    block = kernel.layout == "block"
+    fixed = ["int64 ignored", "int64 site", "int64 labels", "int64 inner", "int64 capacity", "int64 mask_words"]
+    fixed += ["int64 chunks", "int width", "const __grid_constant__ Space space"]
+    parameters = ", ".join(["0.0" if kind == "denominator" else f"{x.name}_" for x in kernel.loss.parameters])
+    return [
+        f"using Result = {STORAGE[kernel.result][0]};",
+        f"using Space = RowSpace<{space_rank_name(kernel.rank)}>;",
+        f"using Program = MarginProgram<RowProgram<Hinge, Space, {', '.join(types)}>>;",
+        *([f"using Reader = {reader};"] if kind != "denominator" else []),
+        "",
+        f'extern "C" __global__ void __launch_bounds__({kernel.threads}, {max(1, RESIDENT_THREADS // kernel.threads)})',
+        f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
+        *counted_divisor(kernel.counted, kind != "value"),
+        f"  const Program program{{{{Hinge{{{parameters}}}, space, {argument('input')}, {argument('input_gradients')},",
+        f"                         target, {argument('weights')}, {argument('mask')}, {{1.0, 0.0}}, ignored,",
+        f"                         {argument('status')}, site, {argument('values')}, nullptr, nullptr, nullptr, 0}},",
+        "                        1.0 / static_cast<double>(space.classes), labels, inner, capacity, mask_words};",
+        *(SELF_COUNTED[kind] if kernel.self_counting else []),
+        *(
+            [f"  const {'ClusterGroup<1> group{}' if block else 'SubwarpGroup group{width}'};"]
+            * (kind != "denominator")
+        ),
+        f"  {_CALLS[kind]};",
+        "}",
+    ]

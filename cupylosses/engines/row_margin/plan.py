@@ -1,0 +1,168 @@
+"""Plans of losses of rows of scores: one kernel reads each row once, for the value, for the gradients, or for both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import prod
+
+from cupylosses.call import Call
+from cupylosses.engines.base import Engine, Machine, Plan, Step, TensorSpec, Wanted
+from cupylosses.engines.device import EXPECTATIONS
+from cupylosses.engines.pointwise.definition import counting
+from cupylosses.engines.pointwise.plan import PointwisePlan
+from cupylosses.engines.pointwise.reduction import Static as PointwiseStatic
+from cupylosses.engines.row_margin import checks as margin_checks
+from cupylosses.engines.row_margin import layout as margin_layout
+from cupylosses.engines.row_margin.call import Static, constant_divisor, without
+from cupylosses.engines.row_margin.codegen import MarginKernel
+from cupylosses.engines.row_margin.definition import MarginLoss
+from cupylosses.engines.softmax.codegen import SELF_COUNTING_STAGES
+from cupylosses.engines.softmax.labels import site_of
+from cupylosses.engines.softmax.layout import SELF_COUNTING_ROWS, RowStrides
+from cupylosses.engines.strides import broadcast_strides, dense_strides
+from cupylosses.interop import ITEMSIZE
+from cupylosses.jit import compiler, gpu
+
+
+class MarginPlan(Plan):
+    """The plan of a loss of rows of scores."""
+
+    static: Static
+    loss: MarginLoss
+
+    def __init__(
+        self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
+    ) -> None:
+        super().__init__(engine, call, tensors, promoted, machine)
+        static, loss, dim = self.static, self.loss, self.static.class_dim
+        self.input, self.target = tensors[:2]
+        self._mask = tensors[2 + static.weighted] if static.masked else None
+        self.rows_shape, self.classes = without(self.input.shape, dim), self.input.shape[dim]
+        self.rows = prod(self.rows_shape)
+        self.result = static.out_dtype or promoted
+        self.labels = self.target.shape[dim] if loss.several else 1
+        # Derivatives along tangents are the formula's.
+        self.empty = self.rows == 0 or self.labels == 0 or bool(static.has_tangent)
+        self.scalar = static.reduction != "none"
+        self.shape = () if self.scalar else self.rows_shape
+        self.strides = dense_strides(self.shape, (0,) * len(self.shape))
+        known = constant_divisor(loss.several, static, self.rows_shape)
+        self.divisor = 1.0 if known is None else known
+        few = not loss.several and self.rows <= SELF_COUNTING_ROWS
+        self.counted, self.self_counting = known is None and not few, known is None and few
+        self.differentiable = self.speculative = tuple([i == 0 for i in range(len(tensors))])
+        self.takes_status = True
+        self.reports = static.check != "off"
+        self.waits = static.check == "sync"
+        storage = tuple([x.dtype for x in tensors])
+        self.slot = hash((loss.name, static, self.input.shape, storage, self.result)) % EXPECTATIONS
+        self.site = site_of(loss, self.target.shape, error=margin_checks.bad_label)
+        self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
+
+    @cached_property
+    def layout(self) -> margin_layout.Layout:
+        """The geometry of all launches."""
+        dim, x = self.static.class_dim, self.input
+        masks: tuple[int, ...] = (0,) * len(self.rows_shape)
+        if self._mask is not None:
+            masks = broadcast_strides(self._mask.shape, self._mask.strides, self.rows_shape)
+        scores, gradients = (
+            rows_of(y, dim, misalignment) for y, misalignment in ((x, x.misalignment), (x.gradient, 0))
+        )
+        several = self.loss.several
+        labels = without(self.target.strides, dim) if several else self.target.strides
+        results = dense_strides(self.rows_shape, (0,) * len(self.rows_shape))
+        return margin_layout.layout(
+            self.rows_shape, self.classes, scores, gradients, (labels, masks, results),
+            self.target.strides[dim] if several else 0, self.labels if several else None, self.machine.chip,
+        )  # fmt: skip
+
+    @cached_property
+    def partials(self) -> int:  # type: ignore[override]
+        return self.layout.chunks
+
+    @cached_property
+    def records(self) -> int:  # type: ignore[override]
+        return self.layout.chunks
+
+    def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
+        found = self._launchers.get((stage, wanted, counted))
+        if found is None:
+            found = self._launchers[stage, wanted, counted] = self._load(stage, counted)
+        return found
+
+    def unreduced_step(self, counted: bool) -> Step:
+        return Step((self.launcher("unreduced", self.nothing, False),))
+
+    def gradient_steps(
+        self, wanted: Wanted, upstream: tuple[tuple[int, ...], int] | None, counted: bool
+    ) -> Sequence[Step]:
+        return [Step((self.launcher("gradient", wanted, False),), (0,))] if wanted[0] else []
+
+    def upstream_strides(self) -> tuple[int, ...] | None:
+        return self.strides
+
+    def denominator(self) -> tuple[Plan, tuple[int, ...], float]:
+        """The plan that counts the rows: by their labels, or those of lists by the mask."""
+        return self._denominator
+
+    @cached_property
+    def _denominator(self) -> tuple[Plan, tuple[int, ...], float]:
+        mask = 2 + self.static.weighted
+        if not self.loss.several:
+            return CountingPlan(self), (1, *[mask] * self.static.masked), 1.0
+        assert self._mask is not None
+        call = Call(counting(False, True), (), PointwiseStatic("sum", None, "float64"))
+        plan = PointwisePlan(call.loss.engine, call, (self._mask,), "float32", self.machine)
+        # Of a mask that is broadcast each element counts as often as it is used.
+        return plan, (mask,), self.rows / plan.elements
+
+    def _load(self, stage: str, counted: bool) -> compiler.Launcher:
+        x, static, loss = self.layout, self.static, self.loss
+        kind, width, threads, shared = x.kind, x.width, x.threads, x.shared
+        chunks, blocks = x.chunks, x.blocks(self.machine.processors)
+        if stage == "denominator":
+            kind, width, threads, shared, chunks = "subwarp", 1, margin_layout.SUBWARP_THREADS, 0, self.count_chunks
+            blocks = min(-(-chunks // (threads // gpu.WARP)), 8 * self.machine.processors)
+        weight = self.tensors[2].dtype if static.weighted and stage != "denominator" else ""
+        kernel = MarginKernel(
+            loss, stage, static.flags, kind, threads, x.vec_size, x.together, self.input.dtype, self.target.dtype,
+            weight, static.masked, self.result, x.rank, counted,
+            self.self_counting and not counted and stage in SELF_COUNTING_STAGES,
+        )  # fmt: skip
+        inner = prod(self.rows_shape[static.class_dim :])
+        fixed = (static.ignore_index, self.site, self.labels, inner, x.capacity, x.mask_words, chunks, width, x.words)
+        return self.machine.launcher(kernel, blocks, threads, fixed, shared)
+
+    @cached_property
+    def count_chunks(self) -> int:
+        """The partial sums of the count."""
+        return max(1, min(-(-self.rows // (4 * gpu.WARP)), margin_layout.MAX_CHUNKS))
+
+
+def rows_of(x: TensorSpec, dim: int, misalignment: int) -> RowStrides:
+    """The strides of a tensor as those of its rows and of its classes."""
+    return RowStrides(without(x.strides, dim), x.strides[dim], ITEMSIZE[x.dtype], misalignment)
+
+
+class CountingPlan(Plan):
+    """The plan of the divisor of a mean: the number of rows whose label counts."""
+
+    def __init__(self, plan: MarginPlan) -> None:
+        super().__init__(plan.engine, Call(plan.loss, (), plan.static), plan.tensors, plan.promoted, plan.machine)
+        self._plan = plan
+        self.result, self.shape, self.strides, self.scalar = "float64", (), (), True
+        self.differentiable = self.speculative = self.nothing
+        self.partials, self.records, self.slot = plan.count_chunks, 0, 0
+
+    def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
+        return self._plan.launcher("denominator", wanted, False)
+
+    def unreduced_step(self, counted: bool) -> Step:
+        raise NotImplementedError
+
+    def gradient_steps(
+        self, wanted: Wanted, upstream: tuple[tuple[int, ...], int] | None, counted: bool
+    ) -> Sequence[Step]:
+        raise NotImplementedError

@@ -1,0 +1,5 @@
+"""Losses of sequences whose alignment is unknown: connectionist temporal classification."""
+
+from cupylosses.engines.sequence.engine import SEQUENCE
+
+__all__ = ["SEQUENCE"]

@@ -1,0 +1,107 @@
+"""A call of a sequence loss: its static part, its arrays by name, and its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from cupylosses.call import Call
+
+
+class Static(NamedTuple):
+    """The settings that plans specialise on.
+
+    Attributes:
+        reduction, out_dtype, blank, zero_infinity, batch_first: As the call has them.
+        batched: True if the first operand has a dimension of samples.
+        concatenated: True if the labels of all samples stand in one row without padding.
+        input_lengths, target_lengths: True if these are among the arrays; otherwise all are full.
+        weighted, masked: True if weights, a mask are among the arrays.
+        of_logits: True if the gradient with respect to log-probabilities is torch's, that of logits.
+        inplace: True if backward may write the gradient over the first operand.
+        check: When bad data raises, one of :data:`.definition.CHECKS`.
+        normalized: True if a normalizer is given.
+        batches: Leading dimensions of every array besides those above: batches of ``vmap``.
+        has_tangent: Of the arrays, those that have a tangent: the call is a derivative along these.
+        by_position: Of posteriors: True if there is one for each label of the target, False for each class.
+    """
+
+    reduction: str
+    out_dtype: str | None = None
+    blank: int = 0
+    zero_infinity: bool = False
+    batch_first: bool = False
+    batched: bool = True
+    concatenated: bool = False
+    input_lengths: bool = True
+    target_lengths: bool = True
+    weighted: bool = False
+    masked: bool = False
+    of_logits: bool = False
+    inplace: bool = False
+    check: str = "lazy"
+    normalized: bool = False
+    batches: int = 0
+    has_tangent: tuple[bool, ...] = ()
+    by_position: bool = False
+
+    @property
+    def averages_labels(self) -> bool:
+        """True if the loss of each sample is divided by its number of labels."""
+        return self.reduction == "mean" and not self.normalized
+
+    @property
+    def counted(self) -> bool:
+        """True if a mean divides by the number of samples that a mask keeps."""
+        return self.averages_labels and self.masked
+
+
+class Sizes(NamedTuple):
+    """The sizes of a call: frames, classes, labels that targets have room for, samples of one batch, and the shape of
+    the values, one per sample.
+    """
+
+    frames: int
+    classes: int
+    labels: int
+    inner: int
+    samples: tuple[int, ...]
+
+    @property
+    def every(self) -> int:
+        """The number of samples of all batches."""
+        return prod(self.samples)
+
+
+def names(loss: Any, static: Static) -> tuple[str, ...]:
+    """The names of a call's arrays, without those of tangents."""
+    found = [x.name for x in loss.operands[:2]]
+    found += [x for x, has in zip(("input_lengths", "target_lengths"), static[7:9], strict=True) if has]
+    return (*found, *["weight"] * static.weighted, *["mask"] * static.masked)
+
+
+def arrays_by_name(call: Call) -> Mapping[str, Any]:
+    """The arrays of a call by name, without tangents."""
+    return dict(zip(names(call.loss, call.static), call.arrays, strict=False))
+
+
+def sizes(static: Static, first: Sequence[int], targets: Sequence[int]) -> Sizes:
+    """The sizes of a call, from the shapes of its first operand and its targets."""
+    batch, own = tuple(first[: static.batches]), tuple(first[static.batches :])
+    if not static.batched:
+        return Sizes(own[0], own[1], targets[-1], 1, batch)
+    frames, inner = (own[1], own[0]) if static.batch_first else (own[0], own[1])
+    return Sizes(frames, own[2], targets[-1], inner, (*batch, inner))
+
+
+def sizes_of(call: Call) -> Sizes:
+    """The sizes of a call."""
+    return sizes(call.static, tuple(call.arrays[0].shape), tuple(call.arrays[1].shape))
+
+
+def constant_divisor(static: Static, samples: Sequence[int]) -> float:
+    """The part of the divisor that follows from the number of samples."""
+    if static.normalized or static.counted or static.reduction in ("none", "sum"):
+        return 1.0
+    return float(samples[-1]) if static.batched else 1.0

@@ -1,0 +1,136 @@
+"""The kernels of sequence losses (``kernels/sequence/``): a translation unit each, with its entry point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cupylosses.definition.base import Definition
+from cupylosses.jit.glue import STORAGE
+from cupylosses.jit.kernel import Kernel
+
+#: Threads of a block, at most. Those of the recursion have one for each position; longer targets take several blocks.
+BAND = 128
+THREADS = {"prepare": 256, "first": BAND, "second": BAND, "finish": 128, "gradient": 128}
+#: Blocks that a multiprocessor is to hold, of float32 and float64 arithmetic. The recursion is a chain of latencies,
+#: and gets all registers that it can use.
+BLOCKS = {"first": (1, 1), "second": (1, 1), "gradient": (6, 4)}
+
+#: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
+PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
+
+
+@dataclass(frozen=True)
+class SequenceKernel(Kernel):
+    """A kernel of one ``kind``: "prepare", "first" and "second" half of the recursion, "finish" or "gradient".
+
+    ``dtype`` is that of the first operand, ``result`` that of the value. ``added`` is the kind of a gradient; of
+    "first" and "finish" it says whether frames have a log-sum-exp. ``stores`` is True if the first half stores its
+    products.
+    """
+
+    loss: Definition
+    kind: str
+    dtype: str = "float32"
+    result: str = "float32"
+    added: str = PLAIN
+    stores: bool = False
+
+    compute = property(lambda self: "float64" if self.dtype == "float64" else "float32")
+    storage = property(lambda self: (self.dtype,))
+    vec_size = 1
+    counted = False
+    narrow = False
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The file that has the kernel's function."""
+        recursion = ("sequence/recursion.cuh",)
+        return {"prepare": ("sequence/sequences.cuh",), "second": recursion}.get(self.kind, ("sequence/frames.cuh",))
+
+    @property
+    def title(self) -> str:
+        """The kernel in words, for error messages and file names."""
+        parts = [self.loss.name, self.kind, *[STORAGE[self.compute][1]] * (self.kind == "prepare")]
+        if self.kind != "prepare":
+            parts += [STORAGE[self.dtype][1], STORAGE[self.result][1]]
+        if self.kind not in ("prepare", "second"):
+            parts.append(self.added[1:].lower())
+        if self.kind == "first":
+            parts.append("stores" if self.stores else "value")
+        return "_".join(parts)
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel."""
+        return self.title
+
+    @property
+    def arguments(self) -> list[str]:
+        dtype, result, compute = STORAGE[self.dtype][0], STORAGE[self.result][0], STORAGE[self.compute][0]
+        memory, lattice = "char* memory", f"StoredNumber<{compute}>* lattice"
+        divisor = ["double multiple", "const double* count"]
+        x, grad_output = f"const {dtype}* x", f"const {result}* grad_output"
+        return {
+            "prepare": ["const void* targets", "const void* input_lengths", "const void* target_lengths",
+                        "const void* weights", "const bool* mask", "const double* expected", "SequenceStatus* status",
+                        memory],
+            "first": [x, memory, lattice, grad_output],
+            "second": [x, memory, lattice, grad_output],
+            "finish": [memory, f"{result}* values", f"{result}* value", *divisor],
+            "gradient": [x, f"{dtype}* g", memory, f"const {lattice}", grad_output, "int64 per_sample",
+                         "double* expected", f"{result}* value", *divisor],
+        }[self.kind]  # fmt: skip
+
+    def glue(self) -> str:
+        more = {"prepare": ["int64 words"], "gradient": ["int64 finishes"], "first": ["int64 walks", "int64 links"]}
+        fixed = ["const Sequences shape", *more.get(self.kind, [])]
+        signature = ", ".join([*self.arguments, *fixed])
+        bounds = str(THREADS[self.kind])
+        if self.kind in BLOCKS:
+            bounds += f", {BLOCKS[self.kind][self.compute == 'float64']}"
+        body = "\n".join(f"  {line}" for line in self._body())
+        return (
+            f"using Compute = {STORAGE[self.compute][0]};\n"
+            f'extern "C" __global__ void __launch_bounds__({bounds}) {self.entry}({signature}) {{\n'
+            f"  const Buffers<Compute> at(memory, shape);\n{body}\n}}\n"
+        )
+
+    def _body(self) -> list[str]:
+        logits = str(self.added == SOFTMAX).lower()
+        finish = (
+            f"finish_sample<{logits}, Compute, {STORAGE[self.result][0]}>(shape, blockIdx.x, at.samples, at.labels, "
+            "at.meeting, at.sums, at.broken, at.losses, {values}, value, multiple, count, at.ticket);"
+        )
+        stores = str(self.stores).lower()
+        walk = (
+            "walk_half<{}>(shape, x, at.samples, at.labels, lattice, at.meeting, at.columns, at.started + {}, "
+            "at.broken);"
+        )
+        if self.kind == "prepare":
+            return ["if (blockIdx.x >= shape.samples) empty_columns(shape, "
+                    "reinterpret_cast<unsigned long long*>(at.columns), words);",
+                    "else prepare_sample(shape, targets, input_lengths, target_lengths, weights, mask, expected, "
+                    "at.used, at.samples, at.labels, at.broken, at.ticket, at.started, status);"]  # fmt: skip
+        fresh = "if (is_fresh(grad_output, at.used)) return;"
+        if self.kind == "second":
+            return [fresh, walk.format("2, true, Compute", 1)]
+        if self.kind == "first":
+            own = walk.format(f"1, {stores}, Compute", 0)
+            lines = [fresh, f"if (blockIdx.x < walks) {own}"]
+            links = "link_labels(at.samples[blockIdx.x - walks], at.labels, at.links);"
+            lines += [f"else if (blockIdx.x < walks + links) {links}"] * self.stores
+            reads = "blockIdx.x - walks - links, gridDim.x - walks - links"
+            lines += [f"else read_frames(shape, x, at.samples, at.sums, at.broken, {reads});"] * (self.added == SOFTMAX)
+            return lines
+        if self.kind == "finish":
+            return [finish.format(values="values")]
+        return [
+            f"using Result = {STORAGE[self.result][0]};",
+            "if (expected != nullptr) {",
+            "  if (is_fresh(grad_output, at.used)) return;",
+            "  if (blockIdx.x == 0 && threadIdx.x == 0) *expected = widen<double>(*grad_output);",
+            "}",
+            f"if (blockIdx.x < finishes) {finish.format(values='static_cast<Result*>(nullptr)')}",
+            f"else write_gradient<{self.added}>(shape, x, g, at.samples, at.labels, at.links, lattice, "
+            "at.sums, at.broken, grad_output, at.used, per_sample, multiple, count, blockIdx.x - finishes);",
+        ]

@@ -1,0 +1,313 @@
+"""The engine of sequence losses, as the rest of the library sees it (:mod:`cupylosses.engines.base`)."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from cupylosses import checks, interop
+from cupylosses.adoption import adopted
+from cupylosses.call import Call, Parts
+from cupylosses.engines.base import (
+    ARGUMENTS,
+    SHAPES,
+    Apart,
+    Engine,
+    Machine,
+    Plan,
+    Question,
+    TensorSpec,
+    Wanted,
+    contiguous,
+)
+from cupylosses.engines.cache import SettingsCache
+from cupylosses.engines.device import Device
+from cupylosses.engines.sequence import checks as sequence_checks
+from cupylosses.engines.sequence import reference as sequence_reference
+from cupylosses.engines.sequence.call import Static, names, sizes_of
+from cupylosses.engines.sequence.definition import SequenceLoss
+from cupylosses.engines.sequence.plan import SequencePlan
+from cupylosses.engines.softmax import labels
+from cupylosses.engines.softmax.engine import row_major
+
+#: Settings that were checked before.
+_SETTINGS = SettingsCache()
+
+
+class SequenceEngine(Engine):
+    """Losses of sequences that are not aligned."""
+
+    name = "sequence"
+    needs_chip = True
+    contracts = True
+    Definition: ClassVar[Any] = SequenceLoss
+    Static: ClassVar[Any] = Static
+
+    # Arguments
+
+    def bind(
+        self, loss: SequenceLoss, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
+    ) -> Parts:
+        """Everything becomes an array of the first operand's library beside it: what the host has travels in one copy
+        that nobody waits for.
+        """
+        first, targets, input_lengths, target_lengths, weight, mask, normalizer = arrays
+        base = _SETTINGS.find((loss,), settings, lambda: self.checked(loss, settings))
+        x = _array(loss, loss.operands[0].name, first)
+        sequence_checks.rank(loss, x.shape, base.batch_first)
+        batched = len(x.shape) == 3
+        samples = tuple(x.shape[:1] if base.batch_first else x.shape[1:2]) if batched else ()
+        frames, count = int(x.shape[1 if batched and base.batch_first else 0]), int(samples[0]) if samples else 1
+        sequence_checks.blank(loss, base.blank, int(x.shape[-1]))
+        given_labels = _array(loss, "targets", targets)
+        sequence_checks.counts(loss, "targets", given_labels)
+        sequence_checks.targets(loss, given_labels.shape, count, batched)
+        if not batched and len(given_labels.shape) == 2:
+            given_labels = given_labels[0]
+        concatenated = batched and len(given_labels.shape) == 1
+        if concatenated and target_lengths is None:
+            if count != 1:
+                raise sequence_checks.needs_lengths(loss)
+            given_labels, concatenated = given_labels[None], False
+        room = int(given_labels.shape[-1])
+        found = {loss.operands[0].name: x, "targets": given_labels}
+        for name, given, most in (("input_lengths", input_lengths, frames), ("target_lengths", target_lengths, room)):
+            if given is not None:
+                total = room if concatenated and name == "target_lengths" else None
+                found[name] = _lengths(loss, name, given, x, samples, most, total)
+        for name, given in (("weight", weight), ("mask", mask)):
+            if given is not None:
+                found[name] = _per_sample(loss, name, given, x, samples)
+        placed = interop.placed(x, list(found.values()))
+        found = dict(zip(found, placed, strict=True))
+        xp = interop.namespace(x)
+        for name in found.keys() & {"weight", "mask"}:
+            if tuple(found[name].shape) != samples:
+                found[name] = xp.broadcast_to(found[name], samples)
+        static = base._replace(
+            batched=batched,
+            concatenated=concatenated,
+            input_lengths="input_lengths" in found,
+            target_lengths="target_lengths" in found,
+            weighted="weight" in found,
+            masked="mask" in found,
+            normalized=normalizer is not None,
+        )
+        if normalizer is not None:
+            normalizer = checks.normalizer(loss, normalizer, static.reduction)
+        return loss, tuple([found[name] for name in names(loss, static)]), static, (), normalizer
+
+    def checked(self, loss: SequenceLoss, settings: tuple[Any, ...]) -> Static:
+        """The settings of a call; what depends on its arrays is filled in later."""
+        given = dict(zip(loss.setting_names, settings, strict=True))
+        out_dtype = given["out_dtype"]
+        return Static(
+            reduction=checks.reduction(loss, given["reduction"]),
+            out_dtype=None if out_dtype is None else checks.out_dtype(loss, out_dtype),
+            blank=sequence_checks.integer(loss, "blank", given["blank"]),
+            zero_infinity=sequence_checks.switch(loss, "zero_infinity", given["zero_infinity"]),
+            batch_first=sequence_checks.switch(loss, "batch_first", given["batch_first"]),
+            of_logits=sequence_checks.choice(loss, "gradient", given.get("gradient", "log_probs")) == "logits",
+            inplace=sequence_checks.switch(loss, "inplace_backward", given.get("inplace_backward", False)),
+            check=sequence_checks.choice(loss, "check_targets", given["check_targets"]),
+        )
+
+    def names(self, call: Call) -> list[str]:
+        return list(names(call.loss, call.static))
+
+    def check(self, call: Call) -> None:
+        loss: Any = call.loss
+        sequence_checks.dtypes(loss, list(zip(self.names(call), call.arrays, strict=False)))
+
+    def promoted(self, call: Call, zero_d_widens: bool = False) -> str:
+        return checks.dtype_name(call.arrays[0])
+
+    # Plans
+
+    def plan(self, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine) -> Plan:
+        return SequencePlan(self, call, tensors, promoted, machine)
+
+    def copies(
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+    ) -> Mapping[int, tuple[int, ...]]:
+        """Labels, lengths, weights and masks are contiguous. The first operand has any strides, but batches of batches
+        lie one after another, in it and in its gradient.
+        """
+        found = {}
+        x, batches, tangent = tensors[0], call.static.batches, len(names(call.loss, call.static))
+        for i, y in enumerate(tensors[1:tangent], 1):
+            whole = contiguous(y.dtype, y.shape).strides
+            if y.strides != whole and 0 not in y.shape:
+                found[i] = whole
+        if 0 not in x.shape and not all([_is_even(x.shape, s, batches) for s in (x.strides, x.gradient.strides)]):
+            found[0] = contiguous(x.dtype, x.shape).strides
+        return found
+
+    def raise_reported(self, device: Device) -> None:
+        labels.raise_reported(device)
+
+    def waits(self, call: Call) -> bool:
+        return bool(call.static.check == "sync")
+
+    # Formulas
+
+    def reference(self, call: Call, promoted: str, readable: bool = True) -> Any:
+        return sequence_reference.evaluate(call, promoted, readable)
+
+    def floating(self, call: Call) -> Wanted:
+        return tuple([i == 0 for i in range(len(call.arrays))])
+
+    # Transforms
+
+    def outputs(self, call: Call, strides: Sequence[tuple[int, ...]], promoted: str) -> list[TensorSpec]:
+        shape = sizes_of(call).samples if call.static.reduction == "none" else ()
+        return [row_major(call.static.out_dtype or promoted, shape)]
+
+    def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
+        """A float64 value per sample, for which a batch is more samples."""
+        static = call.static
+        if traced:
+            return None
+        if static.of_logits and wanted[0]:
+            raise sequence_checks.no_derivative(call.loss, "forward mode, vmap or second derivatives")
+        if static.reduction == "none":
+            return None
+        per_sample = call._replace(
+            static=static._replace(reduction="none", out_dtype="float64", normalized=False), normalizer=None
+        )
+
+        def finish(xp: Any, values: list[Any]) -> Any:
+            value = values[0]
+            if static.averages_labels:
+                value = value / sequence_reference.label_counts(xp, call)
+            value = sequence_reference.divide(xp, xp.sum(value), sequence_reference.divisor(xp, call))
+            return xp.astype(value, getattr(xp, static.out_dtype or promoted))
+
+        return Apart((per_sample,), finish)
+
+    def divided_by(self, call: Call, divisor: Any, grad_output: Any) -> tuple[Call, Any]:
+        """The values of the samples, and a ``grad_output`` for each of them."""
+        if call.static.of_logits:
+            raise sequence_checks.no_derivative(call.loss, "second derivatives")
+        xp = interop.namespace(grad_output)
+        static = call.static._replace(reduction="none", out_dtype="float64", normalized=False, check="off")
+        upstream = xp.astype(grad_output, xp.float64)
+        if call.static.reduction != "none":
+            # With nothing to divide by no sample has a gradient, nor has that gradient one: 0 * inf must not arise.
+            if isinstance(divisor, (int, float)):
+                upstream = upstream * (1.0 / divisor if divisor else 0.0)
+            else:
+                empty = divisor == 0
+                upstream = xp.where(empty, 0.0, upstream) * (1.0 / xp.where(empty, xp.ones_like(divisor), divisor))
+            upstream = xp.broadcast_to(upstream, sizes_of(call).samples)
+            if call.static.averages_labels:
+                upstream = upstream / sequence_reference.label_counts(xp, call)
+        return call._replace(static=static, normalizer=None), upstream
+
+    def jvp(self, call: Call, moving: Wanted, tangents: tuple[Any, ...]) -> Call:
+        static = call.static._replace(has_tangent=tuple(moving))
+        return call._replace(static=static, arrays=(*call.arrays, *tangents))
+
+    def contracted(self, xp: Any, call: Call, gradients: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        static = call.static
+        frames = static.batches + int(static.batched and static.batch_first)
+        products = gradients[0] * tangents[0]
+        return xp.sum(products, axis=(frames, products.ndim - 1), dtype=xp.float64)
+
+    def primal(self, call: Call) -> tuple[Call, Wanted, tuple[Any, ...]]:
+        moving = tuple([bool(x) for x in call.static.has_tangent])
+        count = len(call.arrays) - sum(moving)
+        base = call._replace(arrays=call.arrays[:count], static=call.static._replace(has_tangent=()))
+        return base, moving, call.arrays[count:]
+
+    def batched(self, call: Call, dims: Sequence[int | None], size: int) -> Call | None:
+        arrays = [
+            x.expand(size, *x.shape) if d is None else x.movedim(d, 0) for x, d in zip(call.arrays, dims, strict=True)
+        ]
+        return call._replace(arrays=tuple(arrays), static=call.static._replace(batches=call.static.batches + 1))
+
+    # Warm-up
+
+    def placeholders(
+        self, loss: SequenceLoss, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]
+    ) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Shapes are those of the first operand and the targets; lengths have one per sample."""
+        first = tuple(shapes[0])
+        samples = first[0 if options.get("batch_first") else 1 :][:1] if len(first) == 3 else ()
+        targets = tuple(shapes[1]) if len(shapes) > 1 else (*samples, max(1, first[-3 if samples else 0] // 4))
+        integers = dtypes[-1] if len(dtypes) > 1 else "int64"
+        found: dict[str, tuple[str, tuple[int, ...]]] = dict.fromkeys(
+            ("input_lengths", "target_lengths"), (integers, samples)
+        )
+        found |= {"weight": ("float32", samples), "mask": ("bool", samples), "normalizer": ("float64", ())}
+        return found | {loss.operands[0].name: (dtypes[0], first), "targets": (integers, targets)}
+
+    # Standing in for torch's functions
+
+    def differs(
+        self, loss: SequenceLoss, call: Call, takes: Callable[[Question], str | None], autocast: bool
+    ) -> str | None:
+        static = call.static
+        if loss.logits or static.weighted or static.masked or static.normalized or static.batches:
+            return ARGUMENTS
+        if not (static.input_lengths and static.target_lengths) or static.batch_first:
+            return ARGUMENTS
+        if 0 in call.arrays[0].shape:
+            return SHAPES
+        return None
+
+
+def _is_even(shape: Sequence[int], strides: Sequence[int], batches: int) -> bool:
+    """True if batches of batches are one dimension."""
+    return all([strides[d] == shape[d + 1] * strides[d + 1] for d in range(batches - 1)])
+
+
+def _array(loss: SequenceLoss, name: str, x: Any) -> Any:
+    """An array of a library that has a backend."""
+    kind = interop.kind(x)
+    if kind == "unknown":
+        raise checks.not_an_array(loss, name, x)
+    return adopted(loss, [name], [x])[1][0] if kind == "dlpack" else x
+
+
+def _lengths(
+    loss: SequenceLoss, name: str, given: Any, x: Any, samples: tuple[int, ...], most: int, total: int | None
+) -> Any:
+    """Lengths as an array in the shape of the samples; those that the host knows are within range."""
+    if interop.kind(given) == "unknown":
+        values = [given] if isinstance(given, numbers.Integral) else given
+        if not isinstance(values, (list, tuple)):
+            raise sequence_checks.not_integers(loss, name, given)
+        known = [_length(loss, name, v, given) for v in values]
+        sequence_checks.lengths(loss, name, () if not samples and values is not given else (len(known),),
+                                samples[0] if samples else 1, bool(samples))  # fmt: skip
+        sequence_checks.known_lengths(loss, name, known, most, total)
+        return interop.integers(known, samples)
+    given = _array(loss, name, given)
+    sequence_checks.counts(loss, name, given)
+    sequence_checks.lengths(loss, name, given.shape, samples[0] if samples else 1, bool(samples))
+    values = interop.host_values(given, x)
+    if values is not None:
+        sequence_checks.known_lengths(loss, name, values, most, total)
+    return given if tuple(given.shape) == samples else given.reshape(samples)
+
+
+def _length(loss: SequenceLoss, name: str, value: Any, given: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise sequence_checks.not_integers(loss, name, given)
+    return int(value)
+
+
+def _per_sample(loss: SequenceLoss, name: str, given: Any, x: Any, samples: tuple[int, ...]) -> Any:
+    """A weight or a mask as an array."""
+    if interop.kind(given) == "unknown":
+        if name == "mask" or isinstance(given, bool) or not isinstance(given, numbers.Real):
+            raise checks.not_an_array(loss, name, given)
+        return interop.number(checks.number(loss, name, given))
+    given = _array(loss, name, given)
+    sequence_checks.per_sample(loss, name, given, samples)
+    return given
+
+
+SEQUENCE = SequenceEngine()

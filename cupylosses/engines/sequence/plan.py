@@ -1,0 +1,346 @@
+"""Plans of sequence losses: launches of the recursion's halves, and of what lies around them.
+
+    launch      when
+    prepare     first: lengths, labels, their links
+    first       the halves of alpha and beta up to the meeting; log-sum-exps of frames beside them
+    second      with gradients: the other halves, which leave posteriors in the lattice
+    finish      without gradients: losses, and their sum
+    gradient    with gradients: the same, and the gradient of each frame
+
+Forward of a reduced loss writes the gradient for the expected ``grad_output``. Backward launches
+the halves and the gradient again, which leave at once if that was right.
+
+The memory of a call is sized by shapes alone. The lattice, by far the largest part, lives only within forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from cupylosses.call import Call
+from cupylosses.engines.base import Engine, Machine, Plan, TensorSpec, Wanted, contiguous
+from cupylosses.engines.composite import CompositePlan
+from cupylosses.engines.device import EXPECTATIONS, Device, Divisor
+from cupylosses.engines.pointwise.definition import counting
+from cupylosses.engines.pointwise.plan import PointwisePlan
+from cupylosses.engines.pointwise.reduction import Static as PointwiseStatic
+from cupylosses.engines.sequence import checks as sequence_checks
+from cupylosses.engines.sequence.call import Static, constant_divisor, names, sizes
+from cupylosses.engines.sequence.codegen import BAND, OF_LOGITS, PLAIN, SOFTMAX, THREADS, SequenceKernel
+from cupylosses.engines.softmax.labels import sites_of
+from cupylosses.interop import ITEMSIZE
+from cupylosses.jit import compiler
+from cupylosses.jit.gpu import WARP
+
+#: Frames of a block that reads logits or writes gradients (``kFrames``).
+FRAMES = 16
+#: Codes of dtypes, as kernels read integers and weights (``load_integer``, ``load_weight``).
+_INTEGERS = {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": -1}
+_WEIGHTS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 3}
+
+
+class Speculation:
+    """Gradients that were written for an expected ``grad_output``, and what writes them again for the true one."""
+
+    complete = True
+    #: For the expected ``grad_output`` nothing is left to launch.
+    written = True
+
+    def __init__(
+        self, plan: SequencePlan, device: Device, arrays: Sequence[Any], memory: Any, divisor: Divisor
+    ) -> None:
+        stream = device.stream()
+        self.device, self.strides = device, plan.operand_strides
+        self.pointers = [device.address(x) for x in arrays]
+        self._plan, self._memory, self._divisor = plan, memory, divisor
+        self._captured = stream != 0 and device.capturing()
+        self.gradient: Any = None
+
+    def run(self, grad_output: int, pointers: Sequence[int]) -> bool:
+        """Makes the gradient that for the true ``grad_output``. Returns False, and launches nothing, under the capture
+        of a graph that will run without the forward that wrote it.
+        """
+        device = self.device
+        stream = device.stream()
+        if stream != 0 and not self._captured and device.capturing():
+            return False
+        expected = device.expectation(self._plan.slot)
+        self._plan.write_again(
+            device, pointers[0], self._memory, self._divisor, grad_output, self.gradient, expected=expected
+        )
+        return True
+
+    def release(self) -> None:
+        """Nothing is kept for a later call."""
+
+
+class SequencePlan(CompositePlan):
+    """The plan of a sequence loss."""
+
+    static: Static
+
+    def __init__(
+        self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
+    ) -> None:
+        super().__init__(engine, call, tensors, promoted, machine)
+        static: Static = call.static
+        loss: Any = call.loss
+        self.at = {name: i for i, name in enumerate(names(loss, static))}
+        self.input = tensors[0]
+        #: What lies as the words of ``Sequences`` say of a gradient.
+        self.written = self.input.gradient
+        self.sizes = sizes(static, tensors[0].shape, tensors[1].shape)
+        self.scalar = static.reduction != "none"
+        self.result = static.out_dtype or promoted
+        spec = contiguous(self.result, () if self.scalar else self.sizes.samples)
+        self.shape, self.strides = spec.shape, spec.strides
+        self.differentiable = self.speculative = tuple([i == 0 for i in range(len(tensors))])
+        self.divisor, self.counted = constant_divisor(static, self.sizes.samples), static.counted
+        self.partials = self.records = 0
+        self.slot = hash((loss.name, self.input.shape, self.input.dtype, self.result)) % EXPECTATIONS
+        self.takes_status = True
+        self.reports, self.waits = static.check != "off", static.check == "sync"
+        self.compute = "float64" if self.input.dtype == "float64" else "float32"
+        self.added = SOFTMAX if loss.logits else OF_LOGITS if static.of_logits else PLAIN
+        found = self.sizes
+        #: Positions of all samples, and the most that one has: a target longer than its frames has no alignment.
+        self.positions = found.every * (found.labels + 1)
+        if static.concatenated:
+            self.positions = found.every // found.inner * (found.labels + found.inner) if found.inner else 0
+        self.most = min(found.labels, found.frames) + 1
+        #: Blocks that share a direction of a sample, and numbers that one passes to the next.
+        self.bands, self.column = -(-self.most // BAND), found.frames // 2 + 32
+        blocks = found.every * (2 * self.bands + -(-found.frames // FRAMES) + 1)
+        fits = max(found.classes, found.frames, found.labels, blocks) < 2**31
+        self.empty = not (found.every and found.frames and fits) or any(static.has_tangent)
+        self._launchers: dict[Any, compiler.Launcher] = {}
+
+    # Memory
+
+    @cached_property
+    def _layout(self) -> tuple[list[int], int]:
+        """Where the buffers of a call begin in its memory, in bytes, and its size; in the order of ``Buffers``."""
+        wide = ITEMSIZE[self.compute]
+        found, count = self.sizes, self.positions
+        sums = found.every * found.frames * (2 * wide + 8) if self.added == SOFTMAX else 0
+        columns = 2 * found.every * (self.bands - 1) * self.column * 2 * wide
+        sized = [
+            32 * found.every,
+            4 * count,
+            4 * count,
+            8 * found.every,
+            8 * wide * count,
+            sums,
+            8 * found.every,
+            columns,
+        ]
+        starts, end = [], 32
+        for size in sized:
+            starts.append(end)
+            end += -(-size // 16) * 16
+        return starts, end
+
+    def _lattice(self, device: Device) -> Any:
+        words = 4 * self.positions * self.sizes.frames * ITEMSIZE[self.compute] // 8
+        return device.empty((words,), (1,), "float64")
+
+    # Launches
+
+    @cached_property
+    def shape_words(self) -> list[int]:
+        """The words of ``Sequences``."""
+        static, found, loss = self.static, self.sizes, self.loss
+        first, *others = [self.strides_of(x.strides) for x in (self.input, self.written)]
+        kinds = [_INTEGERS[self.tensors[1].dtype]]
+        kinds += [
+            _INTEGERS[self.tensors[self.at[x]].dtype] if x in self.at else 0
+            for x in ("input_lengths", "target_lengths")
+        ]
+        kinds += [_WEIGHTS[self.tensors[self.at["weight"]].dtype] if "weight" in self.at else 0]
+        return [
+            found.every, max(found.inner, 1), found.frames, found.classes, found.labels,
+            static.blank, int(static.concatenated), self.positions, *first, *others[0], *kinds,
+            int(static.averages_labels), int(static.zero_infinity), self._site(loss), self.bands, self.column,
+            *self._layout[0],
+        ]  # fmt: skip
+
+    def _site(self, loss: Any) -> int:
+        found, concatenated, batched = self.sizes, self.static.concatenated, self.static.batched
+        key = loss.name, found, concatenated, batched
+
+        def label(place: int, value: int, classes: int) -> Exception:
+            position = divmod(place, found.labels) if batched and not concatenated else (place,)
+            return sequence_checks.bad_label(loss, position, value, classes)
+
+        def length(name: str) -> Any:
+            return lambda place, value, most: sequence_checks.bad_length(loss, name, place, value, most)
+
+        kinds = ("input_lengths", "target_lengths", "sum")
+        return sites_of(loss, [((key, "label"), label), *[((key, x), length(x)) for x in kinds]])
+
+    def strides_of(self, strides: Sequence[int]) -> tuple[int, int, int, int]:
+        """Strides of an array like the first operand: from a batch, a sample, a frame, a class to the next."""
+        static, batches = self.static, self.static.batches
+        own = strides[batches:]
+        outer = strides[batches - 1] if batches else 0
+        if not static.batched:
+            return outer, 0, own[0], own[1]
+        frame, sample = (own[1], own[0]) if static.batch_first else (own[0], own[1])
+        return outer, sample, frame, own[2]
+
+    def _launch(self, kind: str, stores: bool = False, finishes: bool = False) -> compiler.Launcher:
+        key = kind, stores, finishes
+        found = self._launchers.get(key)
+        if found is None:
+            found = self._launchers[key] = self._make(kind, stores, finishes)
+        return found
+
+    def _make(self, kind: str, stores: bool, finishes: bool) -> compiler.Launcher:
+        sized = self.sizes
+        fixed: list[Any] = [self.shape_words]
+        blocks, threads = sized.every, THREADS[kind]
+        if kind == "prepare":
+            words = 2 * sized.every * (self.bands - 1) * self.column * (ITEMSIZE[self.compute] // 4)
+            blocks += min(-(-words // (4 * threads)), 4 * self.machine.processors)
+            fixed += [words]
+        if kind in ("first", "second"):
+            threads = min(-(-self.most // WARP) * WARP, BAND)
+            blocks = 2 * sized.every * self.bands
+        added = PLAIN if kind in ("prepare", "second") else self.added
+        if kind in ("first", "finish"):
+            added = SOFTMAX if self.added == SOFTMAX else PLAIN
+        if kind == "first":
+            links = sized.every * stores
+            fixed += [blocks, links]
+            blocks += links + sized.every * -(-sized.frames // FRAMES) * (added == SOFTMAX)
+        if kind == "gradient":
+            blocks = sized.every * (-(-sized.frames // FRAMES) + finishes)
+            fixed += [sized.every * finishes]
+        dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
+        result = self.result if stores or kind not in ("prepare", "first") else "float32"
+        kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores)
+        return self.machine.launcher(kernel, blocks, threads, fixed)
+
+    def prepared(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> Any:
+        """The memory of a call, with its samples prepared."""
+        memory = device.empty((self._layout[1] // 8,), (1,), "float64")
+        given = [device.address(arrays[self.at[x]]) if x in self.at else 0
+                 for x in ("targets", "input_lengths", "target_lengths", "weight", "mask")]  # fmt: skip
+        self._launch("prepare")(device.stream(), *given, expected, status, device.address(memory))
+        return memory
+
+    def walk(self, device: Device, x: int, memory: int, both: bool, unless: int = 0) -> Any:
+        """The recursion; the lattice with the posteriors, if it takes ``both`` halves. Nothing is done if the number at
+        ``unless`` is the ``grad_output`` that gradients were written for.
+        """
+        stream = device.stream()
+        lattice = self._lattice(device) if both else None
+        at = 0 if lattice is None else device.address(lattice)
+        self._launch("first", both)(stream, x, memory, at, unless)
+        if both:
+            self._launch("second")(stream, x, memory, at, unless)
+        return lattice
+
+    def denominator(self) -> tuple[Plan, tuple[int, ...], float]:
+        """The plan that counts the samples that the mask keeps."""
+        return self._counting, (self.at["mask"],), 1.0
+
+    @cached_property
+    def _counting(self) -> Plan:
+        loss = counting(False, True)
+        call = Call(loss, (), PointwiseStatic("sum", None, "float64"))
+        mask = contiguous("bool", self.sizes.samples)
+        return PointwisePlan(loss.engine, call, (mask,), "float32", self.machine)
+
+    def upstream_strides(self) -> tuple[int, ...] | None:
+        return self.strides
+
+    # Runs
+
+    def run_value(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        auxiliary: Sequence[int],
+    ) -> Any:
+        value = device.empty(self.shape, self.strides, self.result)
+        memory = self.prepared(device, arrays, 0, int(scalars[-1]))
+        self.walk(device, device.address(arrays[0]), device.address(memory), False)
+        to = (0, device.address(value)) if self.scalar else (device.address(value), 0)
+        self._launch("finish")(device.stream(), device.address(memory), *to, *_arguments(divisor))
+        return value
+
+    def run_value_and_gradients(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        wanted: Wanted,
+        auxiliary: Sequence[int],
+    ) -> tuple[Any, Any]:
+        if not wanted[0]:
+            return self.run_value(device, arrays, scalars, divisor, auxiliary), None
+        value = device.empty(self.shape, self.strides, self.result)
+        memory = self.prepared(device, arrays, device.expectation(self.slot), int(scalars[-1]))
+        check = Speculation(self, device, arrays, memory, divisor)
+        gradients = [device.empty(*self.allocation(0)), *[None] * (len(wanted) - 1)]
+        check.gradient = gradients[0]
+        x, at = device.address(arrays[0]), device.address(memory)
+        lattice = self.walk(device, x, at, True)
+        self._launch("gradient", False, True)(
+            device.stream(), x, device.address(gradients[0]), at, device.address(lattice), 0, 0, 0,
+            device.address(value), *_arguments(divisor),
+        )  # fmt: skip
+        return value, (check, gradients)
+
+    def write_again(
+        self,
+        device: Device,
+        x: int,
+        memory: Any,
+        divisor: Divisor,
+        grad_output: int,
+        gradient: Any,
+        per_sample: int = 0,
+        expected: int = 0,
+    ) -> None:
+        """The gradient for a ``grad_output``, from a call's memory; with ``expected`` only if it is another than the
+        one that the gradient was written for, and is expected from now on.
+        """
+        at = device.address(memory)
+        lattice = self.walk(device, x, at, True, grad_output if expected else 0)
+        self._launch("gradient")(
+            device.stream(), x, device.address(gradient), at, device.address(lattice), grad_output, per_sample,
+            expected, 0,
+            *_arguments(divisor),
+        )  # fmt: skip
+
+    def run_gradients(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        wanted: Wanted,
+        grad_output: int,
+        per_row: bool,
+        speculation: Any,
+    ) -> list[Any]:
+        pointers = [device.address(x) for x in arrays]
+        if speculation is not None and speculation[0].run(grad_output, pointers):
+            return speculation[1]
+        gradients = [device.empty(*self.allocation(0)), *[None] * (len(wanted) - 1)]
+        memory = self.prepared(device, arrays, 0, 0)
+        self.write_again(device, pointers[0], memory, divisor, grad_output, gradients[0], int(per_row))
+        return gradients
+
+
+def _arguments(divisor: Divisor) -> tuple[float, int]:
+    """A divisor as a number, and the address of a count that multiplies it, or 0."""
+    number, more = divisor.arguments
+    return number, int(more) if divisor.counted else 0

@@ -1,0 +1,278 @@
+"""Posteriors of the alignments of targets: definition, formula, plan and kernel of a function that is no loss.
+
+occ[t, n, c] = sum over alignments c_1 .. c_T with c_t = c of prod_t p(t, n, c_t) / the same over all alignments
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, nan
+from typing import Any, ClassVar
+
+from cupylosses import interop
+from cupylosses.call import Call, Parts
+from cupylosses.definition.base import Definition
+from cupylosses.definition.registry import define_function
+from cupylosses.engines.base import Engine, Machine, Plan, TensorSpec, Wanted, contiguous
+from cupylosses.engines.device import Device, Divisor
+from cupylosses.engines.sequence import checks as sequence_checks
+from cupylosses.engines.sequence import reference as sequence_reference
+from cupylosses.engines.sequence.call import Static, sizes_of
+from cupylosses.engines.sequence.codegen import THREADS
+from cupylosses.engines.sequence.functions import SequenceFunction, SequenceFunctionEngine, in_order, wide_dtype
+from cupylosses.engines.sequence.plan import FRAMES, SequencePlan
+from cupylosses.engines.softmax.engine import row_major
+from cupylosses.jit.glue import STORAGE
+from cupylosses.jit.kernel import Kernel
+from cupylosses.reference_math import detached
+
+#: What there may be a posterior of.
+OF = ("classes", "positions")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PosteriorFunction(SequenceFunction):
+    """A function whose results are posteriors."""
+
+    @cached_property
+    def common(self) -> Mapping[str, Any]:
+        given = dict(super().common)
+        check = given.pop("check_targets")
+        return {**given, "of": OF[0], "check_targets": check}
+
+    @property
+    def common_texts(self) -> Mapping[str, str]:
+        return {
+            **super().common_texts,
+            "of": "'classes', or 'positions' for a posterior of each label of the target, which tells repeated labels "
+            "apart, and of the blank behind them.",
+        }
+
+    @property
+    def result_text(self) -> str:
+        return (
+            "The posteriors, in the shape of `log_probs` for classes; for positions with S + 1 in the place of C, of "
+            "which the last is the blank, and those behind `target_lengths` are 0. Float32 (float64 for float64 "
+            "input), on the device and of the library of `log_probs`. Those of a frame add up to 1. Frames behind "
+            "`input_lengths`, and all frames of a target without alignment, or with a label or a length out of range, "
+            "have 0; those of a target for which NaN or +inf counts, NaN."
+        )
+
+    @property
+    def gradient_text(self) -> str:
+        return f"`log_probs` is differentiable. {self.convention}"
+
+
+class PosteriorEngine(SequenceFunctionEngine):
+    """Posteriors of the alignments of targets to frames."""
+
+    name = "posteriors"
+    Definition: ClassVar[Any] = PosteriorFunction
+
+    # Arguments
+
+    def bind(
+        self, loss: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
+    ) -> Parts:
+        found = super().bind(loss, arrays, settings)
+        static = found[2]
+        if static.by_position and static.concatenated:
+            raise sequence_checks.needs_padding(loss, tuple(found[1][1].shape))
+        return found
+
+    def checked(self, loss: Any, settings: tuple[Any, ...]) -> Static:
+        of = dict(zip(loss.setting_names, settings, strict=True))["of"]
+        if of not in OF:
+            raise ValueError(f"{loss.name}: `of` must be one of {', '.join(map(repr, OF))}, got {of!r}.")
+        return super().checked(loss, settings)._replace(by_position=of == OF[1])
+
+    # Plans
+
+    def plan(self, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine) -> Plan:
+        return PosteriorPlan(self, call, tensors, promoted, machine)
+
+    # Formulas
+
+    def reference(self, call: Call, promoted: str, readable: bool = True) -> Any:
+        xp = interop.namespace(call.arrays[0])
+        samples = sequence_reference.samples(xp, call, readable and call.static.check != "off")
+        found = _posteriors(xp, samples, call.static, sizes_of(call).labels)
+        shape = result_shape(call.static, tuple(call.arrays[0].shape), sizes_of(call).labels)
+        return xp.astype(in_order(xp, call.static, shape, found), getattr(xp, promoted), copy=False)
+
+    def floating(self, call: Call) -> Wanted:
+        return tuple([i == 0 for i in range(len(call.arrays))])
+
+    # Transforms
+
+    def outputs(self, call: Call, strides: Sequence[tuple[int, ...]], promoted: str) -> list[TensorSpec]:
+        shape = result_shape(call.static, tuple(call.arrays[0].shape), sizes_of(call).labels)
+        return [row_major(self.promoted(call), shape)]
+
+
+def result_shape(static: Static, first: tuple[Any, ...], labels: Any) -> tuple[Any, ...]:
+    """The shape of the posteriors, from that of the first operand."""
+    return (*first[:-1], labels + 1) if static.by_position else first
+
+
+def _posteriors(xp: Any, samples: sequence_reference.Samples, static: Static, room: int) -> Any:
+    """Posteriors of shape (T, N, C), or (T, N, room + 1): alpha and beta, whose sum is that of a path's logarithms."""
+    x, inside, lengths = samples.x, samples.inside, samples.lengths
+    states, skips = sequence_reference.states_of(xp, samples.labels, lengths, static.blank)
+    s, last = xp.cumulative_sum(xp.ones_like(states), axis=1) - 1, 2 * lengths[:, None]
+    # Large numbers count as infinite, as in the loss.
+    low, high = x < -sequence_reference.LARGEST, x > sequence_reference.LARGEST
+    x = xp.where(low, xp.full_like(x, -inf), xp.where(high, xp.full_like(x, nan), x))
+    nothing = xp.zeros_like(states, dtype=x.dtype) - inf
+
+    def moved(a: Any, by: int) -> Any:
+        """What lies ``by`` states before, or behind if that is negative."""
+        outside = s < by if by > 0 else s >= s.shape[1] + by
+        return xp.where(outside, nothing, xp.roll(a, by, axis=1))
+
+    def with_emission(sums: Any, emission: Any) -> Any:
+        # A class that cannot be emitted ends a path, even one that is NaN.
+        return xp.where((sums == -inf) | (emission == -inf), nothing, sums + emission)
+
+    emissions = [xp.take_along_axis(x[t, ...], states, axis=1) for t in range(x.shape[0])]
+    within = [inside[t, ...][:, None] for t in range(x.shape[0])]
+    alpha, alphas = xp.where(s == 0, xp.zeros_like(nothing), nothing), []
+    for emission, now in zip(emissions, within, strict=True):
+        terms = [alpha, moved(alpha, 1), xp.where(skips, moved(alpha, 2), nothing)]
+        reached = sequence_reference.log_sum(xp, xp.stack(terms))
+        alpha = xp.where(now, with_emission(reached, emission), alpha)
+        alphas.append(alpha)
+    final = (s == last) | ((s == last - 1) & (last > 0))
+    log_z = sequence_reference.log_sum(xp, xp.where(final, alpha, nothing).T)
+    beta, posteriors = xp.where(final, xp.zeros_like(nothing), nothing), []
+    for alpha, emission, now in zip(alphas[::-1], emissions[::-1], within[::-1], strict=True):
+        total = xp.where((alpha == -inf) | (beta == -inf), nothing, alpha + beta)
+        none = (total == -inf) | (log_z == -inf)[:, None]
+        found = xp.exp(xp.where(none, xp.zeros_like(total), total - log_z[:, None]))
+        posteriors.append(xp.where(none | ~now, xp.zeros_like(found), found))
+        arriving = with_emission(beta, emission)
+        terms = [arriving, moved(arriving, -1), moved(xp.where(skips, arriving, nothing), -2)]
+        beta = xp.where(now, sequence_reference.log_sum(xp, xp.stack(terms)), beta)
+    if not posteriors:
+        return xp.zeros((0, x.shape[1], room + 1), dtype=x.dtype) if static.by_position else x
+    found = xp.stack(posteriors[::-1])
+    broken = inside & (xp.isnan(detached(log_z)) & ~samples.too_long)[None, :]
+    broken = broken[..., None]
+    spoilt = xp.sum(xp.where(broken, samples.x, xp.zeros_like(x)), axis=(0, 2)) * nan
+    found = xp.where(broken, spoilt[:, None], found)
+    if static.by_position:
+        pairs = xp.reshape(found[..., 1:], (*found.shape[:2], -1, 2))[..., 0]
+        missing = xp.zeros((*found.shape[:2], room - pairs.shape[-1]), dtype=found.dtype, **_device(x))
+        blanks = xp.sum(xp.where(s % 2 == 0, found, xp.zeros_like(found)), axis=-1, keepdims=True)
+        return xp.concat([pairs, missing, xp.where(broken, found[..., :1], blanks)], axis=-1)
+    classes = xp.arange(x.shape[-1], dtype=states.dtype, **_device(x))
+    chosen = xp.astype(states[..., None] == classes, x.dtype)
+    return xp.stack([xp.matmul(y[:, None, :], chosen)[:, 0, :] for y in found])
+
+
+def _device(x: Any) -> dict[str, Any]:
+    return {"device": x.device} if interop.kind(x) == "torch" else {}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Kernels
+
+
+@dataclass(frozen=True)
+class PosteriorKernel(Kernel):
+    """A compiled module of this function, for the lattice that the recursion of losses has left. ``dtype`` is that of
+    the arithmetic and of the result.
+    """
+
+    loss: Definition
+    dtype: str
+    by_position: bool
+
+    kind = "posteriors"
+    narrow = False
+    files = ("sequence/posteriors.cuh",)
+    vec_size = 1
+    storage = property(lambda self: (self.dtype,))
+    compute = property(lambda self: self.dtype)
+
+    @property
+    def title(self) -> str:
+        """The kernel in words, for error messages and file names."""
+        return f"{self.loss.name}_{STORAGE[self.dtype][1]}_of_{OF[self.by_position]}"
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel."""
+        return self.title
+
+    @property
+    def arguments(self) -> list[str]:
+        compute = STORAGE[self.compute][0]
+        return ["char* memory", f"const StoredNumber<{compute}>* lattice", f"{compute}* out"]
+
+    def glue(self) -> str:
+        compute = STORAGE[self.compute][0]
+        if self.by_position:
+            call = "write_positions(shape, out, at.samples, lattice, at.broken, blockIdx.x);"
+        else:
+            # The gradient of a loss for -1.
+            nothing = f"static_cast<const {compute}*>(nullptr)"
+            call = (
+                f"write_gradient<kPlain>(shape, {nothing}, out, at.samples, at.labels, at.links, lattice, at.sums, "
+                "at.broken, static_cast<const double*>(nullptr), at.used, 0, -1.0, nullptr, blockIdx.x);"
+            )
+        return (
+            f'extern "C" __global__ void __launch_bounds__({THREADS["gradient"]})\n'
+            f"{self.entry}({', '.join(self.arguments)}, const Sequences shape) {{\n"
+            f"  const Buffers<{compute}> at(memory, shape);\n  {call}\n}}\n"
+        )
+
+
+class PosteriorPlan(SequencePlan):
+    """The recursion of the loss, and a launch that reads what it leaves."""
+
+    def __init__(
+        self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
+    ) -> None:
+        super().__init__(engine, call, tensors, promoted, machine)
+        self.result = wide_dtype(promoted)
+        spec = contiguous(self.result, result_shape(call.static, tensors[0].shape, self.sizes.labels))
+        self.shape, self.strides, self.written = spec.shape, spec.strides, spec
+        # Derivatives are the formula's.
+        self.differentiable = self.speculative = self.nothing
+        self._write: Any = None
+
+    def run_value(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        auxiliary: Sequence[int],
+    ) -> Any:
+        if self._write is None:
+            kernel = PosteriorKernel(self.loss, self.result, self.static.by_position)
+            blocks = self.sizes.every * -(-self.sizes.frames // FRAMES)
+            self._write = self.machine.launcher(kernel, blocks, THREADS["gradient"], (self.shape_words,))
+        found = device.empty(self.shape, self.strides, self.result)
+        memory = self.prepared(device, arrays, 0, int(scalars[-1]))
+        at = device.address(memory)
+        lattice = self.walk(device, device.address(arrays[0]), at, True)
+        self._write(device.stream(), at, device.address(lattice), device.address(found))
+        return found
+
+    def run_value_and_gradients(self, *_: Any) -> tuple[Any, Any]:
+        raise NotImplementedError("derivatives are the formula's")
+
+    def run_gradients(self, *_: Any) -> list[Any]:
+        raise NotImplementedError("derivatives are the formula's")
+
+
+def define_posteriors(**fields: Any) -> PosteriorFunction:
+    """Makes a definition and enters it in the registry, from which the public function is built."""
+    return define_function(PosteriorFunction(**fields))
+
+
+POSTERIORS = PosteriorEngine()

@@ -1,0 +1,290 @@
+"""The reference formula, through the array API: the path of CPU arrays, and of derivatives that no kernel has.
+
+    alpha[s] <- log p[t, state s] + log sum of alpha[s], alpha[s - 1] and, between different labels, alpha[s - 2]
+
+over states s = 0 .. 2 S: blanks at even s, labels at odd s. All is float64, rounded once. Derivatives are those of the
+array library. A state that no path reaches stays at -inf, whatever the class's log-probability is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+from cupylosses import interop
+from cupylosses.call import Call
+from cupylosses.engines.sequence import checks as sequence_checks
+from cupylosses.engines.sequence.call import Sizes, Static, arrays_by_name, constant_divisor, sizes_of
+from cupylosses.reference_math import detached, divide, float64_scalar, with_derivative_of
+
+#: Log-probabilities beyond this count as infinite, in formulas and in kernels.
+LARGEST = 2.0**26
+
+
+def evaluate(call: Call, promoted: str, readable: bool) -> Any:
+    """The loss of a call. Labels and lengths are checked if they are ``readable`` and the call asks for it."""
+    static, xp = call.static, interop.namespace(call.arrays[0])
+    values, divides = sample_values(xp, call, readable and static.check != "off")
+    if static.reduction != "none":
+        per_sample = values / divides if static.averages_labels else values
+        values = divide(xp, xp.sum(per_sample), divisor(xp, call))
+    return xp.astype(values, getattr(xp, static.out_dtype or promoted), copy=False)
+
+
+def divisor(xp: Any, call: Call) -> Any:
+    """The divisor of the sum over samples: a number, or an array without dimensions."""
+    given = arrays_by_name(call)
+    if call.normalizer is not None:
+        return call.normalizer
+    found = sizes_of(call)
+    if not call.static.counted:
+        return float64_scalar(xp, call.arrays[0], constant_divisor(call.static, found.samples))
+    return xp.sum(xp.astype(xp.broadcast_to(given["mask"], found.samples), xp.float64))
+
+
+def label_counts(xp: Any, call: Call) -> Any:
+    """The number of labels that `mean` divides the loss of each sample by, at least 1, in the shape of the values."""
+    found, given = sizes_of(call), arrays_by_name(call)
+    if "target_lengths" not in given:
+        return max(found.labels, 1)
+    lengths = xp.astype(given["target_lengths"], xp.float64)
+    return xp.where(lengths < 1, xp.ones_like(lengths), lengths)
+
+
+class Samples(NamedTuple):
+    """The samples of a call as formulas read them.
+
+    ``x`` is the first operand in float64, frames first, 0 in frames that are not read; ``inside`` tells which are.
+    ``labels`` has a row per sample, the blank behind its end; ``ends`` and ``lengths`` are the numbers of frames and of
+    labels, 0 for samples that are not read. ``used`` leaves out those without weight or behind the mask, ``bad`` are
+    those of which a label is no class or a length out of range, ``too_long`` those with more labels than frames.
+    ``factor`` is the weight or None, ``divides`` the number of labels that a mean divides by, at least 1.
+    """
+
+    x: Any
+    inside: Any
+    labels: Any
+    ends: Any
+    lengths: Any
+    used: Any
+    bad: Any
+    too_long: Any
+    factor: Any
+    divides: Any
+
+
+def samples(xp: Any, call: Call, report: bool) -> Samples:
+    """The samples of a call; with ``report`` those with labels or lengths out of range raise."""
+    loss, static = call.loss, call.static
+    found, given = sizes_of(call), arrays_by_name(call)
+    x = _frames_first(xp, static, found, given[loss.operands[0].name])
+    frames, count, classes = x.shape
+    kind = {"dtype": xp.int64, **_device(xp, x)}
+
+    def per_sample(name: str, full: int) -> Any:
+        if name not in given:
+            return xp.full((count,), full, **kind)
+        return xp.reshape(xp.astype(given[name], xp.int64), (count,))
+
+    input_lengths = per_sample("input_lengths", frames)
+    target_lengths = per_sample("target_lengths", found.labels)
+    used = xp.ones((count,), dtype=xp.bool, **_device(xp, x))
+    factor: Any = None
+    if static.weighted:
+        factor = xp.reshape(xp.astype(xp.broadcast_to(given["weight"], found.samples), xp.float64), (count,))
+        used = factor != 0
+    if static.masked:
+        used = used & xp.reshape(xp.broadcast_to(given["mask"], found.samples), (count,))
+    out = (input_lengths < 0) | (input_lengths > frames) | (target_lengths < 0) | (target_lengths > found.labels)
+    if static.concatenated:
+        groups = xp.reshape(target_lengths, (-1, found.inner))
+        uneven = xp.sum(groups, axis=1, keepdims=True) != found.labels
+        out = out | xp.reshape(xp.broadcast_to(uneven, groups.shape), (count,))
+    labels = _padded(xp, static, found, given["targets"], xp.where(out, xp.zeros_like(target_lengths), target_lengths))
+    place = xp.arange(labels.shape[1], **kind)[None, :]
+    wrong = (place < target_lengths[:, None]) & ((labels < 0) | (labels >= classes) | (labels == static.blank))
+    if report:
+        _report(xp, call, found, input_lengths, target_lengths, used & out, wrong & (used & ~out)[:, None], labels)
+    bad = out | xp.any(wrong, axis=1)
+    use = used & ~bad
+    zero = xp.zeros_like(target_lengths)
+    # Labels beyond the frames are those of a target that has no alignment.
+    too_long = use & (target_lengths > labels.shape[1])
+    ends = xp.where(use, input_lengths, zero)
+    lengths = xp.where(use & ~too_long, target_lengths, zero)
+    labels = xp.where(wrong | ~use[:, None] | (place >= lengths[:, None]), xp.full_like(labels, static.blank), labels)
+    inside = xp.arange(frames, **kind)[:, None] < ends[None, :]
+    # Replaced before the formula reads them: later, their NaN would already be in the gradient.
+    x = xp.where(inside[..., None], x, xp.zeros_like(x))
+    divides = xp.astype(xp.where(target_lengths < 1, xp.ones_like(zero), target_lengths), xp.float64)
+    return Samples(x, inside, labels, ends, lengths, used, bad, too_long, factor, divides)
+
+
+def sample_values(xp: Any, call: Call, report: bool) -> tuple[Any, Any]:
+    """The loss of each sample in float64, weighted, in the shape of the values; and its number of labels, at least 1.
+
+    Samples of which a label is no class, or a length is out of range, are NaN with a gradient of 0; with ``report``
+    they raise.
+    """
+    loss: Any = call.loss
+    static, found, s = call.static, sizes_of(call), samples(xp, call, report)
+    values = _losses(xp, loss.logits, static, s.x, s.labels, s.ends, s.lengths, s.inside, s.too_long)
+    values = xp.where(s.used & s.bad, xp.full_like(values, float("nan")), values)
+    if s.factor is not None:
+        values = xp.where(s.used, values, xp.zeros_like(values)) * xp.where(s.used, s.factor, xp.zeros_like(s.factor))
+    elif static.masked:
+        values = xp.where(s.used, values, xp.zeros_like(values))
+    return xp.reshape(values, found.samples), xp.reshape(s.divides, found.samples)
+
+
+def _losses(
+    xp: Any,
+    logits: bool,
+    static: Static,
+    x: Any,
+    labels: Any,
+    ends: Any,
+    lengths: Any,
+    inside: Any,
+    too_long: Any,
+) -> Any:
+    """The loss of each sample whose frames, labels and lengths are in order."""
+    low, high = x < -LARGEST, x > LARGEST
+    given, x = x, xp.where(low, xp.full_like(x, -inf), xp.where(high, xp.full_like(x, float("nan")), x))
+    log_z = _log_alignments(xp, x, labels, ends, lengths, inside, static.blank)
+    impossible = too_long | (log_z == -inf)
+    values = xp.where(impossible, xp.zeros_like(log_z), -log_z)
+    if logits:
+        # Rows behind the end have zeros, whose log-sum-exp is left out.
+        rows = log_sum(xp, xp.permute_dims(x, (2, 0, 1)))
+        rows = xp.where(inside, rows, xp.zeros_like(rows))
+        broken = xp.any(xp.isnan(rows), axis=0)
+        total = xp.sum(xp.where(impossible[None, :] & ~xp.isnan(rows), xp.zeros_like(rows), rows), axis=0)
+        values = values + total
+        values = values + detached(xp.where(values < 0, -values, xp.zeros_like(values)))
+        impossible = impossible & ~broken
+    values = xp.where(impossible, xp.full_like(values, 0.0 if static.zero_infinity else inf), values)
+    # Where a loss is NaN, so is its gradient in all frames that count.
+    nan = xp.isnan(detached(values))
+    broken = nan[None, :, None] & inside[..., None]
+    total = xp.sum(xp.where(broken, given, xp.zeros_like(given)), axis=(0, 2))
+    values = xp.where(nan, total * float("nan"), values)
+    if static.of_logits:
+        fits = inside & ~(impossible | nan)[None, :]
+        finite = xp.where(fits[..., None] & xp.isfinite(given), given, xp.full_like(given, -inf))
+        probabilities = detached(xp.exp(finite))
+        added = xp.sum(probabilities * xp.where(finite == -inf, xp.zeros_like(given), finite), axis=(0, 2))
+        values = xp.where(impossible | nan, values, with_derivative_of(values, _finite(xp, values) + added))
+    return values + 0.0
+
+
+def _finite(xp: Any, x: Any) -> Any:
+    return xp.where(xp.isfinite(x), x, xp.zeros_like(x))
+
+
+def _log_alignments(xp: Any, x: Any, labels: Any, ends: Any, lengths: Any, inside: Any, blank: int) -> Any:
+    """The logarithm of the sum over the alignments of each sample."""
+    states, skips = states_of(xp, labels, lengths, blank)
+    s, last = xp.arange(states.shape[1], **_like(xp, labels))[None, :], 2 * lengths[:, None]
+    nothing = xp.zeros(states.shape, dtype=x.dtype, **_device(xp, x)) - inf
+
+    def before(alpha: Any, by: int) -> Any:
+        return xp.where(s < by, nothing, xp.roll(alpha, by, axis=1))
+
+    alpha = xp.where(s == 0, xp.zeros_like(nothing), nothing)
+    for t in range(x.shape[0]):
+        terms = [alpha, before(alpha, 1), xp.where(skips, before(alpha, 2), nothing)]
+        reached = log_sum(xp, xp.stack(terms))
+        emission = xp.take_along_axis(x[t, ...], states, axis=1)
+        # A class that cannot be emitted ends a path, even one that is NaN.
+        ended = (reached == -inf) | (emission == -inf)
+        alpha = xp.where(inside[t, ...][:, None], xp.where(ended, nothing, reached + emission), alpha)
+    final = (s == last) | ((s == last - 1) & (last > 0))
+    return log_sum(xp, xp.where(final, alpha, nothing).T)
+
+
+def states_of(xp: Any, labels: Any, lengths: Any, blank: int) -> tuple[Any, Any]:
+    """The class of each state of each sample, and True where a path may come from the label before the last blank."""
+    s = xp.arange(2 * labels.shape[1] + 1, **_like(xp, labels))[None, :]
+    last = 2 * lengths[:, None]
+    padded = xp.concat([labels, xp.full_like(last, blank)], axis=1)
+    found = xp.take_along_axis(padded, xp.broadcast_to(s // 2, (labels.shape[0], s.shape[1])), axis=1)
+    states = xp.where((s % 2 == 1) & (s < last), found, xp.full_like(found, blank))
+    return states, (s > 1) & (states != blank) & (states != xp.roll(states, 2, axis=1))
+
+
+def log_sum(xp: Any, terms: Any) -> Any:
+    """The logarithm of the sum of exponentials along the first axis; -inf of nothing but -inf, with a gradient of 0."""
+    largest = detached(xp.max(terms, axis=0))
+    none = largest == -inf
+    base = xp.where(none, xp.zeros_like(largest), largest)
+    total = xp.sum(xp.exp(terms - base), axis=0)
+    return xp.where(none, largest, base + xp.log(xp.where(none, xp.ones_like(total), total)))
+
+
+def _frames_first(xp: Any, static: Static, found: Sizes, x: Any) -> Any:
+    """The first operand in float64 as (T, samples of all batches, C)."""
+    x = xp.astype(x, xp.float64, copy=False)
+    at = static.batches + int(static.batched and static.batch_first)
+    x = xp.permute_dims(x, (at, *[d for d in range(x.ndim) if d != at]))
+    return xp.reshape(x, (found.frames, found.every, found.classes))
+
+
+def _padded(xp: Any, static: Static, found: Sizes, targets: Any, lengths: Any) -> Any:
+    """The targets as int64 of shape (samples, labels). Those one after another are padded to as many as there are
+    frames: a longer target has no alignment.
+    """
+    targets = xp.astype(targets, xp.int64)
+    if not static.concatenated:
+        return xp.reshape(xp.broadcast_to(targets, (*found.samples, found.labels)), (found.every, found.labels))
+    groups = xp.reshape(targets, (-1, found.labels))
+    most = min(found.labels, found.frames)
+    ends = xp.cumulative_sum(xp.reshape(lengths, (-1, found.inner)), axis=1)
+    starts = xp.reshape(ends, (-1,)) - lengths
+    at = starts[:, None] + xp.arange(most, **_like(xp, targets))[None, :]
+    limit = xp.full_like(at, max(found.labels - 1, 0))
+    at = xp.where(at > limit, limit, at)
+    rows = xp.reshape(at, (groups.shape[0], found.inner * most))
+    if not found.labels:
+        return xp.reshape(rows, (found.every, most))
+    return xp.reshape(xp.take_along_axis(groups, rows, axis=1), (found.every, most))
+
+
+def _report(
+    xp: Any,
+    call: Call,
+    found: Sizes,
+    input_lengths: Any,
+    target_lengths: Any,
+    out: Any,
+    wrong: Any,
+    labels: Any,
+) -> None:
+    """Raises for the first length out of range, or label that is no class."""
+    loss: Any = call.loss
+    if bool(xp.any(out)):
+        n = int(xp.argmax(xp.astype(out, xp.int64)))
+        if not 0 <= int(input_lengths[n]) <= found.frames:
+            raise sequence_checks.bad_length(loss, "input_lengths", n, int(input_lengths[n]), found.frames)
+        if not 0 <= int(target_lengths[n]) <= found.labels:
+            raise sequence_checks.bad_length(loss, "target_lengths", n, int(target_lengths[n]), found.labels)
+        group = target_lengths[n - n % found.inner : n - n % found.inner + found.inner]
+        raise sequence_checks.bad_length(loss, "sum", n, int(xp.sum(group)), found.labels)
+    if bool(xp.any(wrong)):
+        first = int(xp.argmax(xp.reshape(xp.astype(wrong, xp.int64), (-1,))))
+        n, place = divmod(first, labels.shape[1])
+        position: Sequence[int] = (n, place)
+        if call.static.concatenated:
+            position = (int(xp.sum(target_lengths[:n])) + place,)
+        elif not call.static.batched:
+            position = (place,)
+        raise sequence_checks.bad_label(loss, position, int(labels[n, place]), found.classes)
+
+
+def _device(xp: Any, x: Any) -> dict[str, Any]:
+    return {"device": x.device} if interop.kind(x) == "torch" else {}
+
+
+def _like(xp: Any, x: Any) -> dict[str, Any]:
+    return {"dtype": x.dtype, **_device(xp, x)}

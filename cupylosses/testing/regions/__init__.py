@@ -1,0 +1,1 @@
+"""Checks of region losses: that engine's part of :mod:`cupylosses.testing`."""

@@ -1,0 +1,66 @@
+"""torch's own ways to compute losses of rows of scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cupylosses.engines.row_margin.definition import END, MarginLoss
+from cupylosses.testing.eager import Call
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def twin(loss: MarginLoss, values: Mapping[str, Any], reduction: str, class_dim: int | None = None) -> Call | None:
+    """torch's way to compute a loss with these values of all parameters and flags; None if there is none. It takes the
+    operands, and class weights if there are any.
+    """
+    expression = EXPRESSIONS.get(loss.name)
+    if expression is None or reduction not in ("none", "mean", "sum"):
+        return None
+    call = expression({**values, "reduction": reduction})
+    if call is None or class_dim is None:
+        return call
+
+    def of_rows(input: Tensor, target: Tensor, *weight: Tensor) -> Tensor:
+        """torch's functions take rows in two dimensions, with the classes in the last."""
+        rows = input.movedim(class_dim, -1)
+        labels = target.movedim(class_dim, -1) if loss.several else target
+        shape = rows.shape[:-1]
+        flat = labels.reshape(-1, labels.shape[-1]) if loss.several else labels.reshape(-1)
+        found = call(rows.reshape(-1, rows.shape[-1]), flat, *weight)
+        return found.reshape(shape) if reduction == "none" else found
+
+    return of_rows
+
+
+def _multi_margin(options: Mapping[str, Any]) -> Call | None:
+    def call(input: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+        from torch.nn.functional import multi_margin_loss
+
+        return multi_margin_loss(input, target, weight=weight, **options)
+
+    return call
+
+
+def _multilabel_margin(options: Mapping[str, Any]) -> Call | None:
+    if options["margin"] != 1:
+        return None
+
+    def call(input: Tensor, target: Tensor) -> Tensor:
+        from torch.nn.functional import multilabel_margin_loss, pad
+
+        # As many places as there are classes.
+        missing = input.shape[-1] - target.shape[-1]
+        filled = pad(target, (0, missing), value=END) if missing else target
+        return multilabel_margin_loss(input, filled, reduction=options["reduction"])
+
+    return call
+
+
+#: torch's call for the values of all parameters, flags and the reduction, by name of the loss.
+EXPRESSIONS: Mapping[str, Callable[[Mapping[str, Any]], Call | None]] = {
+    "multi_margin_loss": _multi_margin,
+    "multilabel_margin_loss": _multilabel_margin,
+}

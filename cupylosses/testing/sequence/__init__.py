@@ -1,0 +1,1 @@
+"""Checks of losses of sequences: that engine's part of :mod:`cupylosses.testing`."""

@@ -1,0 +1,124 @@
+"""Checks of losses of sequences. A layout is the size of a batch, and how its arrays lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from cupylosses import checks
+from cupylosses.engines.sequence.definition import SequenceLoss
+from cupylosses.testing.check import Check
+from cupylosses.testing.sequence import eager
+from cupylosses.testing.sequence.truth import truth
+from cupylosses.testing.truth import Truth
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
+
+#: In place of a layout: a shape that the user requested.
+GIVEN = "given"
+
+
+class Layout(NamedTuple):
+    """Frames, samples (0 for one without a dimension), classes, labels, and how arrays lie: "", "batch_first",
+    "strided", which is with frames next to each other, or "concatenated".
+    """
+
+    frames: int
+    samples: int
+    classes: int
+    labels: int
+    lies: str = ""
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "frames": Layout(21, 5, 9, 6),
+    "batch_first": Layout(20, 4, 16, 7, "batch_first"),
+    "strided": Layout(21, 5, 9, 6, "strided"),
+    "concatenated": Layout(21, 5, 9, 6, "concatenated"),
+    "one": Layout(17, 0, 9, 5),
+    "long": Layout(150, 3, 40, 70),
+    "wide": Layout(12, 3, 1200, 4),
+}
+
+
+@dataclass(frozen=True)
+class SequenceCheck(Check):
+    """A loss of sequences. ``shape`` is a requested shape of the first operand, (T, N, C)."""
+
+    Definition: ClassVar = SequenceLoss
+
+    loss: SequenceLoss
+    layout: str = "frames"
+    shape: tuple[int, ...] | None = None
+
+    @cached_property
+    def laid(self) -> Layout:
+        """The sizes."""
+        if self.shape:
+            return Layout(*self.shape, max(1, self.shape[0] // 4))
+        return LAYOUTS[self.layout]
+
+    @cached_property
+    def gradients_of(self) -> tuple[bool, ...]:
+        return (True, False, False, False)
+
+    @property
+    def possible(self) -> bool:
+        given = self.layout in LAYOUTS or (self.layout == GIVEN and len(self.shape or ()) == 3)
+        return self.dtypes[0] in checks.FLOATING and len(set(self.dtypes)) == 1 and given
+
+    @property
+    def options(self) -> dict[str, Any]:
+        found = {**self.case, "reduction": self.reduction}
+        return {**found, "batch_first": True} if self.laid.lies == "batch_first" else found
+
+    def small(self, layout: str | None = None) -> SequenceCheck:
+        return replace(self, layout=layout or next(iter(LAYOUTS)), shape=None)
+
+    def operands(self) -> list[Tensor]:
+        import torch
+
+        frames, samples, classes, labels, lies = self.laid
+        generator = torch.Generator().manual_seed(self.seed)
+        count = max(1, samples)
+        x = 2 * torch.randn(frames, count, classes, generator=generator, dtype=torch.float64)
+        x = x if self.loss.logits else x.log_softmax(-1)
+        targets = torch.randint(1, classes, (count, labels), generator=generator)
+        # The first sample is full, and none is without an alignment.
+        ends = torch.randint(frames // 2, frames + 1, (count,), generator=generator)
+        most = (ends // 2).clamp(max=labels)
+        lengths = (torch.rand(count, generator=generator) * (most + 1)).long()
+        ends[0], lengths[0] = frames, min(labels, frames // 2)
+        x = x.to(getattr(torch, self.dtypes[0]))
+        if lies == "concatenated":
+            targets = torch.cat([targets[n, :k] for n, k in enumerate(lengths.tolist())]).int()
+        if lies == "batch_first":
+            x = x.transpose(0, 1).contiguous()
+        if lies == "strided":
+            x = x.movedim(0, -1).contiguous().movedim(-1, 0)
+        if not samples:
+            x, targets, ends, lengths = x[:, 0], targets[0], ends[0], lengths[0]
+        return [y.to(self.device) for y in (x, targets, ends, lengths)]
+
+    def torch(self) -> list[Callable[..., Tensor]]:
+        # torch's gradient with respect to log-probabilities is another one.
+        found = eager.twin(True, self.options) if self.loss.logits else None
+        return [] if found is None else [found]
+
+    def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:
+        shape = tuple(operands[2].shape) if self.reduction == "none" else ()
+        return shape, operands[0].dtype
+
+    def truth(self, operands: Sequence[Tensor], grad_output: Any, where: str) -> Truth:
+        x, *others = [y.detach().cpu() for y in operands]
+        moved = self.laid.lies == "batch_first"
+        x = x.transpose(0, 1) if moved else x
+        upstream = grad_output.cpu() if hasattr(grad_output, "cpu") else grad_output
+        found = truth(self.loss.logits, x, *others, self.reduction, upstream, self.dtypes[0] == "float64")
+        gradient = found.gradients[0]
+        if moved and gradient is not None:
+            gradient = replace(gradient, **{k: v.transpose(0, 1) for k, v in vars(gradient).items()})
+        return Truth(found.value, (gradient, None, None, None))

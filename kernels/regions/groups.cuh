@@ -1,0 +1,377 @@
+// Region losses: from the sums of samples and classes to the value, and to the coefficients of the gradient.
+//
+//   I, FP, FN of a group = weighted sums of those of its cells (n, c)
+//   E = max(I + alpha FP + beta FN + smooth_dr, floor)         S = (I + smooth_nr) / E
+//   L = offset - S, or -log max(S, log_floor)                  L^gamma
+//   value = mean of L over groups, or over the groups of each sample and then over samples
+//   residual[n, c] = d value / d (I, FP, FN) of the cell;  behind them the factor of the gradient of voxels
+//
+// One block does all, in double, after every chunk is there:
+// 1. Threads add up the chunks of each cell, in order (16 loads in flight each).
+// 2. A thread takes a group, or a warp if it has many cells: sums of cells, score, loss, and its derivatives by I, FP
+//    and FN. 1 - S is (alpha FP + beta FN + smooth_dr - smooth_nr) / E, in which I has cancelled.
+// 3. The block adds up the groups: value and divisor.
+// 4. Threads multiply the derivatives by the weights of cells and by d value / d L, and store them.
+//
+// Conventions: at E = floor the denominator is free. E = 0: S is 1 if no voxel is true, otherwise 0, without a
+// gradient. L^gamma has derivative 0 at L <= 0. A group of weight 0 counts for nothing. A bad label makes the values of
+// the groups of its sample NaN, and leaves their gradients.
+//
+// Traffic: the partial sums once, the rest in L1. Preconditions: one block of kSumThreads threads, all of which call
+// it.
+#pragma once
+#include "core/reduce.cuh"
+#include "regions/sums.cuh"
+
+enum Pool { kPoolNone, kPoolBatch, kPoolClass, kPoolBoth };
+enum AbsentGroups { kSkipAbsent, kZeroAbsent, kKeepAbsent };
+enum Weighting { kUniform, kSimple, kSquare };
+
+// The settings of the formula: compiled in, but for numbers.
+template <int kPool_, int kAbsent_, int kWeighting_, bool kLogLoss_, bool kPower_, bool kPowerOfMean_, bool kBySamples_,
+          bool kWeightInScore_, bool kMeanOfWeights_, bool kBackground_, bool kNormalized_, bool kSum_>
+struct GroupRules {
+  static constexpr int kPool = kPool_, kAbsent = kAbsent_, kWeighting = kWeighting_;
+  static constexpr bool kPoolsBatch = kPool == kPoolBatch || kPool == kPoolBoth;
+  static constexpr bool kPoolsClasses = kPool == kPoolClass || kPool == kPoolBoth;
+  static constexpr bool kLogLoss = kLogLoss_, kPower = kPower_, kPowerOfMean = kPowerOfMean_;
+  static constexpr bool kBySamples = kBySamples_, kWeightInScore = kWeightInScore_, kMeanOfWeights = kMeanOfWeights_;
+  static constexpr bool kBackground = kBackground_, kNormalized = kNormalized_, kSum = kSum_;
+};
+
+struct GroupNumbers {
+  double alpha, beta, smooth_nr, smooth_dr, floor, gamma, log_floor, offset, empty, share, voxel_share;
+};
+
+// A group as it is kept between the steps.
+struct GroupRecord {  // 6 doubles: engines/regions/layout.py
+  double value;       // its loss, weighted; 0 if it does not count
+  double divisor;     // its share of the divisor of a mean
+  double slope[3];
+  double largest;  // weight of the classes that have no true voxel
+};
+
+template <class Rules_, class ClassWeight_>
+struct GroupProgram {
+  using Rules = Rules_;
+  static constexpr bool kWeighted = !kIsAbsent<ClassWeight_>;
+  GroupNumbers number;
+  const ClassWeight_* class_weights;
+  int64 samples;
+  int classes;
+  int64 chunks;
+  const double* partials;
+  double* sums;          // samples x (3 C + 3)
+  GroupRecord* records;  // one per group
+  double* of_samples;    // divisor of each sample
+
+  __device__ __forceinline__ int numbers() const {
+    return 3 * classes + 3;
+  }
+  __device__ __forceinline__ int first_class() const {
+    return Rules::kBackground ? 0 : 1;
+  }
+  __device__ __forceinline__ int regions() const {
+    return classes - first_class();
+  }
+  __device__ __forceinline__ int64 groups() const {
+    return (Rules::kPoolsBatch ? 1 : samples) * (Rules::kPoolsClasses ? 1 : regions());
+  }
+  __device__ __forceinline__ int64 cells() const {
+    return (Rules::kPoolsBatch ? samples : 1) * (Rules::kPoolsClasses ? regions() : 1);
+  }
+  // The sample and class of a cell of a group.
+  __device__ __forceinline__ void cell(int64 group, int64 i, int64& sample, int& c) const {
+    if constexpr (Rules::kPool == kPoolNone) {
+      sample = group / regions();
+      c = static_cast<int>(group - sample * regions());
+    } else if constexpr (Rules::kPool == kPoolBatch) {
+      sample = i;
+      c = static_cast<int>(group);
+    } else {
+      const int64 row = i / regions();
+      sample = Rules::kPool == kPoolClass ? group : row;
+      c = static_cast<int>(i - row * regions());
+    }
+    c += first_class();
+  }
+  __device__ __forceinline__ int64 group_of(int64 sample, int c) const {
+    const int64 row = Rules::kPoolsBatch ? 0 : sample, column = Rules::kPoolsClasses ? 0 : c - first_class();
+    return row * (Rules::kPoolsClasses ? 1 : regions()) + column;
+  }
+  __device__ __forceinline__ const double* cell_sums(int64 sample, int c) const {
+    return sums + sample * numbers() + 3 * c;
+  }
+  __device__ __forceinline__ double spoilt(int64 sample) const {
+    return sums[sample * numbers() + 3 * classes];
+  }
+  __device__ __forceinline__ double class_weight(int c) const {
+    if constexpr (kWeighted) return widen<double>(load_reused<1>(class_weights + c).element[0]);
+    return 1.0;
+  }
+  // The true voxels of a class in a cell, or in all samples if they are pooled.
+  __device__ __forceinline__ double size(int64 sample, int c) const {
+    double total = 0.0;
+    for (int64 n = Rules::kPoolsBatch ? 0 : sample; n < (Rules::kPoolsBatch ? samples : sample + 1); ++n) {
+      total += cell_sums(n, c)[0] + cell_sums(n, c)[2];
+    }
+    return total;
+  }
+  // 1 / T or 1 / T^2; 0 if T is 0.
+  __device__ __forceinline__ double inverse_size(int64 sample, int c) const {
+    const double t = size(sample, c);
+    if (!(t > 0.0)) return t * 0.0;
+    return Rules::kWeighting == kSquare ? 1.0 / (t * t) : 1.0 / t;
+  }
+  // The factor of the sums of a cell.
+  __device__ __forceinline__ double weight(int64 sample, int c, double largest) const {
+    double weight = 1.0;
+    if constexpr (Rules::kWeighting != kUniform) {
+      weight = inverse_size(sample, c);
+      weight = weight == 0.0 ? largest : weight;
+    }
+    if constexpr (Rules::kWeightInScore) weight *= class_weight(c);
+    return weight;
+  }
+};
+
+// weight * x, and 0 if the weight is 0.
+__device__ __forceinline__ double weighted_sum_of(double weight, double x) {
+  return weight == 0.0 ? 0.0 : weight * x;
+}
+
+// Value and derivatives of a group from its sums.
+template <class Program>
+__device__ __forceinline__ void evaluate_group(const Program& program, const double (&sum)[3], bool present,
+                                               GroupRecord& record) {
+  using Rules = typename Program::Rules;
+  const GroupNumbers& number = program.number;
+  const double wrong = number.alpha * sum[1] + number.beta * sum[2], size = sum[0] + wrong + number.smooth_dr;
+  const bool is_free = !(size < number.floor);
+  const double below = is_free ? size : number.floor;
+  const double missed = is_free ? wrong + (number.smooth_dr - number.smooth_nr) : below - number.smooth_nr - sum[0];
+  const bool empty = below == 0.0;
+  const double inverse = empty ? 0.0 : 1.0 / below;
+  const double lost = empty ? (present ? 1.0 : 0.0) : missed * inverse;
+  const double score = empty ? 1.0 - lost : (sum[0] + number.smooth_nr) * inverse;
+  double value = (number.offset - 1.0) + lost, by_score = -1.0;
+  if constexpr (Rules::kLogLoss) {
+    const bool low = score < number.log_floor;
+    value = score > 0.5 ? -log1p(-lost) : -log(low ? number.log_floor : score);
+    by_score = low ? 0.0 : -1.0 / score;
+  }
+  if constexpr (Rules::kPower) {
+    const double base = value;
+    value = base > 0.0 ? pow(base, number.gamma) : base * 0.0;
+    by_score *= base > 0.0 ? number.gamma * pow(base, number.gamma - 1.0) : base * 0.0;
+  }
+  record.value = value;
+  record.slope[0] = by_score * (is_free ? lost * inverse : inverse);
+  record.slope[1] = is_free ? -by_score * number.alpha * (score * inverse) : 0.0;
+  record.slope[2] = is_free ? -by_score * number.beta * (score * inverse) : 0.0;
+  if (empty) record.slope[0] = record.slope[1] = record.slope[2] = 0.0;
+}
+
+template <class Program>
+__device__ __forceinline__ void sum_chunks(const Program& program) {
+  __shared__ double slices_of[kSumThreads];
+  const int64 numbers = program.numbers(), total = program.samples * numbers, step = program.chunks * numbers;
+  int64 slices = 1;
+  while (2 * slices * total <= kSumThreads && 2 * slices <= program.chunks) slices *= 2;
+  for (int64 begin = 0; begin < total * slices; begin += kSumThreads) {
+    const int64 at = begin + threadIdx.x, slice = at / total, number = at - slice * total;
+    double sum = 0.0;
+    if (at < total * slices) {
+      const int64 sample = number / numbers, k = number - sample * numbers;
+      sum = sum_every(program.partials + sample * step, slice * numbers + k, slices * numbers, step);
+    }
+    if (slices == 1) {
+      if (at < total) program.sums[number] = sum;
+    } else {
+      slices_of[threadIdx.x] = sum;
+    }
+  }
+  __syncthreads();
+  // All fit into one turn then.
+  if (slices > 1 && threadIdx.x < total) {
+    double sum = 0.0;
+    for (int64 slice = 0; slice < slices; ++slice) sum += slices_of[slice * total + threadIdx.x];
+    program.sums[threadIdx.x] = sum;
+  }
+  __syncthreads();
+}
+
+// Cells from which on a warp takes a group.
+constexpr int64 kCellsOfWarp = 24;
+
+template <class Program>
+__device__ __forceinline__ void evaluate_groups(const Program& program, bool shared_by_warp) {
+  using Rules = typename Program::Rules;
+  const int width = shared_by_warp ? kWarp : 1, lane = threadIdx.x % width;
+  const int64 groups = program.groups(), cells = program.cells();
+  for (int64 begin = 0; begin < groups; begin += kSumThreads / width) {
+    const int64 group = begin + threadIdx.x / width;
+    const bool exists = group < groups;
+    double largest = 0.0, sum[3] = {0.0, 0.0, 0.0}, size = 0.0, spoilt = 0.0;
+    if constexpr (Rules::kWeighting != kUniform) {
+      for (int64 i = lane; exists && i < cells; i += width) {
+        int64 sample;
+        int c;
+        program.cell(group, i, sample, c);
+        largest = fmax(largest, program.inverse_size(sample, c));
+      }
+      if (shared_by_warp) {
+        for (int offset = 16; offset > 0; offset /= 2) {
+          largest = fmax(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+        }
+      }
+    }
+    for (int64 i = lane; exists && i < cells; i += width) {
+      int64 sample;
+      int c;
+      program.cell(group, i, sample, c);
+      const double weight = program.weight(sample, c, largest);
+      const double* of_cell = program.cell_sums(sample, c);
+      for (int k = 0; k < 3; ++k) sum[k] += weighted_sum_of(weight, of_cell[k]);
+      size += of_cell[0] + of_cell[2];
+      spoilt += program.spoilt(sample);
+    }
+    if (shared_by_warp) {
+      for (int k = 0; k < 3; ++k) sum[k] = warp_sum(sum[k]);
+      size = warp_sum(size);
+      spoilt = warp_sum(spoilt);
+    }
+    if (!exists || lane != 0) continue;
+    GroupRecord record;
+    record.largest = largest;
+    const bool present = size > 0.0;
+    evaluate_group(program, sum, present, record);
+    const double all = sum[0] + sum[1] + sum[2];
+    const bool unknown = all != all;
+    double weight = 1.0;
+    if constexpr (Program::kWeighted && !Rules::kWeightInScore && !Rules::kPoolsClasses) {
+      weight = program.class_weight(static_cast<int>(group % program.regions()) + program.first_class());
+    }
+    const bool counts = Rules::kAbsent != kSkipAbsent || present || unknown;
+    const bool used = (Rules::kAbsent == kKeepAbsent || present || unknown) && weight != 0.0;
+    record.divisor = counts ? (Rules::kMeanOfWeights ? weight : 1.0) : 0.0;
+    record.value = used ? record.value * weight : 0.0;
+    for (int k = 0; k < 3; ++k) record.slope[k] = used ? record.slope[k] * weight : 0.0;
+    if (spoilt > 0.0) record.value += scalar_nan(0.0);
+    program.records[group] = record;
+  }
+  __syncthreads();
+}
+
+__device__ __forceinline__ double power_slope(double base, double gamma) {
+  return base > 0.0 ? gamma * pow(base, gamma - 1.0) : base * 0.0;
+}
+
+// The mean of the groups, in every thread; and the factor of each derivative in `scale`, apart from samples.
+template <class Program>
+__device__ __forceinline__ double mean_of_groups(const Program& program, double divisor, double& scale) {
+  using Rules = typename Program::Rules;
+  __shared__ double results[2];
+  double total = 0.0, below = 0.0;
+  const int64 groups = program.groups();
+  if constexpr (Rules::kBySamples) {
+    const int64 each = groups / program.samples;
+    for (int64 n = threadIdx.x; n < program.samples; n += kSumThreads) {
+      double value = 0.0, count = 0.0;
+      for (int64 g = n * each; g < (n + 1) * each; ++g) {
+        value += program.records[g].value;
+        count += program.records[g].divisor;
+      }
+      const bool has = count != 0.0, stands = program.number.empty == program.number.empty;
+      // What there is of a sample without a group is the NaN of a bad label.
+      total += has ? value / count : (stands ? program.number.empty : 0.0) + value;
+      below += has || stands ? 1.0 : 0.0;
+      program.of_samples[n] = has ? count : 1.0;
+    }
+  } else {
+    for (int64 g = threadIdx.x; g < groups; g += kSumThreads) {
+      total += program.records[g].value;
+      below += program.records[g].divisor;
+    }
+  }
+  total = block_sum(total);
+  __syncthreads();
+  below = block_sum(below);
+  if (threadIdx.x == 0) {
+    results[0] = total;
+    results[1] = Rules::kNormalized ? divisor : below;
+  }
+  __syncthreads();
+  total = results[0];
+  below = Rules::kSum ? 1.0 : results[1];
+  double value = total / below;
+  scale = below == 0.0 ? 0.0 : 1.0 / below;
+  if constexpr (Rules::kPowerOfMean) {
+    scale *= power_slope(value, program.number.gamma);
+    value = value > 0.0 ? pow(value, program.number.gamma) : value * 0.0;
+  }
+  return value;
+}
+
+// Stores d value / d (I, FP, FN) of each cell.
+template <class Program>
+__device__ __forceinline__ void store_coefficients(const Program& program, double scale, double voxel_scale,
+                                                   double* residual) {
+  using Rules = typename Program::Rules;
+  const int64 cells = program.samples * program.classes;
+  for (int64 i = threadIdx.x; i < cells; i += kSumThreads) {
+    const int64 sample = i / program.classes;
+    const int c = static_cast<int>(i - sample * program.classes);
+    double slope[3] = {0.0, 0.0, 0.0};
+    if (c >= program.first_class()) {
+      const GroupRecord& record = program.records[program.group_of(sample, c)];
+      const double weight = program.weight(sample, c, record.largest);
+      const double factor = Rules::kBySamples ? scale / program.of_samples[sample] : scale;
+      for (int k = 0; k < 3; ++k) slope[k] = weight == 0.0 ? 0.0 : record.slope[k] * weight * factor;
+    }
+    for (int k = 0; k < 3; ++k) residual[3 * i + k] = slope[k];
+  }
+  if (threadIdx.x == 0) residual[3 * cells] = voxel_scale;
+}
+
+// Mean of the loss of voxels, in every thread, and the factor of its gradient.
+template <class Program>
+__device__ __forceinline__ double mean_of_voxels(const Program& program, double& scale) {
+  double cost = 0.0, count = 0.0, spoilt = 0.0;
+  for (int64 n = 0; n < program.samples; ++n) {
+    const double* of_sample = program.sums + n * program.numbers() + 3 * program.classes;
+    spoilt += of_sample[0];
+    cost += of_sample[1];
+    count += of_sample[2];
+  }
+  scale = count == 0.0 ? 0.0 : 1.0 / count;
+  return spoilt > 0.0 ? scalar_nan(0.0) : cost / count;
+}
+
+// All steps for a value that is one number.
+template <bool kVoxels, class Program, class Result>
+__device__ __forceinline__ void finish_value(const Program& program, double divisor, Result* value, double* residual) {
+  sum_chunks(program);
+  evaluate_groups(program, program.cells() >= kCellsOfWarp);
+  double scale, voxel_scale = 0.0;
+  double total = mean_of_groups(program, divisor, scale);
+  if constexpr (kVoxels) {
+    const double mean = mean_of_voxels(program, voxel_scale);
+    total = program.number.share * total + program.number.voxel_share * mean;
+    scale *= program.number.share;
+    voxel_scale *= program.number.voxel_share;
+  }
+  if (threadIdx.x == 0) *value = Narrow<Result>::from(total);
+  if (residual != nullptr) store_coefficients(program, scale, voxel_scale, residual);
+}
+
+// All steps for a value per group.
+template <class Program, class Result>
+__device__ __forceinline__ void finish_groups(const Program& program, Result* values, double* residual) {
+  sum_chunks(program);
+  evaluate_groups(program, program.cells() >= kCellsOfWarp);
+  for (int64 g = threadIdx.x; g < program.groups(); g += kSumThreads) {
+    values[g] = Narrow<Result>::from(program.records[g].value);
+  }
+  if (residual != nullptr) store_coefficients(program, 1.0, 0.0, residual);
+}

@@ -1,0 +1,304 @@
+// Region losses: value from one read of the operands, gradients from a second.
+//
+//   kernel 1   sums.cuh, then in the block that arrives last groups.cuh: value, and residual[n, c], the derivatives by
+//              I, FP and FN of each cell
+//   kernel 2   here: with g_c the derivative by p_c that follows from the residual,
+//              softmax         d/dx_c = p_c (g_c - sum_j p_j g_j)
+//              sigmoid         d/dx_c = p_c (1 - p_c) g_c
+//              probabilities   d/dx_c = g_c
+//              and the gradient of the loss of the voxel, and d/dt_c of targets per class
+//
+// g_c - sum p_j g_j would cancel for a class that is nearly certain. With h_c = g_c - g_m for the largest class m it is
+// h_c - sum p_j h_j, in which h_m is 0.
+//
+// 1. A block has part of a sample. Its threads load the sample's coefficients into shared memory, times grad_output.
+// 2. A thread takes vectors of voxels in turn, in registers if there are few classes; otherwise it reads them three
+//    times, of which L1 and L2 serve two.
+//
+// Traffic: input and target twice in all, each gradient written once.
+#pragma once
+#include "regions/groups.cuh"
+
+// The gradient of a voxel with kLabelApart. With g_y of the label and g_c of other classes, S the sum of exponentials,
+// and A, B, k of the loss of the voxel,
+//   mean = sum over the others of p_c (g_c - g_y)
+//   d/dx_c = e_c (g_c / S - (g_y + mean) / S + k A)      d/dx_y = -p_y mean + k B
+// in which what is the same for all classes is found once.
+template <class Program, class Classes, class Coeffs, class Store>
+__device__ __forceinline__ void label_gradient(const Program& program, const Classes& classes,
+                                               const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
+                                               const VoxelTarget& target, int i, const Coeffs& coeffs,
+                                               typename Program::Compute voxel_scale, const Store& store) {
+  using Compute = typename Program::Compute;
+  VoxelSoftmax<Program> softmax;
+  softmax.find_apart(program, classes, offset, i, target.label);
+  const Compute at_label = coeffs.of_label(target.label);
+  Compute sum = Compute(0);
+#pragma unroll
+  for (int c = 0; c < Program::kClasses; ++c) sum = scalar_fma(softmax.e[c], coeffs.of_other(c), sum);
+  const Compute mean = (sum - at_label * softmax.others) * softmax.inv_sum;
+  Compute common = -(at_label + mean) * softmax.inv_sum;
+  Compute by_label = -mean * (softmax.label_e * softmax.inv_sum);
+  GradCoeffs<Compute> row{Compute(0), Compute(0), Compute(0), Compute(0)};
+  if constexpr (Program::kVoxel == kRow) {
+    row = voxel_row(program, classes, softmax, target.label, i).grad_coeffs;
+    by_label = scalar_fma(voxel_scale, row.target, by_label);
+    common = scalar_fma(voxel_scale, row.exp_coeff, common);
+  }
+#pragma unroll
+  for (int c = 0; c < Program::kClasses; ++c) {
+    Compute y = softmax.e[c] * scalar_fma(coeffs.of_other(c), softmax.inv_sum, common);
+    if constexpr (Program::kVoxel == kRow && Program::kSmoothed) {
+      y -= voxel_scale * (row.weight_coeff * program.weight(c));
+    }
+    y = c == target.label ? by_label : y;
+    if constexpr (Program::kVoxel == kElement) {
+      const auto cost = program.loss(
+          variable<1u, 0>(classes.input(c, i)), variable<0u, 1>(c == target.label ? Compute(1) : Compute(0)),
+          variable<0u, 2>(program.weight(c)), variable<0u, 3>(Compute(program.space.classes)));
+      y += voxel_scale * tangent_or_zero(cost, 0);
+    }
+    store(c, y, Compute(0));
+  }
+}
+
+// The gradients of a voxel whose classes are all alike.
+template <bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
+__device__ __forceinline__ void gradient_of_classes(const Program& program, const Classes& classes,
+                                                    const VoxelTarget& target, int i, const Coeffs& coeffs,
+                                                    typename Program::Compute voxel_scale, const Store& store) {
+  using Compute = typename Program::Compute;
+  VoxelSoftmax<Program> softmax;
+  if constexpr (Program::kNeedsSoftmax) softmax.find(program, classes, i, target.label);
+  GradCoeffs<Compute> row{Compute(0), Compute(0), Compute(0), Compute(0)};
+  if constexpr (Program::kVoxel == kRow) row = voxel_row(program, classes, softmax, target.label, i).grad_coeffs;
+  Compute log_sum = Compute(0), of_terms = Compute(0);
+  if constexpr (Program::kVoxel == kTerm) {
+    // The derivatives of all terms by their log p_c.
+    log_sum = log_of_sum(softmax);
+#pragma unroll(Program::kUnroll)
+    for (int c = 0; c < program.classes(); ++c) {
+      const auto y = program.loss(variable<1u, 0>(log_probability(classes, softmax, c, i, log_sum)),
+                                  variable<0u, 1>(target_of<Program>(classes, target, c, i)),
+                                  variable<0u, 2>(program.weight(c)), variable<0u, 3>(Compute(program.space.classes)));
+      of_terms += tangent_or_zero(y, 0);
+    }
+  }
+  // For a softmax: the derivative by p of the largest class, and the mean of the others' differences to it.
+  Compute at_largest = Compute(0), mean = Compute(0);
+  if constexpr (Program::kActivation == kSoftmax) {
+    int largest = 0;
+#pragma unroll(Program::kUnroll)
+    for (int c = 0; c < program.classes(); ++c) {
+      if (softmax.exponential(classes, c, i) == Compute(1)) largest = c;
+    }
+    // An exponential of 1 has p = 1 / sum.
+    const Probability<Compute> p{softmax.inv_sum, largest == softmax.pivot
+                                                      ? softmax.others * softmax.inv_sum
+                                                      : (softmax.sum - Compute(1)) * softmax.inv_sum};
+    at_largest = coeffs.at(classes, target, largest, i, p);
+#pragma unroll(Program::kUnroll)
+    for (int c = 0; c < program.classes(); ++c) {
+      const Probability<Compute> of_class = probability(program, classes, softmax, c, i);
+      mean += of_class.p * (coeffs.derivative(classes, target, c, i, of_class) - at_largest);
+    }
+  }
+#pragma unroll(Program::kUnroll)
+  for (int c = 0; c < program.classes(); ++c) {
+    const Probability<Compute> p = probability(program, classes, softmax, c, i);
+    const Compute t = target_of<Program>(classes, target, c, i);
+    const Compute g = coeffs.derivative(classes, target, c, i, p);
+    Compute by_input = g, by_target = Compute(0);
+    if constexpr (Program::kActivation == kSoftmax) by_input = p.p * ((g - at_largest) - mean);
+    if constexpr (Program::kActivation == kSigmoid) by_input = p.p * p.rest * g;
+    if constexpr (kTarget) by_target = derivative_by_t<Program::kOverlap>(coeffs.of_class(c), p, t);
+    if constexpr (Program::kVoxel == kRow) {
+      Compute of_row = row.exp_coeff * softmax.exponential(classes, c, i);
+      if constexpr (Program::kSmoothed) of_row -= row.weight_coeff * program.weight(c);
+      by_input += voxel_scale * (c == target.label ? row.target : of_row);
+    } else if constexpr (Program::kVoxel == kTerm) {
+      constexpr unsigned kMask = kTarget ? 3u : 1u;
+      const auto y = program.loss(variable<kMask & 1u, 0>(log_probability(classes, softmax, c, i, log_sum)),
+                                  variable<kMask & 2u, 1>(t), variable<0u, 2>(program.weight(c)),
+                                  variable<0u, 3>(Compute(program.space.classes)));
+      const Compute share = softmax.exponential(classes, c, i) * softmax.inv_sum;
+      by_input += voxel_scale * (tangent_or_zero(y, 0) - share * of_terms);
+      by_target += voxel_scale * tangent_or_zero(y, 1);
+    } else if constexpr (Program::kVoxel == kElement) {
+      constexpr unsigned kMask = kTarget ? 3u : 1u;
+      const auto y = program.loss(variable<kMask & 1u, 0>(classes.input(c, i)), variable<kMask & 2u, 1>(t),
+                                  variable<0u, 2>(program.weight(c)), variable<0u, 3>(Compute(program.space.classes)));
+      by_input += voxel_scale * tangent_or_zero(y, 0);
+      by_target += voxel_scale * tangent_or_zero(y, 1);
+    }
+    store(c, by_input, by_target);
+  }
+}
+
+// Gradients of one voxel, which `store(c, by input, by target)` takes.
+template <bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
+__device__ __forceinline__ void voxel_gradient(const Program& program, const Classes& classes,
+                                               const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
+                                               const VoxelTarget& target, int i, const Coeffs& coeffs,
+                                               typename Program::Compute voxel_scale, const Store& store) {
+  using Compute = typename Program::Compute;
+  if (!target.sound) {
+#pragma unroll(Program::kUnroll)
+    for (int c = 0; c < program.classes(); ++c) store(c, Compute(0), Compute(0));
+    return;
+  }
+  if constexpr (Program::kLabelApart) {
+    label_gradient(program, classes, offset, target, i, coeffs, voxel_scale, store);
+    return;
+  } else {
+    gradient_of_classes<kInput, kTarget>(program, classes, target, i, coeffs, voxel_scale, store);
+  }
+}
+
+// The coefficients of a sample in shared memory: the derivatives a, b and c by I, FP and FN of each class. Of labels
+// and products only a - c, for the label, and b, for other classes.
+template <class Program>
+struct SharedCoeffs {
+  using Compute = typename Program::Compute;
+  static constexpr bool kPairs = !Program::kDense && Program::kOverlap == kProduct;
+  static constexpr int kNumbers = kPairs ? 2 : 3;
+  const Compute* numbers;
+
+  __device__ __forceinline__ Summands<Compute> of_class(int c) const {
+    return {numbers[3 * c], numbers[3 * c + 1], numbers[3 * c + 2]};
+  }
+  __device__ __forceinline__ Compute of_label(int label) const {
+    return numbers[2 * label];
+  }
+  __device__ __forceinline__ Compute of_other(int c) const {
+    return numbers[2 * c + 1];
+  }
+  // By the probability of a class.
+  template <class Classes>
+  __device__ __forceinline__ Compute derivative(const Classes& classes, const VoxelTarget& target, int c, int i,
+                                                const Probability<Compute>& p) const {
+    if constexpr (kPairs) {
+      return numbers[2 * c + (c == target.label ? 0 : 1)];
+    } else {
+      return derivative_by_p<Program::kOverlap>(of_class(c), p, target_of<Program>(classes, target, c, i));
+    }
+  }
+  // The same of a class that is not known to the compiler: an index into registers would put them into local memory.
+  template <class Classes>
+  __device__ __forceinline__ Compute at(const Classes& classes, const VoxelTarget& target, int c, int i,
+                                        const Probability<Compute>& p) const {
+    if constexpr (!Program::kDense || Program::kClasses == 0) {
+      return derivative(classes, target, c, i, p);
+    } else {
+      Compute found = Compute(0);
+#pragma unroll
+      for (int k = 0; k < Program::kClasses; ++k) {
+        const Compute t = force_computed(classes.target(k, i));
+        found = k == c ? t : found;
+      }
+      return derivative_by_p<Program::kOverlap>(of_class(c), p, found);
+    }
+  }
+};
+
+// Gradients of the kClasses x kVecSize elements of a thread, which overwrite its logits.
+template <bool kInput, bool kTarget, class Program>
+struct StoreInPacks {
+  using Compute = typename Program::Compute;
+  Pack<typename Program::Input, Program::kVecSize> (&inputs)[Program::kUnroll];
+  Pack<typename Program::Target, Program::kVecSize> (&targets)[Program::kUnroll];
+  int i;
+  __device__ __forceinline__ void operator()(int c, Compute by_input, Compute by_target) const {
+    if constexpr (kInput) inputs[c].element[i] = Narrow<typename Program::Input>::from(by_input);
+    if constexpr (kTarget) targets[c].element[i] = Narrow<typename Program::Target>::from(by_target);
+  }
+};
+
+template <bool kInput, bool kTarget, class Program>
+struct StoreInMemory {
+  using Compute = typename Program::Compute;
+  typename Program::Input* inputs;
+  typename Program::Target* targets;
+  int64 stride, target_stride;
+  __device__ __forceinline__ void operator()(int c, Compute by_input, Compute by_target) const {
+    if constexpr (kInput) inputs[c * stride] = Narrow<typename Program::Input>::from(by_input);
+    if constexpr (kTarget) targets[c * target_stride] = Narrow<typename Program::Target>::from(by_target);
+  }
+};
+
+template <class Program, class Storage>
+__device__ __forceinline__ void store_voxels(Storage* to,
+                                             const VectorOffsets<Program::kVecSize, Program::kWide>& offset, int stream,
+                                             const Pack<Storage, Program::kVecSize>& pack) {
+  if constexpr (Program::kWide) {
+    store_pack<Program::kVecSize>(to + offset.at(stream, 0), pack);
+  } else {
+#pragma unroll
+    for (int i = 0; i < Program::kVecSize; ++i) to[offset.at(stream, i)] = pack.element[i];
+  }
+}
+
+// `numbers` are 3 C of Compute in shared memory. `group_of` gives the group of a class of a sample, for grad_output.
+template <bool kInput, bool kTarget, class Program, class Groups, class Result>
+__device__ __forceinline__ void write_gradients(const Program& program, const Groups& groups, const double* residual,
+                                                const Result* grad_output, int64 per_group, int64 blocks_per_sample,
+                                                typename Program::Input* input_gradients,
+                                                typename Program::Target* target_gradients,
+                                                typename Program::Compute* numbers) {
+  using Compute = typename Program::Compute;
+  constexpr int kVecSize = Program::kVecSize;
+  const int64 sample = blockIdx.x / blocks_per_sample, part = blockIdx.x - sample * blocks_per_sample;
+  const int count = program.classes();
+  using Coeffs = SharedCoeffs<Program>;
+  for (int c = threadIdx.x; c < count; c += blockDim.x) {
+    const int64 group = c < groups.first_class() ? 0 : groups.group_of(sample, c);
+    const double upstream = widen<double>(grad_output[per_group ? group : 0]);
+    const double* of_cell = residual + 3 * (sample * count + c);
+    if constexpr (Coeffs::kPairs) {
+      numbers[2 * c] = static_cast<Compute>((of_cell[0] - of_cell[2]) * upstream);
+      numbers[2 * c + 1] = static_cast<Compute>(of_cell[1] * upstream);
+    } else {
+      for (int k = 0; k < 3; ++k) numbers[3 * c + k] = static_cast<Compute>(of_cell[k] * upstream);
+    }
+  }
+  const Compute voxel_scale =
+      static_cast<Compute>(residual[program.space.samples * 3 * count] * widen<double>(grad_output[0]));
+  __syncthreads();
+  const Coeffs coeffs{numbers};
+  const int64 vectors = program.space.voxels / kVecSize;
+#pragma unroll 1
+  for (int64 vector = part * blockDim.x + threadIdx.x; vector < vectors; vector += blocks_per_sample * blockDim.x) {
+    VectorOffsets<Program::kVecSize, Program::kWide> offset;
+    program.space.offsets(sample, vector * kVecSize, offset);
+    ClassesOf<Program> classes;
+    classes.template load<true>(program, offset);
+    if constexpr (Program::kClasses > 0) {
+      Pack<typename Program::Input, kVecSize> of_inputs[Program::kUnroll];
+      Pack<typename Program::Target, kVecSize> of_targets[Program::kUnroll];
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        const VoxelTarget target = voxel_target(program, classes, offset, i);
+        const StoreInPacks<kInput, kTarget, Program> store{of_inputs, of_targets, i};
+        voxel_gradient<kInput, kTarget>(program, classes, offset, target, i, coeffs, voxel_scale, store);
+      }
+#pragma unroll
+      for (int c = 0; c < Program::kClasses; ++c) {
+        if constexpr (kInput) {
+          store_voxels<Program>(input_gradients + c * program.space.class_stride[kGradientsOfInputs], offset,
+                                kGradientsOfInputs, of_inputs[c]);
+        }
+        if constexpr (kTarget) {
+          store_voxels<Program>(target_gradients + c * program.space.class_stride[kGradientsOfTargets], offset,
+                                kGradientsOfTargets, of_targets[c]);
+        }
+      }
+    } else {
+      const VoxelTarget target = voxel_target(program, classes, offset, 0);
+      const StoreInMemory<kInput, kTarget, Program> store{
+          kInput ? input_gradients + offset.at(kGradientsOfInputs, 0) : nullptr,
+          kTarget ? target_gradients + offset.at(kGradientsOfTargets, 0) : nullptr,
+          program.space.class_stride[kGradientsOfInputs], program.space.class_stride[kGradientsOfTargets]};
+      voxel_gradient<kInput, kTarget>(program, classes, offset, target, 0, coeffs, voxel_scale, store);
+    }
+  }
+}

@@ -1,0 +1,444 @@
+// Region losses: voxels, their classes, and how each contributes to the sums of its sample.
+//
+//   input x (N, C, ...), target labels y (N, ...) or t (N, C, ...)
+//   p = softmax over c of x, sigmoid(x) or x       t = [y = c], or as given
+//   I = sum p t,  FP = sum p (1 - t),  FN = sum (1 - p) t                       for each sample n and class c
+//
+// 1. VoxelSpace gives the offsets of a voxel in every stream; ClassesOf reads its classes. With kClasses > 0 they are
+// in
+//    registers, those of kVecSize neighbouring voxels at a time; otherwise every use reads memory, which is in L1 or L2
+//    by then.
+// 2. VoxelSoftmax finds maximum and sum of exponentials. 1 - p of one class, the label or else the largest one, is the
+//    sum of the others: 1 - p as written would cancel where p is close to 1.
+// 3. Overlap has the summands of I, FP and FN, and the derivatives by p and t of a FP-weighted sum of them.
+// 4. The loss of a voxel, if there is one, is an expression of the definition, on dual numbers (Row, Term, Element).
+//
+// Labels are data and may be wrong: a label that is no class is counted in its sample, reported, and never an index. An
+// ignored or masked voxel contributes nothing, and nothing of what it holds is used.
+//
+// All is in registers of the thread that has the voxel. Preconditions: with kVecSize > 1 neighbouring voxels are
+// contiguous in input, target and gradients, and vectors aligned.
+#pragma once
+#include "softmax/rows.cuh"
+
+enum RegionStream { kInputs, kTargets, kVoxelMasks, kGradientsOfInputs, kGradientsOfTargets, kRegionStreams };
+enum Activation { kSoftmax, kSigmoid, kProbabilities };
+enum OverlapKind { kProduct, kMinimum, kSquared };
+enum VoxelLoss { kNoVoxelLoss, kRow, kTerm, kElement };
+
+// Offsets of kVecSize neighbouring voxels in every stream. With kWide they are contiguous where that matters.
+template <int kVecSize, bool kWide>
+struct VectorOffsets {
+  int64 of[kWide ? 1 : kVecSize][kRegionStreams];
+  int64 mask_step;
+
+  __device__ __forceinline__ int64 at(int stream, int i) const {
+    return kWide ? of[0][stream] + i : of[i][stream];
+  }
+  __device__ __forceinline__ int64 mask(int i) const {
+    return kWide ? of[0][kVoxelMasks] + i * mask_step : of[i][kVoxelMasks];
+  }
+};
+
+// Sizes and strides: a kernel parameter.
+template <int kRank>
+struct VoxelSpace {
+  int64 samples;
+  int64 voxels;  // of a sample
+  int64 classes;
+  int64 class_stride[kRegionStreams];
+  int64 sample_stride[kRegionStreams];
+  Dimensions<kRegionStreams, kRank> at;
+
+  template <int kVecSize, bool kWide>
+  __device__ __forceinline__ void offsets(int64 sample, int64 voxel, VectorOffsets<kVecSize, kWide>& offset) const {
+    offset.mask_step = at.stride[kVoxelMasks][0];
+#pragma unroll
+    for (int i = 0; i < (kWide ? 1 : kVecSize); ++i) {
+      at.offsets(voxel + i, offset.of[i]);
+#pragma unroll
+      for (int s = 0; s < kRegionStreams; ++s) offset.of[i][s] += sample * sample_stride[s];
+    }
+  }
+};
+
+// Operands and the choices that kernels are compiled for.
+template <class Loss_, class Space_, class Input_, class Target_, class Weight_, bool kMasked_, bool kDense_,
+          int kActivation_, int kOverlap_, int kVoxel_, bool kSmoothed_, int kClasses_, int kVecSize_, bool kWide_>
+struct RegionProgram {
+  using Loss = Loss_;
+  using Compute = typename Loss::Compute;
+  using Input = Input_;
+  using Target = Target_;
+  using Weight = Weight_;
+  static constexpr bool kMasked = kMasked_, kDense = kDense_, kSmoothed = kSmoothed_;
+  static constexpr bool kWeighted = !kIsAbsent<Weight_>;
+  static constexpr int kActivation = kActivation_, kOverlap = kOverlap_, kVoxel = kVoxel_;
+  static constexpr int kClasses = kClasses_, kVecSize = kVecSize_;
+  static constexpr bool kWide = kWide_;
+  static constexpr int kUnroll = kClasses > 0 ? kClasses : 1;
+  // Labels under a softmax, with classes in registers: the label's class is taken apart from the others, which then
+  // need no comparison of their own for each sum.
+  static constexpr bool kLabelApart = !kDense && kActivation == kSoftmax && kOverlap == kProduct && kClasses > 0;
+  static constexpr bool kNeedsSoftmax = kActivation == kSoftmax || kVoxel == kRow || kVoxel == kTerm;
+
+  Loss loss;
+  const Space_& space;  // a kernel parameter: a copy would go to local memory
+  const Input* input;
+  const Target* target;
+  const Weight* weights;
+  const bool* mask;
+  int64 ignored;
+  RowStatus* status;
+  int64 site;
+
+  __device__ __forceinline__ int classes() const {
+    return kClasses > 0 ? kClasses : static_cast<int>(space.classes);
+  }
+  __device__ __forceinline__ Compute weight(int c) const {
+    if constexpr (kWeighted) return widen<Compute>(load_reused<1>(weights + c).element[0]);
+    return Compute(1);
+  }
+};
+
+// Reads kVecSize neighbouring elements: at once, or one by one.
+template <bool kLast, class Program, class Storage>
+__device__ __forceinline__ Pack<Storage, Program::kVecSize> load_voxels(
+    const Storage* from, const VectorOffsets<Program::kVecSize, Program::kWide>& offset, int stream) {
+  if constexpr (Program::kWide) {
+    // What kernel 2 reads will not be read again.
+    if constexpr (kLast) return load_stream<Program::kVecSize>(from + offset.at(stream, 0));
+    return load_reused<Program::kVecSize>(from + offset.at(stream, 0));
+  } else {
+    Pack<Storage, Program::kVecSize> pack;
+#pragma unroll
+    for (int i = 0; i < Program::kVecSize; ++i) pack.element[i] = from[offset.at(stream, i)];
+    return pack;
+  }
+}
+
+// The classes of kVecSize neighbouring voxels as they are stored.
+template <class Program, bool kOnChip = (Program::kClasses > 0)>
+struct ClassesOf {
+  using Compute = typename Program::Compute;
+  static constexpr int kVecSize = Program::kVecSize;
+  Pack<typename Program::Input, kVecSize> x[Program::kClasses];
+  Pack<typename Program::Target, kVecSize> t[Program::kDense ? Program::kClasses : 1];
+
+  template <bool kLast>
+  __device__ __forceinline__ void load(const Program& program, const VectorOffsets<kVecSize, Program::kWide>& offset) {
+#pragma unroll
+    for (int c = 0; c < Program::kClasses; ++c) {
+      x[c] = load_voxels<kLast, Program>(program.input + c * program.space.class_stride[kInputs], offset, kInputs);
+    }
+#pragma unroll
+    for (int c = 0; c < (Program::kDense ? Program::kClasses : 1); ++c) {
+      t[c] = load_voxels<kLast, Program>(program.target + c * program.space.class_stride[kTargets], offset, kTargets);
+    }
+  }
+  __device__ __forceinline__ Compute input(int c, int i) const {
+    return widen<Compute>(x[c].element[i]);
+  }
+  __device__ __forceinline__ Compute target(int c, int i) const {
+    return widen<Compute>(t[Program::kDense ? c : 0].element[i]);
+  }
+  __device__ __forceinline__ int64 label(int i) const {
+    return static_cast<int64>(t[0].element[i]);
+  }
+};
+
+// The same in memory, of one voxel.
+template <class Program>
+struct ClassesOf<Program, false> {
+  using Compute = typename Program::Compute;
+  const typename Program::Input* x;
+  const typename Program::Target* t;
+  int64 stride, target_stride;
+
+  template <bool kLast>
+  __device__ __forceinline__ void load(const Program& program,
+                                       const VectorOffsets<Program::kVecSize, Program::kWide>& offset) {
+    x = program.input + offset.at(kInputs, 0);
+    t = program.target + offset.at(kTargets, 0);
+    stride = program.space.class_stride[kInputs];
+    target_stride = program.space.class_stride[kTargets];
+  }
+  __device__ __forceinline__ Compute input(int c, int) const {
+    return widen<Compute>(load_reused<1>(x + c * stride).element[0]);
+  }
+  __device__ __forceinline__ Compute target(int c, int) const {
+    return widen<Compute>(load_reused<1>(t + c * target_stride).element[0]);
+  }
+  __device__ __forceinline__ int64 label(int) const {
+    return static_cast<int64>(*t);
+  }
+};
+
+// Which voxels of a vector count, and what is wrong with the others.
+struct VoxelTarget {
+  int label;    // -1 if it does not count
+  bool sound;   // it counts, and its label is a class
+  bool spoilt;  // it counts, and its label is none
+};
+
+template <class Program, class Classes>
+__device__ __forceinline__ VoxelTarget voxel_target(const Program& program, const Classes& classes,
+                                                    const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
+                                                    int i) {
+  bool counts = true;
+  if constexpr (Program::kMasked) counts = program.mask[offset.mask(i)];
+  VoxelTarget found{0, counts, false};
+  if constexpr (!Program::kDense) {
+    const int64 label = classes.label(i);
+    counts = counts && label != program.ignored;
+    const bool in_range =
+        static_cast<unsigned long long>(label) < static_cast<unsigned long long>(program.space.classes);
+    found.sound = counts && in_range;
+    found.spoilt = counts && !in_range;
+    found.label = found.sound ? static_cast<int>(label) : -1;
+  }
+  return found;
+}
+
+// exp(x - max_logit), with kNarrow in two instructions.
+template <class Compute>
+__device__ __forceinline__ Compute difference_exponential(Compute x, Compute max_logit) {
+  if constexpr (kNarrow && kSingle<Compute>) return exp2_ftz(fmaf(x, kLog2E, -max_logit * kLog2E));
+  return exp_of_difference(x - max_logit);
+}
+
+// Softmax of one voxel.
+template <class Program, bool kOnChip = (Program::kClasses > 0)>
+struct VoxelSoftmax {
+  using Compute = typename Program::Compute;
+  Compute max_logit;
+  Compute inv_sum;
+  Compute others;  // sum of exponentials without that of `pivot`
+  Compute sum;
+  int pivot;  // the label; the largest class of a target per class
+  Compute e[kOnChip ? Program::kUnroll : 1];
+  // With kLabelApart: the label's logit and exponential, which is 0 in `e`.
+  Compute label_logit;
+  Compute label_e;
+
+  // The logit of the label is read again: to select it among registers takes an instruction for every class.
+  template <class Classes>
+  __device__ __forceinline__ void find_apart(const Program& program, const Classes& classes,
+                                             const VectorOffsets<Program::kVecSize, Program::kWide>& offset, int i,
+                                             int label) {
+    label_logit = widen<Compute>(
+        program.input[offset.at(kInputs, i) + static_cast<int64>(label) * program.space.class_stride[kInputs]]);
+    max_logit = classes.input(0, i);
+#pragma unroll
+    for (int c = 1; c < Program::kClasses; ++c) max_logit = max_ignoring_nan(max_logit, classes.input(c, i));
+    pivot = label;
+    others = Compute(0);
+#pragma unroll
+    for (int c = 0; c < Program::kClasses; ++c) {
+      e[c] = difference_exponential(classes.input(c, i), max_logit);
+      e[c] = c == label ? Compute(0) : e[c];
+      others += e[c];
+    }
+    label_e = difference_exponential(label_logit, max_logit);
+    sum = others + label_e;
+    inv_sum = scalar_divide_closely(Compute(1), sum);
+  }
+
+  template <class Classes>
+  __device__ __forceinline__ void find(const Program& program, const Classes& classes, int i, int label) {
+    max_logit = -scalar_infinity(Compute());
+#pragma unroll(Program::kUnroll)
+    for (int c = 0; c < program.classes(); ++c) max_logit = max_ignoring_nan(max_logit, classes.input(c, i));
+    pivot = label;
+    others = sum = Compute(0);
+    bool found = false;
+#pragma unroll(Program::kUnroll)
+    for (int c = 0; c < program.classes(); ++c) {
+      const Compute x = classes.input(c, i), y = exp_of_difference(x - max_logit);
+      if constexpr (kOnChip) e[c] = y;
+      bool is_pivot = c == label;
+      if constexpr (Program::kDense) {
+        is_pivot = !found && x == max_logit;
+        pivot = is_pivot ? c : pivot;
+        found = found || is_pivot;
+      }
+      others += is_pivot ? Compute(0) : y;
+      sum += y;
+    }
+    inv_sum = scalar_divide_closely(Compute(1), sum);
+  }
+  template <class Classes>
+  __device__ __forceinline__ Compute exponential(const Classes& classes, int c, int i) const {
+    if constexpr (kOnChip) return e[c];
+    return exp_of_difference(classes.input(c, i) - max_logit);
+  }
+};
+
+// p and 1 - p of a class.
+template <class Compute>
+struct Probability {
+  Compute p;
+  Compute rest;
+};
+
+template <class Compute>
+__device__ __forceinline__ Probability<Compute> sigmoid_of(Compute x) {
+  const Compute e = exp_of_difference(-scalar_abs(x));
+  const Compute large = scalar_divide_closely(Compute(1), Compute(1) + e), small = e * large;
+  return x >= Compute(0) ? Probability<Compute>{large, small} : Probability<Compute>{small, large};
+}
+
+template <class Program, class Classes>
+__device__ __forceinline__ Probability<typename Program::Compute> probability(const Program&, const Classes& classes,
+                                                                              const VoxelSoftmax<Program>& softmax,
+                                                                              int c, int i) {
+  using Compute = typename Program::Compute;
+  if constexpr (Program::kActivation == kSoftmax) {
+    const Compute e = softmax.exponential(classes, c, i);
+    const Compute others = c == softmax.pivot ? softmax.others : softmax.sum - e;
+    return {e * softmax.inv_sum, others * softmax.inv_sum};
+  } else {
+    const Compute x = classes.input(c, i);
+    if constexpr (Program::kActivation == kSigmoid) return sigmoid_of(x);
+    return {x, Compute(1) - x};
+  }
+}
+
+// Summands of I, FP and FN, and the derivatives of a I + b FP + c FN.
+template <class Compute>
+struct Summands {
+  Compute hit;
+  Compute false_positive;
+  Compute false_negative;
+};
+
+// p - t, with the digits of 1 - p.
+template <class Compute>
+__device__ __forceinline__ Compute apart(const Probability<Compute>& p, Compute t) {
+  return t == Compute(1) ? -p.rest : p.p - t;
+}
+
+template <int kOverlap, class Compute>
+__device__ __forceinline__ Summands<Compute> summands(const Probability<Compute>& p, Compute t) {
+  if constexpr (kOverlap == kProduct) {
+    return {p.p * t, p.p * (Compute(1) - t), p.rest * t};
+  } else {
+    const Compute d = apart(p, t);
+    if constexpr (kOverlap == kSquared) return {p.p * t, p.p * d, -t * d};
+    // A NaN is in all three.
+    return {d < Compute(0) ? p.p : t + d * Compute(0), d < Compute(0) ? Compute(0) : d,
+            d > Compute(0) ? Compute(0) : -d};
+  }
+}
+
+template <int kOverlap, class Compute>
+__device__ __forceinline__ Compute derivative_by_p(const Summands<Compute>& g, const Probability<Compute>& p,
+                                                   Compute t) {
+  const Compute a = g.hit, b = g.false_positive, c = g.false_negative;
+  if constexpr (kOverlap == kProduct) {
+    return t == Compute(1) ? a - c : (a - b - c) * t + b;
+  } else {
+    if constexpr (kOverlap == kSquared) return (a - b - c) * t + Compute(2) * b * p.p;
+    const Compute d = apart(p, t);
+    return d < Compute(0) ? a - c : (d > Compute(0) ? b : Compute(0.5) * (a + b - c));
+  }
+}
+
+template <int kOverlap, class Compute>
+__device__ __forceinline__ Compute derivative_by_t(const Summands<Compute>& g, const Probability<Compute>& p,
+                                                   Compute t) {
+  const Compute a = g.hit, b = g.false_positive, c = g.false_negative;
+  if constexpr (kOverlap == kProduct) {
+    return (a - b - c) * p.p + c;
+  } else {
+    if constexpr (kOverlap == kSquared) return (a - b - c) * p.p + Compute(2) * c * t;
+    const Compute d = apart(p, t);
+    return d < Compute(0) ? c : (d > Compute(0) ? a - b : Compute(0.5) * (a - b + c));
+  }
+}
+
+// The target of a class as a number. Labels are compared, and nothing is stored.
+template <class Program, class Classes>
+__device__ __forceinline__ typename Program::Compute target_of(const Classes& classes, const VoxelTarget& target, int c,
+                                                               int i) {
+  using Compute = typename Program::Compute;
+  if constexpr (Program::kDense) return classes.target(c, i);
+  return c == target.label ? Compute(1) : Compute(0);
+}
+
+// The loss of a voxel and its share of the divisor of a mean.
+template <class Compute>
+struct VoxelCost {
+  Compute value;
+  Compute count;
+};
+
+// What the loss of a label under a softmax leaves for the gradient.
+template <class Program, class Classes>
+__device__ __forceinline__ RowResult<typename Program::Compute> voxel_row(const Program& program,
+                                                                          const Classes& classes,
+                                                                          const VoxelSoftmax<Program>& softmax,
+                                                                          int label, int i) {
+  using Compute = typename Program::Compute;
+  RowSums<Compute, Program::kSmoothed> sums;
+  sums.softmax.max_logit = softmax.max_logit;
+  sums.softmax.exp_sum = softmax.others;
+  sums.weighted_gap = sums.weight_sum = Compute(0);
+  Compute z = Compute(0);
+  if constexpr (Program::kLabelApart) z = softmax.label_logit;
+#pragma unroll(Program::kUnroll)
+  for (int c = 0; c < (Program::kLabelApart ? 0 : program.classes()); ++c) {
+    // Read in front of the comparison: behind it the index would be the label, and the array in local memory.
+    const Compute x = force_computed(classes.input(c, i));
+    z = c == label ? x : z;
+  }
+  if constexpr (Program::kSmoothed) {
+#pragma unroll(Program::kUnroll)
+    for (int c = 0; c < program.classes(); ++c) {
+      const Compute weight = program.weight(c);
+      sums.weight_sum += weight;
+      sums.weighted_gap += is_zero(weight) ? Compute(0) : weight * (z - classes.input(c, i));
+    }
+  }
+  return row_result<Program::kSmoothed>(program.loss, z, sums, program.weight(label), program.space.classes);
+}
+
+// log p_c, given the softmax.
+template <class Program, class Classes>
+__device__ __forceinline__ typename Program::Compute log_probability(const Classes& classes,
+                                                                     const VoxelSoftmax<Program>& softmax, int c, int i,
+                                                                     typename Program::Compute log_sum) {
+  return (classes.input(c, i) - softmax.max_logit) - log_sum;
+}
+
+template <class Program>
+__device__ __forceinline__ typename Program::Compute log_of_sum(const VoxelSoftmax<Program>& softmax) {
+  using Compute = typename Program::Compute;
+  // The largest exponential is 1.
+  return scalar_log1p(Program::kDense ? softmax.others : softmax.sum - Compute(1));
+}
+
+template <class Program, class Classes>
+__device__ __forceinline__ VoxelCost<typename Program::Compute> voxel_cost(const Program& program,
+                                                                           const Classes& classes,
+                                                                           const VoxelSoftmax<Program>& softmax,
+                                                                           const VoxelTarget& target, int i) {
+  using Compute = typename Program::Compute;
+  if constexpr (Program::kVoxel == kRow) {
+    const Compute value = voxel_row(program, classes, softmax, target.label, i).value;
+    return {value, Program::Loss::kOfWeights ? program.weight(target.label) : Compute(1)};
+  } else {
+    Compute total = Compute(0);
+    Compute log_sum = Compute(0);
+    if constexpr (Program::kVoxel == kTerm) log_sum = log_of_sum(softmax);
+#pragma unroll(Program::kUnroll)
+    for (int c = 0; c < program.classes(); ++c) {
+      const auto t = variable<0u, 1>(target_of<Program>(classes, target, c, i));
+      const auto weight = variable<0u, 2>(program.weight(c));
+      const Compute first =
+          Program::kVoxel == kTerm ? log_probability(classes, softmax, c, i, log_sum) : classes.input(c, i);
+      total += program.loss(variable<0u, 0>(first), t, weight, variable<0u, 3>(Compute(program.space.classes))).value;
+    }
+    return {total, Program::kVoxel == kElement ? Compute(program.space.classes) : Compute(1)};
+  }
+}

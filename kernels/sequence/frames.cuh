@@ -1,0 +1,485 @@
+// CTC: frames, once the recursion has left its posteriors, and the loss of each sample.
+//
+//   lse[t, n] = log sum_c exp x[t, n, c]
+//   loss_n    = sum_t lse[t, n] - log Z_n            lse is left out for log-probabilities
+//   gradient  = scale_n (softmax[t, n, c] - occ[t, n, c])
+//
+// 1. read_frames: a warp per frame finds the largest logit, and the sum of the others' exponentials relative to it: so
+//    one minus the largest probability keeps its digits. Online: each logit is read once.
+// 2. finish_sample: a block per sample adds Z in double, in the order of threads, and log-sum-exps; the block that
+//    arrives last adds the losses in the order of samples.
+// 3. write_gradient: a warp per frame. Posteriors are divided by the frame's own sum. Every class is written once; the
+//    distinct labels, and the blank, once more: the thread at the first occurrence of a class adds its posteriors in
+//    the order of positions. Where one class has more than half of softmax and of occ, its gradient is (the others'
+//    occ) - (the others' softmax).
+//
+// Traffic: x read by 1 and again by 3, the gradient written, posteriors read.
+#pragma once
+#include "core/reduce.cuh"
+#include "core/speculative_grad.cuh"
+#include "sequence/recursion.cuh"
+#include "softmax/row_ptx.cuh"
+
+__device__ __forceinline__ float infinity(float) {
+  return __uint_as_float(0x7f800000u);
+}
+__device__ __forceinline__ double infinity(double) {
+  return __longlong_as_double(0x7ffLL << 52);
+}
+__device__ __forceinline__ float not_a_number(float) {
+  return __uint_as_float(0x7fc00000u);
+}
+__device__ __forceinline__ double not_a_number(double) {
+  return __longlong_as_double(0xfffLL << 51);
+}
+
+__device__ __forceinline__ float exp_below(float x) {
+  return exp2_ftz(x * 1.4426950408889634f);
+}
+__device__ __forceinline__ double exp_below(double x) {
+  return exp(x);
+}
+
+// A logit as the recursion sees it: infinite or NaN beyond kLargestLogit.
+template <class Compute, class Storage>
+__device__ __forceinline__ Compute logit(Storage stored) {
+  const Compute x = widen<Compute>(stored), limit = static_cast<Compute>(kLargestLogit);
+  if (x < -limit) return -infinity(Compute(0));
+  return x > limit ? not_a_number(x) : x;
+}
+
+// One more logit, online. NaN stays in `others`.
+template <class Compute>
+__device__ __forceinline__ void add_logit(FrameSum<Compute>& sum, Compute x, int64 at) {
+  const Compute difference = x - sum.largest, e = exp_below(difference > Compute(0) ? -difference : difference);
+  const bool larger = difference > Compute(0);
+  sum.others = larger ? (sum.others + Compute(1)) * e : sum.others + e;
+  sum.largest = larger ? x : sum.largest;
+  sum.at = larger ? at : sum.at;
+}
+
+// Both frames' logits together, with the same result whichever comes first.
+template <class Compute>
+__device__ __forceinline__ FrameSum<Compute> joined(const FrameSum<Compute>& a, const FrameSum<Compute>& b) {
+  const Compute difference = b.largest - a.largest;
+  const bool second = difference > Compute(0) || (difference == Compute(0) && b.at < a.at);
+  const Compute e = exp_below(difference > Compute(0) ? -difference : difference);
+  FrameSum<Compute> all = second ? b : a;
+  const Compute fewer = second ? a.others : b.others;
+  all.others = all.others + (fewer + Compute(1)) * e;
+  return all;
+}
+
+// True if a row can be read and written by vectors of 16 bytes.
+template <class Storage>
+__device__ __forceinline__ bool is_vector(const Storage* row, int64 step) {
+  return step == 1 && reinterpret_cast<unsigned long long>(row) % 16 == 0;
+}
+// The logits are read again by the gradient pass: without a hint.
+template <int kVec, class Storage>
+__device__ __forceinline__ Pack<Storage, kVec> load_vector(const Storage* from) {
+  Pack<Storage, kVec> pack;
+  *reinterpret_cast<uint4*>(&pack) = *reinterpret_cast<const uint4*>(from);
+  return pack;
+}
+
+// Finds the sums of a frame, by a warp. Preconditions: all lanes of the warp.
+template <class Compute, class Storage>
+__device__ __forceinline__ void read_frame(const Sequences& shape, const Storage* x, const Sample& sample, int64 n,
+                                           int64 t, FrameSum<Compute>* sums, unsigned* broken) {
+  constexpr int kVec = 16 / sizeof(Storage), kAhead = 4;
+  const int lane = threadIdx.x % 32;
+  const Storage* const row = x + shape.x_offset(n) + t * shape.x_frame;
+  // Finite, so that no difference of two of them is NaN.
+  FrameSum<Compute> sum = {static_cast<Compute>(-3e38f), Compute(0), 0};
+  int64 c = lane;
+  if (is_vector(row, shape.x_class)) {
+    const int64 vectors = shape.classes / kVec;
+    int64 v = lane;
+    for (; v + 32 * (kAhead - 1) < vectors; v += 32 * kAhead) {
+      Pack<Storage, kVec> raw[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) raw[i] = load_vector<kVec>(row + (v + 32 * i) * kVec);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) add_logit(sum, logit<Compute>(raw[i].element[k]), (v + 32 * i) * kVec + k);
+      }
+    }
+    for (; v < vectors; v += 32) {
+      const Pack<Storage, kVec> raw = load_vector<kVec>(row + v * kVec);
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) add_logit(sum, logit<Compute>(raw.element[k]), v * kVec + k);
+    }
+    c = vectors * kVec + lane;
+  }
+  for (; c < shape.classes; c += 32) add_logit(sum, logit<Compute>(row[c * shape.x_class]), c);
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    const FrameSum<Compute> other = {__shfl_xor_sync(0xffffffffu, sum.largest, offset),
+                                     __shfl_xor_sync(0xffffffffu, sum.others, offset),
+                                     __shfl_xor_sync(0xffffffffu, sum.at, offset)};
+    sum = joined(sum, other);
+  }
+  if (lane == 0) {
+    sums[n * shape.frames + t] = sum;
+    if (sum.others != sum.others) atomicOr(broken + n, kNanLogit);
+  }
+}
+
+// Frames of a sample that a block takes together.
+constexpr int kFrames = 16;
+
+// Runs of kFrames frames of a sample.
+__device__ __forceinline__ unsigned runs_of(const Sequences& shape) {
+  return (static_cast<unsigned>(shape.frames) + kFrames - 1) / kFrames;
+}
+
+// The frames of runs `block`, `block` + `blocks`, ... of all samples, a warp to a frame.
+template <class Compute, class Storage>
+__device__ __forceinline__ void read_frames(const Sequences& shape, const Storage* x, const Sample* samples,
+                                            FrameSum<Compute>* sums, unsigned* broken, unsigned block,
+                                            unsigned blocks) {
+  const unsigned runs = runs_of(shape), all = runs * static_cast<unsigned>(shape.samples);
+  for (unsigned i = block; i < all; i += blocks) {
+    const int64 n = i / runs, first = static_cast<int64>(i % runs) * kFrames;
+    const Sample sample = samples[n];
+    const int64 end = min(first + kFrames, static_cast<int64>(sample.frames));
+    for (int64 t = first + threadIdx.x / 32; t < end; t += blockDim.x / 32) {
+      read_frame(shape, x, sample, n, t, sums, broken);
+    }
+  }
+}
+
+// What the meeting says of a sample that runs. Z = `total` 2^`exponent`. Preconditions: all threads of a block, which
+// is a power of two from 32 to 1024; it ends in a barrier. The result is thread 0's.
+template <class Mantissa>
+__device__ __forceinline__ double alignments(const StoredNumber<Mantissa>* alpha, const StoredNumber<Mantissa>* beta,
+                                             const int* labels, int size, int64& exponent) {
+  exponent = largest_exponent(alpha, beta, labels, size);
+  double total = 0.0;
+  for (int j = threadIdx.x; j < size; j += blockDim.x) {
+    const MeetingTerms<Mantissa> terms = meeting_terms(alpha, beta, labels, size, j);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const int64 e = joint_exponent(terms.of[i], terms.of[i + 1]);
+      const double product = static_cast<double>(terms.of[i].m) * static_cast<double>(terms.of[i + 1].m);
+      if (e != kNoExponent)
+        total += product * power_of_two(static_cast<int>(max(e - exponent, static_cast<int64>(-1023))), 0.0);
+    }
+  }
+  total = block_sum(total);
+  __syncthreads();
+  return total;
+}
+
+// The loss of sample n in `losses`, weighted and divided by its labels if it averages, and in `values` if that is not
+// null; its final outcome in `outcomes`. The block that comes last adds the losses up. Preconditions: blocks of 128
+// threads; one block for each sample.
+template <bool kLogits, class Mantissa, class Result>
+__device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, const Sample* samples, const int* labels,
+                                              const StoredNumber<Mantissa>* meeting, const FrameSum<Mantissa>* sums,
+                                              const unsigned* broken, double* losses, Result* values, Result* value,
+                                              double multiple, const double* count, unsigned* ticket) {
+  __shared__ bool last;
+  const Sample sample = samples[n];
+  double loss = 0.0;
+  if (sample.outcome == kRuns) {
+    int64 exponent;
+    const StoredNumber<Mantissa>* const alpha = meeting + 2 * sample.first;
+    const StoredNumber<Mantissa>* const beta = meeting + 2 * (shape.positions + sample.first);
+    const double z = alignments(alpha, beta, labels + sample.first, sample.labels + 1, exponent);
+    double rows = 0.0;
+    if constexpr (kLogits) {
+      for (int64 t = threadIdx.x; t < sample.frames; t += blockDim.x) {
+        const FrameSum<Mantissa> sum = sums[n * shape.frames + t];
+        rows += static_cast<double>(sum.largest) + log1p(static_cast<double>(sum.others));
+      }
+      rows = block_sum(rows);
+      __syncthreads();
+    }
+    loss = rows - (0.6931471805599453 * static_cast<double>(exponent) + log(z));
+    if (kLogits && loss < 0.0) loss = 0.0;
+    if (exponent == kNoExponent) loss = shape.zero_infinity != 0 ? 0.0 : infinity(0.0);
+  } else if (sample.outcome == kImpossible) {
+    loss = shape.zero_infinity != 0 ? 0.0 : infinity(0.0);
+  } else if (sample.outcome == kBad) {
+    loss = not_a_number(0.0);
+  }
+  if (kLogits && sample.outcome != kBad && sample.outcome != kSkipped && (broken[n] & kNanLogit) != 0u)
+    loss = not_a_number(0.0);
+  if (threadIdx.x == 0) {
+    if (sample.outcome != kSkipped) loss = (loss + 0.0) * sample.weight;
+    if (values != nullptr) values[n] = Narrow<Result>::from(loss);
+    if (shape.averages != 0 && sample.labels > 1) loss /= static_cast<double>(sample.labels);
+    losses[n] = loss;
+  }
+  if (value == nullptr) return;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const unsigned limit = static_cast<unsigned>(shape.samples - 1);
+    last = increment_and_synchronize(ticket, limit) == limit;
+  }
+  __syncthreads();
+  if (!last) return;
+  const double total = sum_partials(losses, shape.samples);
+  if (threadIdx.x == 0) {
+    const double divisor = count == nullptr ? multiple : multiple * __ldcg(count);
+    *value = Narrow<Result>::from(total / divisor);
+  }
+}
+
+// The gradient of frame t of sample n, by a warp. `posteriors` are those of the recursion. kPlain: 0 but for labels;
+// kOfLogits: plus exp(x); kSoftmax: plus softmax.
+enum GradientKind { kPlain, kOfLogits, kSoftmax };
+constexpr int kKept = 4;
+
+template <GradientKind kKind, class Mantissa, class Storage>
+__device__ __forceinline__ void write_frame(const Sequences& shape, const Storage* x, Storage* g, const int* labels,
+                                            const unsigned* links, const StoredNumber<Mantissa>* posteriors, int size,
+                                            const FrameSum<Mantissa>& sum, Mantissa scale) {
+  const int lane = threadIdx.x % 32;
+  const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
+  // The class that has more than half of softmax, or none.
+  const int64 likely = kKind == kSoftmax && sum.others < Mantissa(1) ? sum.at : -1;
+  auto probability = [&](Storage stored) -> Mantissa {
+    const Mantissa z = logit<Mantissa>(stored);
+    if constexpr (kKind == kSoftmax) return exp_below(z - sum.largest) * inverse;
+    if constexpr (kKind == kOfLogits) return static_cast<Mantissa>(exp(z));
+    return Mantissa(0);
+  };
+  auto before = [&](int64 c) -> Mantissa {
+    if constexpr (kKind == kPlain) return Mantissa(0);
+    return probability(x[c * shape.x_class]);
+  };
+  // A lane has positions lane, lane + 32, ...: the first kKept of them in registers.
+  Mantissa kept[kKept], of_blank = 0, of_labels = 0, of_others = 0;
+  auto add = [&](int j) -> Mantissa {
+    const Mantissa blank = posteriors[j].m;
+    const Mantissa label = j < size - 1 ? posteriors[size + j].m : Mantissa(0);
+    of_blank += blank;
+    of_labels += label;
+    if (likely >= 0) {
+      of_others += likely != shape.blank ? blank : Mantissa(0);
+      of_others += j < size - 1 && labels[j] != likely ? label : Mantissa(0);
+    }
+    return label;
+  };
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) kept[i] = lane + 32 * i < size ? add(lane + 32 * i) : Mantissa(0);
+  for (int j = lane + 32 * kKept; j < size; j += 32) add(j);
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    of_blank += __shfl_xor_sync(0xffffffffu, of_blank, offset);
+    of_labels += __shfl_xor_sync(0xffffffffu, of_labels, offset);
+  }
+  if (likely >= 0) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) of_others += __shfl_xor_sync(0xffffffffu, of_others, offset);
+  }
+  const Mantissa share = Mantissa(1) / (of_blank + of_labels);
+  constexpr int kVec = 16 / sizeof(Storage);
+  int64 done = 0;
+  if (is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
+    const int64 vectors = shape.classes / kVec;
+#pragma unroll 2
+    for (int64 v = lane; v < vectors; v += 32) {
+      Mantissa found[kVec];
+      Pack<Storage, kVec> raw;
+      if constexpr (kKind != kPlain) raw = load_vector<kVec>(x + v * kVec);
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) {
+        found[k] = Mantissa(0);
+        if constexpr (kKind != kPlain) found[k] = probability(raw.element[k]) * scale;
+      }
+      store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
+    }
+    done = vectors * kVec;
+  }
+  for (int64 c = done + lane; c < shape.classes; c += 32) {
+    g[c * shape.g_class] = Narrow<Storage>::from(kKind == kPlain ? Mantissa(0) : before(c) * scale);
+  }
+  // The rest of softmax, and of occ, for the class that has most of both.
+  auto write = [&](int64 c, Mantissa of_class) {
+    const Mantissa occ = of_class * share;
+    Mantissa found = before(c) - occ;
+    if (c == likely && occ > Mantissa(0.5)) found = of_others * share - sum.others * inverse;
+    g[c * shape.g_class] = Narrow<Storage>::from(found * scale);
+  };
+  // The first occurrence of a class adds the others.
+  auto write_label = [&](int j, Mantissa of_class) {
+    unsigned link = links[j];
+    if (link & kEarlier) return;
+    while (link != 0u) {
+      const int next = static_cast<int>(link) - 1;
+      of_class += posteriors[size + next].m;
+      link = links[next] & ~kEarlier;
+    }
+    write(labels[j], of_class);
+  };
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    if (lane + 32 * i < size - 1) write_label(lane + 32 * i, kept[i]);
+  }
+  for (int j = lane + 32 * kKept; j < size - 1; j += 32) write_label(j, posteriors[size + j].m);
+  if (lane == 0) write(shape.blank, of_blank);
+}
+
+// What a block shares about a sample of few labels in frames of few classes: the position of the first label of each
+// class, plus one, or 0, with kRepeated if there are more; and the posteriors of labels in the frame of each warp.
+constexpr int kShortClasses = 1024;
+constexpr unsigned kRepeated = 0x80000000u;
+template <class Mantissa>
+struct ShortFrames {
+  static constexpr int kLabels = 2048 / static_cast<int>(sizeof(Mantissa));
+  static constexpr int kWarps = 4;
+  alignas(16) unsigned head[kShortClasses];
+  Mantissa row[kWarps][kLabels];
+
+  // Precondition: all threads of the block, before any reads `head`.
+  __device__ __forceinline__ void begin(const Sequences& shape, const int* labels, const unsigned* links, int count) {
+    for (int c = threadIdx.x; c < shape.classes; c += blockDim.x) head[c] = 0u;
+    __syncthreads();
+    for (int j = threadIdx.x; j < count; j += blockDim.x) {
+      const unsigned link = links[j];
+      if ((link & kEarlier) == 0u) head[labels[j]] = (j + 1u) | (link != 0u ? kRepeated : 0u);
+    }
+    __syncthreads();
+  }
+};
+
+// The same as write_frame, in one pass over the classes: each is written once. Bits are the same, too.
+template <GradientKind kKind, class Mantissa, class Storage>
+__device__ __forceinline__ void write_short_frame(const Sequences& shape, const Storage* x, Storage* g,
+                                                  const int* labels, const unsigned* links, const unsigned* head,
+                                                  Mantissa* row, const StoredNumber<Mantissa>* posteriors, int size,
+                                                  const FrameSum<Mantissa>& sum, Mantissa scale) {
+  const int lane = threadIdx.x % 32, classes = static_cast<int>(shape.classes);
+  const int blank = static_cast<int>(shape.blank);
+  const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
+  const int likely = kKind == kSoftmax && sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
+  Mantissa of_blank = 0, of_labels = 0, of_others = 0;
+  __syncwarp();  // the row is still read
+  for (int j = lane; j < size; j += 32) {
+    of_blank += posteriors[j].m;
+    if (j < size - 1) {
+      const Mantissa label = posteriors[size + j].m;
+      row[j] = label;
+      of_labels += label;
+      if (likely >= 0) of_others += labels[j] != likely ? label : Mantissa(0);
+    }
+  }
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    of_blank += __shfl_xor_sync(0xffffffffu, of_blank, offset);
+    of_labels += __shfl_xor_sync(0xffffffffu, of_labels, offset);
+  }
+  if (likely >= 0) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) of_others += __shfl_xor_sync(0xffffffffu, of_others, offset);
+    if (likely != blank) of_others += of_blank;
+  }
+  const Mantissa share = Mantissa(1) / (of_blank + of_labels);
+  __syncwarp();
+  auto gradient = [&](int c, unsigned first, Storage stored) -> Mantissa {
+    Mantissa before = 0;
+    if constexpr (kKind == kSoftmax) before = exp_below(logit<Mantissa>(stored) - sum.largest) * inverse;
+    if constexpr (kKind == kOfLogits) before = static_cast<Mantissa>(exp(logit<Mantissa>(stored)));
+    Mantissa occ = c == blank ? of_blank : Mantissa(0);
+    if (first != 0u) {
+      int at = static_cast<int>(first & ~kRepeated) - 1;
+      occ = row[at];
+      if (first & kRepeated) {
+        for (unsigned link = links[at]; (link & ~kEarlier) != 0u; link = links[at]) {
+          at = static_cast<int>(link & ~kEarlier) - 1;
+          occ += row[at];
+        }
+      }
+    }
+    occ *= share;
+    const Mantissa rest = of_others * share - sum.others * inverse;
+    return (c == likely && occ > Mantissa(0.5) ? rest : before - occ) * scale;
+  };
+  constexpr int kVec = 16 / sizeof(Storage);
+  int done = 0;
+  if (classes >= 32 * kVec && is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
+    for (int v = lane; v < classes / kVec; v += 32) {
+      Pack<Storage, kVec> raw = {};
+      if constexpr (kKind != kPlain) raw = load_vector<kVec>(x + v * kVec);
+      Mantissa found[kVec];
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) found[k] = gradient(v * kVec + k, head[v * kVec + k], raw.element[k]);
+      store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
+    }
+    done = classes / kVec * kVec;
+  }
+  for (int c = done + lane; c < classes; c += 32) {
+    Storage raw = Storage();
+    if constexpr (kKind != kPlain) raw = x[c * shape.x_class];
+    g[c * shape.g_class] = Narrow<Storage>::from(gradient(c, head[c], raw));
+  }
+}
+
+// True if sample n has alignments, as the recursion has found at the meeting. `is_nan` if its loss is, for a reason
+// among `reasons`.
+__device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sample& sample, const unsigned* broken,
+                                               int64 n, unsigned reasons, bool& is_nan) {
+  const unsigned found = broken[n] | broken[shape.samples + n];
+  is_nan = sample.outcome != kBad && sample.outcome != kSkipped && (found & reasons) != 0u;
+  return sample.outcome == kRuns && (found & kNoAlignment) == 0u;
+}
+
+// The gradient of run `block` of frames, for grad_output of the sample over the divisor.
+//
+// Preconditions: blocks of 128 threads.
+template <GradientKind kKind, class Mantissa, class Storage, class Result>
+__device__ __forceinline__ void write_gradient(const Sequences& shape, const Storage* x, Storage* g,
+                                               const Sample* samples, const int* labels, const unsigned* links,
+                                               const StoredNumber<Mantissa>* lattice, const FrameSum<Mantissa>* sums,
+                                               const unsigned* broken, const Result* grad_output, const double* used,
+                                               int64 per_sample, double multiple, const double* count, unsigned block) {
+  const unsigned runs = runs_of(shape);
+  const int64 n = block / runs, first = static_cast<int64>(block % runs) * kFrames;
+  const int64 end = min(first + kFrames, shape.frames);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  const Sample sample = samples[n];
+  const double divisor = count == nullptr ? multiple : multiple * __ldcg(count);
+  double scale = grad_output == nullptr ? *used : widen<double>(grad_output[per_sample != 0 ? n : 0]);
+  // A mean of nothing has no gradient.
+  scale = divisor == 0.0 ? 0.0 : scale * sample.weight / divisor;
+  if (shape.averages != 0 && sample.labels > 1) scale /= static_cast<double>(sample.labels);
+  bool is_nan;
+  const bool exists =
+      has_alignments(shape, sample, broken, n, kKind == kSoftmax ? kNanLogit | kNanLoss : kNanLoss, is_nan);
+  const int size = sample.labels + 1;
+  const int64 x_offset = shape.x_offset(n), g_offset = shape.g_offset(n);
+  using Short = ShortFrames<Mantissa>;
+  __shared__ Short few;
+  const bool is_short = shape.classes <= kShortClasses && size <= Short::kLabels;
+  if (is_short && exists && first < sample.frames) {
+    few.begin(shape, labels + sample.first, links + sample.first, size - 1);
+  }
+  for (int64 t = first + warp; t < end; t += warps) {
+    Storage* const row = g + g_offset + t * shape.g_frame;
+    if (t < sample.frames && exists && !is_nan) {
+      FrameSum<Mantissa> sum = {Mantissa(0), Mantissa(0), 0};
+      if constexpr (kKind == kSoftmax) sum = sums[n * shape.frames + t];
+      const StoredNumber<Mantissa>* const posteriors =
+          lattice + 2 * (sample.first * shape.frames + t * static_cast<int64>(size));
+      const Storage* const logits = x + x_offset + t * shape.x_frame;
+      const int* const own = labels + sample.first;
+      const unsigned* const next = links + sample.first;
+      if (is_short) {
+        write_short_frame<kKind>(shape, logits, row, own, next, few.head, few.row[warp], posteriors, size, sum,
+                                 static_cast<Mantissa>(scale));
+      } else {
+        write_frame<kKind>(shape, logits, row, own, next, posteriors, size, sum, static_cast<Mantissa>(scale));
+      }
+    } else {
+      const bool nan = is_nan && t < sample.frames;
+      const Storage fill = Narrow<Storage>::from(nan ? not_a_number(Mantissa(0)) : Mantissa(0));
+      for (int64 c = lane; c < shape.classes; c += 32) row[c * shape.g_class] = fill;
+    }
+  }
+}

@@ -1,0 +1,257 @@
+// CTC: what its kernels share. Sizes, strides and buffers of a call, the samples as they are found to be, and the
+// first kernel, which prepares them.
+//
+//   samples n = 0 .. N - 1 (of all batches), frames t < T_n, labels j < S_n, positions j = 0 .. S_n; each position
+//   holds the blank before label j, and label j. Positions of all samples stand one after another in every buffer.
+//
+// prepare_sample, a block per sample:
+//
+// 1. Reads the lengths, mask and weight, and decides whether the sample counts and what can be said already.
+// 2. Copies its labels as 32-bit integers, and checks them. A label that is no class, or blank, is reported through the
+//    device's status words, and never indexes memory.
+// 3. Links each label to its next occurrence, by which the gradient pass adds the posteriors of a class in the order of
+//    positions.
+//
+// Traffic: labels, read once, and 8 bytes written for each. Reads of lengths: N by every sample of concatenated
+// targets.
+#pragma once
+#include "core/reduce.cuh"
+#include "core/types.cuh"
+#include "sequence/extended.cuh"
+
+// Sizes and strides of a call: a kernel parameter, made by the plan.
+struct Sequences {
+  int64 samples, inner;         // of all batches; of one batch
+  int64 frames, classes, room;  // T, C, labels that the targets of a sample (of a batch, if concatenated) have room for
+  int64 blank, concatenated, positions;                              // number of positions of all samples
+  int64 x_outer, x_inner, x_frame, x_class;                          // strides of the first operand, in elements
+  int64 g_outer, g_inner, g_frame, g_class;                          // of its gradient
+  int64 of_targets, of_input_lengths, of_target_lengths, of_weight;  // dtypes of arrays, see load_integer, load_weight
+  int64 averages, zero_infinity;  // whether the loss of a sample is divided by its labels; 0 for inf
+  int64 site;                     // number of the first of four reports, in the order of Report
+  int64 bands, column;            // blocks that share a direction of a sample; numbers that one passes to the next
+  int64 buffer[8];                // where the buffers of a call begin in its memory, in bytes, in the order of Buffers
+
+  // Divisions of 32 bits: those of 64 are calls, around which registers are spilled.
+  __device__ __forceinline__ unsigned batch_of(int64 sample) const {
+    return static_cast<unsigned>(sample) / static_cast<unsigned>(inner);
+  }
+  __device__ __forceinline__ int64 x_offset(int64 sample) const {
+    const int64 batch = batch_of(sample);
+    return batch * x_outer + (sample - batch * inner) * x_inner;
+  }
+  __device__ __forceinline__ int64 g_offset(int64 sample) const {
+    const int64 batch = batch_of(sample);
+    return batch * g_outer + (sample - batch * inner) * g_inner;
+  }
+};
+
+// A NaN among the logits of a frame; one among the emissions of blank and labels; what the meeting says of the loss.
+constexpr unsigned kNanLogit = 1u, kNanEmission = 2u, kNanLoss = 4u, kNoAlignment = 8u;
+// In a link: there is an earlier occurrence of the class.
+constexpr unsigned kEarlier = 0x80000000u;
+
+// What can be said of a sample. kRuns: the recursion decides.
+enum Outcome { kRuns, kSkipped, kBad, kImpossible, kTrivial, kNan };
+enum Report { kLabel, kInputLength, kTargetLength, kTotalLength };
+
+struct alignas(16) Sample {
+  int64 first;  // its first position
+  int frames, labels;
+  int outcome, unused;
+  double weight;  // 1 without weights
+};
+
+// The largest logit of a frame, its class, and the sum of the exponentials of all others relative to it.
+template <class Compute>
+struct FrameSum {
+  Compute largest, others;
+  int64 at;
+};
+
+// The buffers of a call, in its memory: first the grad_output that gradients are written for, and the ticket.
+template <class Compute>
+struct Buffers {
+  double* used;
+  unsigned* ticket;
+  Sample* samples;
+  int* labels;                     // by position
+  unsigned* links;                 // by position
+  unsigned* broken;                // whether a frame of the sample has a NaN among its logits
+  StoredNumber<Compute>* meeting;  // rows of alpha's products, then beta's: blanks and labels of all positions
+  FrameSum<Compute>* sums;         // by sample and frame
+  double* losses;
+  StoredNumber<Compute>* columns;  // by direction, band and frame
+  unsigned* started;               // blocks of each half
+
+  __device__ __forceinline__ Buffers(char* memory, const Sequences& shape)
+      : used(reinterpret_cast<double*>(memory)),
+        ticket(reinterpret_cast<unsigned*>(memory + 8)),
+        samples(reinterpret_cast<Sample*>(memory + shape.buffer[0])),
+        labels(reinterpret_cast<int*>(memory + shape.buffer[1])),
+        links(reinterpret_cast<unsigned*>(memory + shape.buffer[2])),
+        broken(reinterpret_cast<unsigned*>(memory + shape.buffer[3])),
+        meeting(reinterpret_cast<StoredNumber<Compute>*>(memory + shape.buffer[4])),
+        sums(reinterpret_cast<FrameSum<Compute>*>(memory + shape.buffer[5])),
+        losses(reinterpret_cast<double*>(memory + shape.buffer[6])),
+        columns(reinterpret_cast<StoredNumber<Compute>*>(memory + shape.buffer[7])),
+        started(reinterpret_cast<unsigned*>(memory + 16)) {
+  }
+};
+
+// The device's status words (softmax/rows.cuh has the same).
+struct SequenceStatus {
+  unsigned code;  // 0 nothing, 1 about to be written, 2 complete
+  unsigned unused;
+  int64 place, value, limit, site;
+};
+
+__device__ __forceinline__ void report(SequenceStatus* status, int64 site, int64 place, int64 value, int64 limit) {
+  if (status == nullptr || atomicCAS(&status->code, 0u, 1u) != 0u) return;
+  status->place = place;
+  status->value = value;
+  status->limit = limit;
+  status->site = site;
+  __threadfence_system();
+  atomicExch(&status->code, 2u);
+}
+
+// Element `i` of an array of integers: bytes of an element, negative if it has no sign.
+__device__ __forceinline__ int64 load_integer(const void* array, int64 dtype, int64 i) {
+  if (dtype == 8) return static_cast<const int64*>(array)[i];
+  if (dtype == 4) return static_cast<const int*>(array)[i];
+  if (dtype == 2) return static_cast<const short*>(array)[i];
+  if (dtype == 1) return static_cast<const signed char*>(array)[i];
+  return static_cast<const unsigned char*>(array)[i];
+}
+
+// Element `i` of an array of numbers: 8 and 4 for double and float, 2 for half, 3 for bfloat16.
+__device__ __forceinline__ double load_weight(const void* array, int64 dtype, int64 i) {
+  if (dtype == 8) return static_cast<const double*>(array)[i];
+  if (dtype == 4) return static_cast<const float*>(array)[i];
+  if (dtype == 2) return widen<double>(static_cast<const half_t*>(array)[i]);
+  return widen<double>(static_cast<const bfloat16_t*>(array)[i]);
+}
+
+// True if the gradient that forward wrote for the grad_output `used` is that for the true one: backward has nothing to
+// do. Without `grad_output` this is forward, without `used` nothing was written.
+template <class Result>
+__device__ __forceinline__ bool is_fresh(const Result* grad_output, const double* used) {
+  if (grad_output == nullptr || used == nullptr) return false;
+  return __double_as_longlong(widen<double>(*grad_output)) == __double_as_longlong(*used);
+}
+
+// Label products on their way from the block of one band of positions to that of the next. Each word says itself that
+// it has arrived: before, it is kAbsent, which no number is, and the reader leaves it so for the next launch.
+constexpr unsigned long long kAbsent = 0xfff80000dead0000ull;
+
+// Empties the columns, of so many words. Preconditions: blocks behind those of the samples.
+__device__ __forceinline__ void empty_columns(const Sequences& shape, unsigned long long* words, int64 count) {
+  const int64 step = (gridDim.x - shape.samples) * blockDim.x;
+  for (int64 i = (blockIdx.x - shape.samples) * blockDim.x + threadIdx.x; i < count; i += step) words[i] = kAbsent;
+}
+
+// Prepares sample blockIdx.x. Preconditions: blocks of 256 threads, one per sample. `expected` may be null; `used` gets
+// the grad_output that gradients are written for.
+__device__ __forceinline__ void prepare_sample(const Sequences& shape, const void* targets, const void* input_lengths,
+                                               const void* target_lengths, const void* weights, const bool* mask,
+                                               const double* expected, double* used, Sample* samples, int* labels,
+                                               unsigned* broken, unsigned* ticket, unsigned* started,
+                                               SequenceStatus* status) {
+  const int64 n = blockIdx.x, group = shape.batch_of(n), batch = group * shape.inner;
+  __shared__ int64 totals[2];
+  __shared__ int out_of_range;
+  if (threadIdx.x == 0) {
+    totals[0] = totals[1] = 0;
+    out_of_range = 0;
+    broken[n] = broken[shape.samples + n] = 0;
+    if (n == 0) {
+      *ticket = started[0] = started[1] = 0;
+      *used = expected == nullptr ? 1.0 : __ldcg(expected);
+    }
+  }
+  __syncthreads();
+  if (shape.concatenated != 0) {
+    // Integers, so that the order of additions does not matter.
+    unsigned long long before = 0, all = 0;
+    bool out = false;
+    for (int64 i = threadIdx.x; i < shape.inner; i += blockDim.x) {
+      const int64 length = load_integer(target_lengths, shape.of_target_lengths, batch + i);
+      out = out || length < 0 || length > shape.room;
+      all += static_cast<unsigned long long>(length);
+      if (batch + i < n) before += static_cast<unsigned long long>(length);
+    }
+    atomicAdd(reinterpret_cast<unsigned long long*>(totals), before);
+    atomicAdd(reinterpret_cast<unsigned long long*>(totals) + 1, all);
+    if (out) atomicOr(&out_of_range, 1);
+  }
+  __syncthreads();
+  Sample sample;
+  const int64 before = totals[0];
+  sample.weight = weights == nullptr ? 1.0 : load_weight(weights, shape.of_weight, n);
+  const bool counts = (mask == nullptr || mask[n]) && sample.weight != 0.0;
+  const int64 frames = input_lengths == nullptr ? shape.frames : load_integer(input_lengths, shape.of_input_lengths, n);
+  const int64 count = target_lengths == nullptr ? shape.room : load_integer(target_lengths, shape.of_target_lengths, n);
+  const bool wrong_frames = frames < 0 || frames > shape.frames, wrong_count = count < 0 || count > shape.room;
+  const bool uneven = shape.concatenated != 0 && (out_of_range != 0 || totals[1] != shape.room);
+  sample.outcome = kRuns;
+  if (!counts) {
+    sample.outcome = kSkipped;
+  } else if (wrong_frames || wrong_count || uneven) {
+    sample.outcome = kBad;
+    if (threadIdx.x == 0) {
+      if (wrong_frames) {
+        report(status, shape.site + kInputLength, n, frames, shape.frames);
+      } else if (wrong_count) {
+        report(status, shape.site + kTargetLength, n, count, shape.room);
+      } else {
+        report(status, shape.site + kTotalLength, n, totals[1], shape.room);
+      }
+    }
+  }
+  const bool usable = sample.outcome == kRuns;
+  const int size = usable ? static_cast<int>(count) : 0;
+  sample.first = n * (shape.room + 1);
+  int64 from = n * shape.room;
+  if (shape.concatenated != 0) {
+    sample.first = usable ? group * (shape.room + shape.inner) + before + (n - batch) : 0;
+    from = usable ? group * shape.room + before : 0;
+  }
+  int* const mine = labels + sample.first;
+  bool wrong = false;
+  for (int j = threadIdx.x; j < size; j += blockDim.x) {
+    const int64 label = load_integer(targets, shape.of_targets, from + j);
+    const bool is_class = label >= 0 && label < shape.classes && label != shape.blank;
+    if (!is_class) report(status, shape.site + kLabel, from + j, label, shape.classes);
+    wrong = wrong || !is_class;
+    mine[j] = is_class ? static_cast<int>(label) : 0;
+  }
+  if (__syncthreads_or(wrong)) sample.outcome = kBad;
+  if (sample.outcome == kRuns) {
+    if (count > frames) {
+      sample.outcome = kImpossible;
+    } else if (frames == 0) {
+      sample.outcome = kTrivial;
+    }
+  }
+  if (threadIdx.x == 0) {
+    sample.frames = sample.outcome == kBad || sample.outcome == kSkipped ? 0 : static_cast<int>(frames);
+    sample.labels = sample.outcome == kBad || sample.outcome == kSkipped ? 0 : static_cast<int>(count);
+    sample.unused = 0;
+    samples[n] = sample;
+  }
+}
+
+// Links the labels of a sample that runs. Preconditions: a block, and prepare_sample in an earlier launch.
+__device__ __forceinline__ void link_labels(const Sample& sample, const int* labels, unsigned* links) {
+  if (sample.outcome != kRuns) return;
+  const int* const mine = labels + sample.first;
+  for (int j = threadIdx.x; j < sample.labels; j += blockDim.x) {
+    const int label = mine[j];
+    int next = j + 1, earlier = j - 1;
+    while (next < sample.labels && mine[next] != label) ++next;
+    while (earlier >= 0 && mine[earlier] != label) --earlier;
+    // The next position, plus one, or 0.
+    links[sample.first + j] = (next < sample.labels ? next + 1u : 0u) | (earlier >= 0 ? kEarlier : 0u);
+  }
+}

@@ -1,0 +1,100 @@
+"""Region losses as workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from benchmarking import figures, workloads
+from benchmarking.figures import MODES, REGIONS
+from benchmarking.selection import Run
+from benchmarking.workloads import Workload
+from cupylosses import functional
+from cupylosses.engines.regions.definition import RegionLoss
+from cupylosses.testing.eager import Call
+from cupylosses.testing.regions.eager import twin
+
+
+@dataclass(frozen=True)
+class RegionWorkload(Workload):
+    """A region loss. The shapes are those of the logits, with the classes in dimension 1, and of the labels."""
+
+    Definition: ClassVar = RegionLoss
+    section = "throughput"
+
+    loss: RegionLoss
+    label: str = "int64"
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return (self.dtype, self.label)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.shapes[0]
+
+    @property
+    def values(self) -> int:
+        return 1
+
+    @property
+    def reads_again(self) -> bool:
+        """The gradient needs the sums over whole samples."""
+        return True
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        return tuple(MODES)
+
+    def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
+        generator = torch.Generator(workloads.DEVICE).manual_seed(seed)
+        where = {"generator": generator, "device": workloads.DEVICE}
+        logits = torch.randn(tuple(shapes[0]), **where).to(getattr(torch, self.dtype))
+        labels = torch.randint(0, shapes[0][1], tuple(shapes[1]), **where)
+        return [logits, labels.to(getattr(torch, self.label))]
+
+    def ours(self) -> Call:
+        function, options = getattr(functional, self.loss.name), dict(self.case)
+        return lambda input, target: function(input, target, **options)
+
+    def torchs(self) -> Call | None:
+        return twin(self.loss, self.loss.values(self.case), "mean", 1, None)
+
+    def compiled_in(self, modes: Sequence[str], quick: bool) -> list[str]:
+        return [x for x in modes if x == "forward+backward" and not quick]
+
+    @classmethod
+    def chosen(cls, run: Run) -> list[RegionWorkload]:
+        if run.quick:
+            return []
+        found = [regions(loss, *x) for loss in run.losses_of(cls) for x in REGIONS]
+        return [x for x in found if x.dtype in run.dtypes]
+
+    @classmethod
+    def tiny(cls, loss: RegionLoss) -> RegionWorkload:
+        return regions(loss, (2, 4, 8, 8), "float32", "int64")
+
+    @classmethod
+    def large(cls, loss: RegionLoss) -> RegionWorkload:
+        return regions(loss, *REGIONS[0])
+
+    @classmethod
+    def fitting(cls, loss: RegionLoss, free: int) -> RegionWorkload:
+        (samples, *rest), dtype, label = REGIONS[0]
+        each = getattr(torch, dtype).itemsize
+        for n in rest:
+            each *= n
+        return regions(loss, (max(1, min(samples, free // each)), *rest), dtype, label)
+
+    def __str__(self) -> str:
+        words = [self.loss.name, self.dtype, self.label, figures.spell_shape(self.shape)]
+        return " ".join([*words, *([figures.spell_case(self.case)] if self.case else [])])
+
+
+def regions(loss: RegionLoss, shape: Sequence[int], dtype: str, label: str) -> RegionWorkload:
+    """A workload of logits of this shape, and labels."""
+    shapes = tuple(shape), (*shape[:1], *shape[2:])
+    return RegionWorkload(loss, shapes, dtype, f"{figures.REGION_VOXELS}, {label} labels", label=label)

@@ -1,0 +1,106 @@
+"""Losses of rows of scores that labels are to exceed, as workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from benchmarking import figures, workloads
+from benchmarking.figures import LABELS, MODES, SCORES
+from benchmarking.selection import Run
+from benchmarking.workloads import Workload
+from cupylosses import functional
+from cupylosses.engines.row_margin.definition import END, MarginLoss
+from cupylosses.testing.eager import Call
+from cupylosses.testing.row_margin.eager import twin
+
+
+@dataclass(frozen=True)
+class MarginWorkload(Workload):
+    """A loss of rows of scores. ``shapes`` are those of the scores and of the labels; lists of labels have as many
+    places as there are classes, which torch's function needs.
+    """
+
+    Definition: ClassVar = MarginLoss
+    section = "throughput"
+
+    loss: MarginLoss
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return (self.dtype, "int64")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.shapes[0]
+
+    @property
+    def least_read(self) -> int:
+        if not self.loss.several:
+            return self.bytes
+        # Of each list, the labels up to its end.
+        return self.operand_bytes[0] + 8 * (min(LABELS, self.shape[-1] - 1) + 1) * self.values
+
+    @property
+    def values(self) -> int:
+        return self.elements // self.shape[-1]
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        return tuple(MODES)[:2]
+
+    def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
+        generator = torch.Generator(workloads.DEVICE).manual_seed(seed)
+        given = {"generator": generator, "device": workloads.DEVICE}
+        scores = torch.randn(tuple(shapes[0]), dtype=getattr(torch, self.dtype), **given)
+        if not self.loss.several:
+            return [scores, torch.randint(self.shape[-1], tuple(shapes[1]), **given)]
+        target = torch.full(tuple(shapes[1]), END, device=workloads.DEVICE)
+        count = min(LABELS, self.shape[-1] - 1)
+        target[..., :count] = torch.randint(self.shape[-1], (*target.shape[:-1], count), **given)
+        return [scores, target]
+
+    def ours(self) -> Call:
+        function, options = getattr(functional, self.loss.name), {**self.case, "reduction": self.reduction}
+        return lambda input, target: function(input, target, **options)
+
+    def torchs(self) -> Call | None:
+        return twin(self.loss, self.loss.values(self.case), self.reduction)
+
+    def compiled_in(self, modes: Sequence[str], quick: bool) -> list[str]:
+        # That of lists is wrong, and has all pairs in memory.
+        return [x for x in modes if x != "forward" and not quick and not self.loss.several]
+
+    @classmethod
+    def chosen(cls, run: Run) -> list[MarginWorkload]:
+        if run.quick:
+            return []
+        return [scores(loss, *x) for loss in run.losses_of(cls) for x in SCORES if x[1] in run.dtypes]
+
+    @classmethod
+    def tiny(cls, loss: MarginLoss) -> MarginWorkload:
+        return scores(loss, (64, 10), "float32")
+
+    @classmethod
+    def large(cls, loss: MarginLoss) -> MarginWorkload:
+        return scores(loss, *SCORES[0])
+
+    @classmethod
+    def fitting(cls, loss: MarginLoss, free: int) -> MarginWorkload:
+        (rows, classes), dtype = SCORES[0]
+        # Lists take as many labels of 8 bytes as there are classes.
+        each = classes * (getattr(torch, dtype).itemsize + 8 * loss.several)
+        return scores(loss, (min(rows, 1 << max(0, (free // each).bit_length() - 1)), classes), dtype)
+
+    def __str__(self) -> str:
+        words = [self.loss.name, self.dtype, figures.spell_shape(self.shape)]
+        return " ".join([*words, *([figures.spell_case(self.case)] if self.case else [])])
+
+
+def scores(loss: MarginLoss, shape: Sequence[int], dtype: str) -> MarginWorkload:
+    """A workload of rows and classes."""
+    labels = tuple(shape) if loss.several else tuple(shape[:-1])
+    return MarginWorkload(loss, (tuple(shape), labels), dtype, figures.SCORE_ROWS)

@@ -1,0 +1,92 @@
+"""Losses of sequences from logits, log-softmax included: time and peak memory beside torch's two implementations.
+
+torch takes its own kernels for targets on the GPU, and cuDNN's for concatenated int32 targets and lengths on the CPU;
+there they lie before the measurement begins. A loss that torch cannot compute at a shape has its error as status.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import torch
+
+from benchmarking import memory, timing
+from benchmarking.figures import EAGER, OURS, spell_shape
+from benchmarking.providers import OK, attempt
+from benchmarking.records import Row
+from benchmarking.selection import Run
+from benchmarking.sequence import SequenceWorkload
+from benchmarking.workloads import Inputs, set_count, step
+from cupylosses.testing.eager import Call
+
+CUDNN = "cudnn"
+
+GB = 1e9
+
+COLUMNS = (
+    "loss", "shape", "dtype", "mode", "provider", "status", "ms", "ms_low", "ms_high", "repetitions", "speedup_of_ours",
+    "peak_gb",
+)  # fmt: skip
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """Rows of all losses and shapes; in a quick run of the first shape."""
+    for workload in SequenceWorkload.chosen(run):
+        if run.begin(str(workload)):
+            yield from _measure(workload, run)
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def _measure(workload: SequenceWorkload, run: Run) -> Iterator[Row]:
+    sizes = spell_shape((*workload.shape, workload.shapes[1][-1]))
+    describe = {"loss": workload.loss.name, "shape": sizes, "dtype": workload.dtype}
+    made, inputs = attempt(lambda: Inputs(workload, set_count(workload.bytes, timing.footprint())))
+    if inputs is None:
+        yield {**describe, "provider": OURS, "status": f"inputs: {made}"}
+        return
+    calls: dict[str, Call] = {OURS: workload.ours()}
+    eager = workload.torchs()
+    if EAGER in run.providers and eager is not None:
+        calls |= {EAGER: eager, CUDNN: _cudnn(eager, inputs)}
+    for mode in [x for x in workload.modes if x in run.modes]:
+        inputs.differentiate(workload.differentiated(mode))
+        peaks: dict[str, int] = {}
+        statuses = {}
+        for name, call in calls.items():
+            statuses[name], found = attempt(partial(_peak, call, inputs[0]))
+            if found is not None:
+                peaks[name] = found
+        working: Mapping[str, Callable[[int], object]] = {
+            name: partial(_step, call, inputs) for name, call in calls.items() if statuses[name] == OK
+        }
+        times = timing.interleaved(working, run.target) if working else {}
+        for name, status in statuses.items():
+            row = {**describe, "mode": mode, "provider": name, "status": status}
+            if status != OK:
+                run.say(f"{workload}, {mode}: {name} {status}")
+            if name in times:
+                x = times[name]
+                row |= {"ms": x.median, "ms_low": x.low, "ms_high": x.high, "repetitions": x.repetitions}
+                row |= {"peak_gb": peaks[name] / GB}
+                row |= {"speedup_of_ours": x.median / times[OURS].median} if OURS in times else {}
+            yield row
+
+
+def _step(call: Call, inputs: Inputs, number: int) -> None:
+    step(call, inputs[number])
+
+
+def _peak(call: Call, operands: tuple[torch.Tensor, ...]) -> int:
+    """Peak bytes beyond operands, value and gradients, of a second call."""
+    step(call, operands)
+    outputs, most = memory.peak(call, operands)
+    return most - outputs
+
+
+def _cudnn(eager: Call, inputs: Inputs) -> Call:
+    """torch's call with targets and lengths as cuDNN wants them, which are those of the sets of operands."""
+    kept = {x[1].data_ptr(): [y.to("cpu", torch.int32) for y in (x[1].flatten(), *x[2:])] for x in inputs.sets}
+    return lambda x, targets, *_: eager(x, *kept[targets.data_ptr()])

@@ -1,0 +1,528 @@
+"""Region losses: the numbers that hold presets and conventions, and the properties that only they have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from devices import HOST, KERNELS
+from grids import in_turn, short_or_full
+from tools import cupy_stand_in as stand_in
+
+import cupylosses
+import cupylosses.functional as F
+from cupylosses import nn
+from cupylosses.definition.registry import registry
+from cupylosses.engines.record import KernelRecorder, placeholder
+from cupylosses.engines.regions.definition import RegionLoss
+from cupylosses.engines.regions.layout import VoxelStream, layout
+from cupylosses.jit.gpu import Chip
+from cupylosses.testing import host
+from cupylosses.testing.check import Check, perform
+from cupylosses.testing.regions.check import LAYOUTS
+from cupylosses.testing.tolerance import same_bits
+
+#: Probabilities of three classes in two samples of 2 x 2 voxels, and labels; class 2 is absent from sample 1.
+P = (
+    (((0.7, 0.2), (0.1, 0.5)), ((0.2, 0.6), (0.3, 0.3)), ((0.1, 0.2), (0.6, 0.2))),
+    (((0.8, 0.4), (0.3, 0.6)), ((0.1, 0.5), (0.6, 0.1)), ((0.1, 0.1), (0.1, 0.3))),
+)
+Y = (((0, 1), (2, 0)), ((0, 1), (1, 0)))
+WEIGHTS = torch.tensor((1.0, 2.0, 3.0), dtype=torch.float64)
+CROSS_ENTROPY, FOCAL = 0.501176918930, 0.132313730210
+
+#: Function, options, value, value with one voxel ignored, and two derivatives by the logits.
+PRESETS = {
+    "defaults": ("dice", {}, 0.378652729384, 0.349479797054, 0.0160925170, 0.0027078639),
+    "monai": ("dice", {"preset": "monai"}, 0.482206695833, 0.457895842598, 0.0134104009, 0.0022569586),
+    "monai jaccard": ("jaccard", {"preset": "monai"}, 0.621065627487, 0.596910879016, 0.0141943004, 0.0025077860),
+    "monai squared": (
+        "dice",
+        {"preset": "monai", "overlap": "squared"},
+        0.309096186572,
+        0.289391407335,
+        0.0114014250,
+        0.0022748866,
+    ),
+    "monai batch": (
+        "dice",
+        {"preset": "monai", "pool": "batch"},
+        0.424950206714,
+        0.400614167910,
+        0.0125632025,
+        0.0078417252,
+    ),
+    "monai foreground": (
+        "dice",
+        {"preset": "monai", "include_background": False},
+        0.565470740322,
+        0.532576039549,
+        0.0069727907,
+        0.0050511109,
+    ),
+    "monai weights": (
+        "dice",
+        {"preset": "monai", "class_weight": WEIGHTS},
+        1.097279309610,
+        1.041013610163,
+        0.0171518997,
+        0.0056247825,
+    ),
+    "monai tversky": (
+        "tversky",
+        {"preset": "monai", "alpha": 0.3, "beta": 0.7},
+        0.488143858217,
+        0.465778082476,
+        0.0134191743,
+        0.0031191213,
+    ),
+    "monai gdl": (
+        "generalized_dice",
+        {"preset": "monai"},
+        0.408428884031,
+        0.370832090283,
+        0.0119632091,
+        0.0062499688,
+    ),
+    "monai gdl batch": (
+        "generalized_dice",
+        {"preset": "monai", "pool": ("batch", "class")},
+        0.500363383437,
+        0.458822314882,
+        0.0031556703,
+        0.0136682939,
+    ),
+    "smp": ("dice", {"preset": "smp"}, 0.424951267057, 0.400615260069, 0.0125632198, 0.0078417291),
+    "smp log": (
+        "dice",
+        {"preset": "smp", "log_loss": True},
+        0.569036860380,
+        0.523265647639,
+        0.0186959564,
+        0.0162366701,
+    ),
+    "smp jaccard": ("jaccard", {"preset": "smp"}, 0.589761904762, 0.566583688952, 0.0140929705, 0.0068616327),
+    "smp tversky": (
+        "focal_tversky",
+        {"preset": "smp", "alpha": 0.3, "beta": 0.7, "gamma": 1.5},
+        0.268904473292,
+        0.247422836709,
+        0.0116201586,
+        0.0074753905,
+    ),
+    "nnunet soft": ("dice", {"preset": "nnunet_soft"}, -0.704429314028, -0.730430365790, 0.0107645521, 0.0073191386),
+    "nnunet batch": (
+        "dice",
+        {"preset": "nnunet", "pool": "batch"},
+        -0.520469219015,
+        -0.554816197746,
+        0.0067257099,
+        0.0135631406,
+    ),
+    "nnunet": ("dice", {"preset": "nnunet"}, -0.434529259678, -0.467423960451, 0.0069727907, 0.0050511109),
+    "kornia": ("dice", {"preset": "kornia"}, 0.387500000766, 0.370833334252, 0.0175000000, 0.0062500000),
+    "kornia weights": (
+        "dice",
+        {"preset": "kornia_micro", "class_weight": WEIGHTS},
+        0.424328767551,
+        0.401075630744,
+        0.0119534622,
+        0.0109952000,
+    ),
+    "kornia macro": ("dice", {"preset": "kornia_macro"}, 0.369744485208, 0.345433708729, 0.0134104308, 0.0033848299),
+    "kornia macro weights": (
+        "dice",
+        {"preset": "kornia_macro", "class_weight": WEIGHTS},
+        0.380623308375,
+        0.352490476680,
+        0.0085759637,
+        0.0056235566,
+    ),
+    "kornia tversky": (
+        "tversky",
+        {"preset": "kornia", "alpha": 0.3, "beta": 0.7},
+        0.379473724978,
+        0.357108098047,
+        0.0134192393,
+        0.0046766324,
+    ),
+    "focal tversky": ("focal_tversky", {}, 0.488638383655, None, None, None),
+    "jaccard": ("jaccard", {}, 0.545281803543, None, None, None),
+    "monai dice ce": ("dice_ce", {"preset": "monai"}, 0.482206695833 + CROSS_ENTROPY, None, None, None),
+    "monai dice ce weights": (
+        "dice_ce",
+        {"preset": "monai", "class_weight": WEIGHTS, "weight": WEIGHTS},
+        1.616192004000,
+        None,
+        None,
+        None,
+    ),
+    "monai dice ce smoothed": (
+        "dice_ce",
+        {"preset": "monai", "label_smoothing": 0.1},
+        1.067838608709,
+        None,
+        None,
+        None,
+    ),
+    "nnunet dc ce": (
+        "dice_ce",
+        {"preset": "nnunet", "pool": "batch"},
+        -0.019292300085,
+        -0.081063601906,
+        None,
+        None,
+    ),
+    "monai dice focal": ("dice_focal", {"preset": "monai"}, 0.482206695833 + FOCAL, None, None, None),
+}
+
+
+def logits():
+    return torch.tensor(P, dtype=torch.float64).log()
+
+
+def labels(dtype=torch.int64):
+    return torch.tensor(Y).to(dtype)
+
+
+def function(name):
+    return getattr(F, f"{name}_loss")
+
+
+#: Presets whose settings are kernels of their own.
+IN_KERNELS = (
+    "monai squared",
+    "monai weights",
+    "monai gdl batch",
+    "smp log",
+    "smp tversky",
+    "nnunet batch",
+    "kornia weights",
+    "kornia macro weights",
+    "monai dice ce smoothed",
+    "monai dice focal",
+)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("case", short_or_full(IN_KERNELS, tuple(PRESETS)))
+def test_kernels_give_the_number_of_each_preset(case):
+    check_preset(case, KERNELS)
+
+
+@pytest.mark.parametrize("case", PRESETS)
+def test_each_preset_gives_its_librarys_number(case):
+    check_preset(case, "cpu")
+
+
+def check_preset(case: str, device: str) -> None:
+    name, options, value, ignored, *derivatives = PRESETS[case]
+    options = {x: y.to(device) if isinstance(y, torch.Tensor) else y for x, y in options.items()}
+    z = logits().to(device).requires_grad_()
+    found = function(name)(z, labels().to(device), **options)
+    assert found.item() == pytest.approx(value, abs=2e-12)
+    if derivatives[0] is not None:
+        (gradient,) = torch.autograd.grad(found, z)
+        assert gradient[0, 1, 0, 0].item() == pytest.approx(derivatives[0], abs=6e-11)
+        assert gradient[1, 2, 0, 1].item() == pytest.approx(derivatives[1], abs=6e-11)
+    if ignored is not None:
+        with torch.no_grad():
+            z[0, :, 1, 1] = float("nan")
+        y = labels().to(device)
+        y[0, 1, 1] = 255
+        found = function(name)(z, y, ignore_index=255, **options)
+        assert found.item() == pytest.approx(ignored, abs=2e-12)
+        (gradient,) = torch.autograd.grad(found, z)
+        assert not gradient[0, :, 1, 1].any() and gradient.isfinite().all()
+
+
+def test_probabilities_give_the_numbers_of_keras_and_maskformer():
+    t = torch.tensor((((1.0, 1.0), (0.0, 0.0)),) * 2, dtype=torch.float64)
+    p = torch.tensor((((0.0, 1.0), (0.0, 1.0)), ((0.4, 0.0), (0.0, 0.9))), dtype=torch.float64)
+    assert float(F.dice_loss(p, t, preset="keras")) == pytest.approx(0.616438361419, abs=1e-12)
+    each = F.dice_loss(p, t, preset="keras", pool="class", reduction="none")
+    assert each.tolist() == pytest.approx([0.500000012500, 0.757575764922], abs=1e-12)
+    tversky = [F.tversky_loss(p, t, a, b, preset="keras").item() for a, b in ((0.3, 0.7), (0.7, 0.3))]
+    assert tversky == pytest.approx([0.630606869905, 0.601139612503], abs=1e-12)
+    masks = F.dice_loss(
+        p.reshape(2, 1, 4), t.reshape(2, 1, 4), preset="maskformer", activation="none", reduction="none"
+    )
+    assert masks.flatten().tolist() == pytest.approx([0.4, 0.581395348837], abs=1e-12)
+    total = F.dice_loss(p.reshape(2, 1, 4), t.reshape(2, 4), preset="maskformer", activation="none", normalizer=4)
+    assert float(total) == pytest.approx((0.4 + 0.581395348837) / 4, abs=1e-12)
+
+
+def test_soft_targets_that_are_met_cost_nothing_by_their_minimum():
+    p = torch.tensor([[[0.5, 0.25]]], dtype=torch.float64)
+    t = torch.tensor([[[0.5, 1.0]]], dtype=torch.float64)
+    options = {"activation": "none"}
+    assert float(F.dice_loss(p, t, overlap="min", **options)) == pytest.approx(1 / 3)
+    assert float(F.dice_loss(p, t, **options)) == pytest.approx(5 / 9)
+    met = torch.tensor([[[1.0, 0.5]]], dtype=torch.float64, requires_grad=True)
+    (of_min,) = torch.autograd.grad(F.dice_loss(met, t.flip(-1), overlap="min", **options), met)
+    met = torch.tensor([[[1.0, 0.5]]], dtype=torch.float64, requires_grad=True)
+    t = torch.tensor([[[1.0, 0.0]]], dtype=torch.float64)
+    (of_min,) = torch.autograd.grad(F.dice_loss(met, t, overlap="min", **options), met)
+    (of_product,) = torch.autograd.grad(F.dice_loss(met, t, **options), met)
+    assert of_min[0, 0, 0].item() == pytest.approx(-0.08) and of_product[0, 0, 0].item() == pytest.approx(-0.48)
+
+
+def test_nearly_perfect_predictions_keep_their_digits():
+    z = torch.full((1, 2, 64), 20.0, dtype=torch.float64)
+    z[:, 0] = 0.0
+    y = torch.ones(1, 64, dtype=torch.int64)
+    miss = 1 / (1 + np.exp(20.0))
+    value = float(F.dice_loss(z, y))
+    assert value == pytest.approx(miss / 2 / (1 - miss / 2), rel=1e-12)
+    p = torch.full((1, 1, 64), 1 - 1e-12, dtype=torch.float64)
+    found = float(F.dice_loss(p, torch.ones_like(p), activation="none"))
+    assert found == pytest.approx((1 - (1 - 1e-12)) / 2, rel=1e-9)
+
+
+def test_nothing_that_counts_is_no_number_or_what_a_preset_says():
+    z = logits().requires_grad_()
+    y = torch.full((2, 2, 2), -100)
+    found = F.dice_loss(z, y)
+    (gradient,) = torch.autograd.grad(found, z)
+    assert found.isnan() and not gradient.any()
+    for preset, value in {"monai": 0.0, "smp": 0.0, "nnunet": -1.0, "kornia": 1.0, "kornia_macro": 1.0}.items():
+        assert float(F.dice_loss(z, y, preset=preset)) == pytest.approx(value, abs=1e-12)
+    assert float(F.generalized_dice_loss(z, y, preset="monai")) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_label_out_of_range_spoils_its_sample_and_is_reported():
+    z = logits().requires_grad_()
+    y = labels()
+    y[0, 0, 0] = 7
+    with pytest.raises(IndexError, match=r"target\[0, 0, 0\].*got 7 for 3 classes"):
+        F.dice_loss(z, y)
+    each = F.dice_loss(z, y, reduction="none", check_targets="off")
+    assert each[0].isnan().all() and each[1].isfinite().all()
+    found = F.dice_loss(z, y, check_targets="off")
+    (gradient,) = torch.autograd.grad(found, z)
+    assert found.isnan() and not gradient[0, :, 0, 0].any() and gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["bool", "int8", "uint8", "int16", "int32", "int64"])
+def test_labels_of_every_width_and_shape_are_the_same(name):
+    dtype = getattr(torch, name)
+    z, y = (logits(), labels(dtype)) if name != "bool" else (logits()[:, :2], labels() == 1)
+    expected = float(F.dice_loss(z, y.long()))
+    assert float(F.dice_loss(z, y)) == expected
+    assert float(F.dice_loss(z, y[:, None])) == expected
+    last = z.movedim(1, -1).contiguous()
+    assert float(F.dice_loss(last, y, class_dim=-1)) == expected
+    hot = torch.nn.functional.one_hot(y.long(), z.shape[1]).movedim(-1, 1)
+    assert float(F.dice_loss(z, hot.to(dtype))) == pytest.approx(expected, abs=1e-15)
+
+
+def test_numpy_arrays_have_values_and_gradients():
+    from cupylosses import value_and_grad
+
+    z, y = logits().numpy(), labels().numpy()
+    value, gradient = value_and_grad(F.dice_loss, z, y)
+    assert value == pytest.approx(0.378652729384, abs=2e-12)
+    assert gradient[0, 1, 0, 0] == pytest.approx(0.0160925170, abs=6e-11)
+
+
+def test_a_target_per_class_is_differentiable():
+    torch.manual_seed(0)
+    z = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    t = torch.rand(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    for overlap in ("product", "min", "squared"):
+        for activation in ("softmax", "sigmoid"):
+            options = {"overlap": overlap, "activation": activation, "smooth_nr": 0.1, "smooth_dr": 0.2}
+            assert torch.autograd.gradcheck(lambda x, y, o=options: F.dice_loss(x, y, **o), (z, t))
+    assert torch.autograd.gradcheck(lambda x, y: F.dice_ce_loss(x, y), (z, t))
+    assert torch.autograd.gradgradcheck(lambda x, y: F.focal_tversky_loss(x, y, preset="monai"), (z, t))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"preset": "mona"}, ValueError, r"`preset` must be one of 'monai', .* got 'mona'; did you mean 'monai'\?"),
+        ({"weighting": "square"}, ValueError, r"`weighting` needs classes that are pooled"),
+        ({"pool": "class", "class_weight": WEIGHTS}, ValueError, r"Pass weight_in='score'"),
+        ({"average": "samples", "pool": "batch"}, ValueError, r"average='samples' needs groups of each sample"),
+        ({"offset": 0.0, "gamma": 2.0}, ValueError, r"`gamma` needs a loss that is not negative"),
+        ({"pool": "voxels"}, TypeError, r"`pool` must be 'none' or 'batch'"),
+        ({"smooth_nr": -1.0}, ValueError, r"`smooth_nr` must be a number >= 0"),
+        ({"class_weight": WEIGHTS[:2]}, ValueError, r"`class_weight` must have one number per class, shape \(3,\)"),
+        ({"mask": torch.ones(3, 2, dtype=torch.bool)}, ValueError, r"`mask` must broadcast"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        F.dice_loss(logits(), labels(), **options)
+
+
+def test_targets_that_do_not_fit_are_refused():
+    z, y = logits(), labels()
+    with pytest.raises(ValueError, match=r"a floating `target` has a value per class"):
+        F.dice_loss(z, y.double())
+    with pytest.raises(ValueError, match=r"holds labels and must have shape \(2, 2, 2\)"):
+        F.dice_loss(z, y[:, 0])
+    with pytest.raises(ValueError, match=r"softmax of one class is 1 everywhere"):
+        F.dice_loss(z[:, :1], y)
+    with pytest.raises(ValueError, match=r"needs logits, got activation='none'"):
+        F.dice_ce_loss(z, y, activation="none")
+    with pytest.raises(ValueError, match=r"focal_over='softmax' needs labels"):
+        F.dice_focal_loss(z, torch.rand(z.shape), focal_over="softmax")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Kernels
+
+#: Losses that together have every expression of a voxel, and settings with arithmetic of their own.
+SETTINGS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("dice_loss", {}, "mean"),
+    ("dice_loss", {"overlap": "squared", "activation": "sigmoid", "pool": "batch"}, "none"),
+    ("dice_loss", {"overlap": "min", "average": "samples"}, "mean"),
+    ("focal_tversky_loss", {"pool": "class", "absent": "keep", "smooth_nr": 0.1}, "sum"),
+    ("dice_ce_loss", {"label_smoothing": 0.1}, "mean"),
+    ("dice_ce_loss", {"activation": "sigmoid"}, "mean"),
+    ("dice_focal_loss", {"focal_over": "softmax"}, "mean"),
+)
+#: Dtypes of logits and targets.
+DTYPES = (
+    ("float32", "int64"),
+    ("bfloat16", "uint8"),
+    ("float64", "int32"),
+    ("float16", "int16"),
+    ("float32", "float32"),
+    ("bfloat16", "bfloat16"),
+)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("setting", "dtypes", "lies"), in_turn(range(len(SETTINGS)), DTYPES, tuple(LAYOUTS)), ids=str)
+def test_kernels_agree_with_the_formula(setting, dtypes, lies):
+    name, case, reduction = SETTINGS[setting]
+    check = Check(getattr(F, name).loss, case, dtypes, reduction, lies, KERNELS)
+    if not check.possible:
+        check = replace(check, dtypes=(dtypes[0], "int64"))
+    assert perform(check).problems == ()
+
+
+@pytest.mark.kernels
+def test_more_classes_than_registers_hold():
+    for dtypes in (("float32", "uint8"), ("float64", "float64")):
+        check = Check(F.dice_ce_loss.loss, {}, dtypes, "mean", "many", KERNELS)
+        assert perform(check).problems == ()
+
+
+@pytest.mark.kernels
+def test_the_bits_of_a_value_depend_on_no_layout_grid_or_gradient():
+    found = []
+    for lies in ("vectors", "channels_last", "strided", "odd"):
+        x, y = Check(F.dice_ce_loss.loss, {}, ("float32", "int64"), "mean", lies, KERNELS).operands()
+        found.append(F.dice_ce_loss(x, y))
+        leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        found.append(F.dice_ce_loss(leaf, y).detach())
+    assert all(same_bits(x, found[0]) for x in found)
+
+
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+def test_every_grid_and_order_of_threads_gives_the_same_bits():
+    shape = (2, 3, 90, 100)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator).requires_grad_()
+    y = torch.randint(0, 3, (2, 90, 100), generator=generator)
+    found = []
+    for processors, seed in ((1, 1), (4, 2)):
+        with host.execution(processors=processors, seed=seed):
+            value = F.dice_loss(x, y)
+            found.append((value.detach(), torch.autograd.grad(value, x)[0]))
+    assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.kernels
+def test_backward_runs_twice_and_follows_its_grad_output():
+    x = logits().to(KERNELS).requires_grad_()
+    value = F.dice_loss(x, labels().to(KERNELS))
+    (first,) = torch.autograd.grad(value, x, retain_graph=True)
+    (second,) = torch.autograd.grad(-3 * value, x)
+    assert torch.allclose(second, -3 * first, rtol=1e-15, atol=0)
+
+
+@pytest.mark.kernels
+def test_a_mask_and_bad_labels_in_kernels():
+    z, y = logits().to(KERNELS), labels(torch.uint8).to(KERNELS)
+    mask = torch.ones(2, 2, 2, dtype=torch.bool, device=KERNELS)
+    mask[0, 1, 1] = False
+    z[0, :, 1, 1] = float("inf")
+    z.requires_grad_()
+    value = F.dice_loss(z, y, mask=mask)
+    (gradient,) = torch.autograd.grad(value, z)
+    assert value.item() == pytest.approx(0.349479797054, abs=2e-12)
+    assert not gradient[0, :, 1, 1].any() and gradient.isfinite().all()
+    y[1, 0, 0] = 200
+    each = F.dice_loss(z, y, mask=mask, reduction="none", check_targets="off")
+    (gradient,) = torch.autograd.grad(each.sum(), z)
+    assert each[0].isfinite().all() and each[1].isnan().all()
+    assert not gradient[1, :, 0, 0].any() and gradient.isfinite().all()
+    with pytest.raises(IndexError, match=r"target\[1, 0, 0\].*got 200 for 3 classes"):
+        F.dice_loss(z, y, mask=mask, check_targets="sync")
+
+
+@pytest.mark.kernels
+def test_a_normalizer_on_the_device_divides_the_sum():
+    z, y = logits().to(KERNELS).requires_grad_(), labels().to(KERNELS)
+    total = F.dice_loss(z, y, reduction="sum")
+    for normalizer in (4.0, torch.tensor(4.0, device=KERNELS)):
+        value = F.dice_loss(z, y, normalizer=normalizer)
+        assert value.item() == pytest.approx(total.item() / 4, rel=1e-14)
+        slopes = [torch.autograd.grad(v, z, retain_graph=True)[0] for v in (value, total)]
+        assert torch.allclose(slopes[0], slopes[1] / 4, rtol=1e-13, atol=0)
+
+
+@pytest.mark.kernels
+def test_a_value_per_group_has_second_derivatives():
+    z = logits().to(KERNELS).requires_grad_()
+    y = labels().to(KERNELS)
+    assert torch.autograd.gradgradcheck(lambda x: F.jaccard_loss(x, y, reduction="none"), (z,))
+
+
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+def test_cupy():
+    z = logits().requires_grad_()
+    value = F.dice_loss(z, labels())
+    (slope,) = torch.autograd.grad(value, z)
+    with stand_in.cupy() as cupy:
+        arrays = [cupy.asarray(x.detach().numpy()) for x in (z, labels())]
+        found, gradient = cupylosses.value_and_grad(F.dice_loss, *arrays)
+        np.testing.assert_allclose(np.asarray(found), value.item(), rtol=1e-13)
+        np.testing.assert_allclose(np.asarray(gradient), slope.numpy(), rtol=1e-11, atol=1e-15)
+
+
+def test_a_module_keeps_its_options():
+    module = nn.DiceCELoss(preset="monai", label_smoothing=0.1)
+    assert module(logits(), labels()).item() == pytest.approx(1.067838608709, abs=2e-12)
+    assert "preset='monai'" in repr(module)
+
+
+def test_a_value_with_its_gradient_takes_two_kernels():
+    """One forward and one backward, whose residual is three numbers per sample and class."""
+    recorder = KernelRecorder(Chip(227 << 10))
+    call = F.dice_ce_loss.prepare(placeholder("float32", (2, 4, 64, 64)), placeholder("int64", (2, 64, 64)))
+    recorder.call(call, [(True, False)])
+    assert [x.kind for x in recorder.kernels] == ["value", "from_residual"]
+
+
+def test_vectors_follow_from_sizes_and_strides_decide_only_how_they_are_read():
+    dense = VoxelStream((64, 1), 16, 4)
+    apart = VoxelStream((64, 2), 16, 4)
+    none = VoxelStream((0, 0), vector=False)
+    first = layout((2, 16), 3, (dense, VoxelStream((16, 1), 0, 8), none, dense, none), 4, False)
+    second = layout((2, 16), 3, (apart, VoxelStream((16, 1), 0, 8), none, dense, none), 4, False)
+    assert (first.vec_size, first.wide) == (4, True) and (second.vec_size, second.wide) == (4, False)
+    assert (first.chunks, first.per_chunk) == (second.chunks, second.per_chunk)
+
+
+def test_every_preset_is_documented():
+    for loss in registry(RegionLoss).values():
+        text = getattr(F, loss.name).__doc__
+        assert all(f"'{x}'" in text for x in loss.presets), loss.name

@@ -1,0 +1,490 @@
+"""Margin losses of rows of scores: exact cases, kernels against formulas in float64, and what surrounds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, nan
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from devices import HOST, KERNELS
+from grids import in_turn, short_or_full
+from tools import cupy_stand_in as stand_in
+
+import cupylosses
+from cupylosses import functional as F
+from cupylosses import nn
+from cupylosses.backends.torch import formulas, plans
+from cupylosses.engines.row_margin import layout as margin_layout
+from cupylosses.testing import host
+from cupylosses.testing.check import Check, perform
+from cupylosses.testing.row_margin.check import LAYOUTS
+from cupylosses.testing.tolerance import same_bits
+
+ONE, LISTS = F.multi_margin_loss, F.multilabel_margin_loss
+f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+def drawn(function: Any, rows: int, classes: int, dtype: torch.dtype = f64, labels: int = 0, longest: int = 3) -> Any:
+    """Scores, and labels of which the first is ignored, or lists of labels with anything behind their ends."""
+    generator = torch.Generator().manual_seed(rows + classes)
+    scores = torch.randn(rows, classes, generator=generator, dtype=torch.float64).to(dtype)
+    if function is ONE:
+        target = torch.randint(classes, (rows,), generator=generator)
+        target[0] = -100
+        return scores.to(KERNELS), target.to(KERNELS)
+    labels = labels or classes
+    target = torch.randint(-3, classes + 3, (rows, labels), generator=generator)
+    for row, length in enumerate(torch.randint(longest + 1, (rows,), generator=generator).tolist()):
+        length = min(length if row else longest, labels)
+        target[row, :length] = torch.randint(classes, (length,), generator=generator)
+        target[row, length : length + 1] = -1
+    return scores.to(KERNELS), target.to(KERNELS)
+
+
+def gradients(
+    function: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any
+) -> list[torch.Tensor]:
+    """The value, and the gradient of the scores."""
+    scores = operands[0].detach().requires_grad_()
+    value = function(scores, operands[1], **options)
+    upstream = torch.linspace(0.5, 2, max(1, value.numel()), dtype=value.dtype, device=value.device)
+    upstream = scale * upstream[: value.numel()].reshape(value.shape)
+    return [value.detach(), *torch.autograd.grad(value, scores, upstream)]
+
+
+def exact(function: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any) -> Any:
+    """The results of the formula, in float64, on the CPU."""
+    wide = {k: x.cpu() if isinstance(x, torch.Tensor) else x for k, x in options.items()}
+    before = plans.use_host(None)
+    try:
+        return gradients(function, (operands[0].cpu().double(), operands[1].cpu()), scale, **wide)
+    finally:
+        plans.use_host(before)
+
+
+def agree(function: Callable[..., Any], operands: Sequence[torch.Tensor], **options: Any) -> None:
+    """Value and gradients of the kernels are those of the formula."""
+    for a, b in zip(gradients(function, operands, **options), exact(function, operands, **options), strict=True):
+        tolerance = 2e-12 if a.dtype == f64 else 2 * torch.finfo(a.dtype).eps
+        torch.testing.assert_close(a.cpu().double(), b, rtol=tolerance, atol=tolerance / 4, equal_nan=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Exact cases
+
+X = (0.1, 0.2, 0.4, 0.8)
+W = torch.tensor([1.0, 0.5, 2.0, 3.0])
+
+#: Loss, dtype, scores, labels, options, value and gradient.
+CASES: Sequence[tuple[Any, ...]] = (
+    (ONE, f64, X, 3, {}, 0.325, (0.25, 0.25, 0.25, -0.75)),
+    (ONE, f64, X, 1, {}, 0.925, (0.25, -0.75, 0.25, 0.25)),
+    (ONE, f64, X, 1, {"p": 2}, 1.2025, (0.45, -1.85, 0.6, 0.8)),
+    (ONE, f64, X, 1, {"p": 2, "margin": 0.3}, 0.275, (0.1, -0.8, 0.25, 0.45)),
+    (ONE, f64, X, 1, {"weight": W}, 0.4625, (0.125, -0.375, 0.125, 0.125)),
+    (ONE, f64, X, 1, {"weight": W, "p": 2}, 0.60125, (0.225, -0.925, 0.3, 0.4)),
+    (
+        ONE, f64, (X, X), (1, 3), {"weight": W, "reduction": "mean"}, 0.71875,
+        ((0.0625, -0.1875, 0.0625, 0.0625), (0.375, 0.375, 0.375, -1.125)),
+    ),
+    (ONE, f64, (1.0, 0.0), 0, {}, 0.0, (0.0, 0.0)),
+    (ONE, f32, (1e8, 1e8), 0, {}, 0.5, (-0.5, 0.5)),
+    (ONE, f64, (0.5, nan, 0.2), 0, {}, nan, (nan, nan, nan)),
+    (ONE, f64, (nan, 0.5, 0.2), 0, {}, nan, (nan, nan, nan)),
+    (ONE, f64, X, -100, {}, 0.0, (0.0,) * 4),
+    (ONE, f64, (nan, 1.0), -100, {}, 0.0, (0.0, 0.0)),
+    (ONE, f64, (0.5, -inf, 0.7), 0, {}, 0.4, (-1 / 3, 0.0, 1 / 3)),
+    (ONE, f64, (nan, 1.0, -inf, inf), 1, {"weight": torch.tensor([1.0, 0.0, 1.0, 1.0])}, 0.0, (0.0,) * 4),
+    (ONE, f64, (-inf, 1.0), 0, {}, inf, (-0.5, 0.5)),
+    (ONE, f64, (inf, inf), 0, {}, nan, (nan, nan)),
+    (ONE, f64, (3.0,), 0, {}, 0.0, (0.0,)),
+    (LISTS, f64, X, (3, 0, -1, 1), {}, 0.85, (-0.5, 0.5, 0.5, -0.5)),
+    (LISTS, f64, X, (3, 3, -1, 1), {}, 0.65, (0.5, 0.5, 0.5, -1.5)),
+    (LISTS, f64, X, (3, -1, -1, 1), {}, 0.325, (0.25, 0.25, 0.25, -0.75)),
+    (LISTS, f64, X, (3, -1, 77, -7), {}, 0.325, (0.25, 0.25, 0.25, -0.75)),
+    (LISTS, f64, X, (-1, 0, 1, 2), {}, 0.0, (0.0,) * 4),
+    (LISTS, f64, (nan, inf, 1.0, 2.0), (-1, 0, 1, 2), {}, 0.0, (0.0,) * 4),
+    (LISTS, f64, X, (0, 1, 2, 3), {}, 0.0, (0.0,) * 4),
+    (LISTS, f64, (nan, 1.0), (1, 0), {}, 0.0, (0.0, 0.0)),
+    (LISTS, f64, (1.0, 0.0), (0, -1), {}, 0.0, (0.0, 0.0)),
+    (LISTS, f64, (1.0, nan), (0, -1), {}, nan, (nan, nan)),
+    (LISTS, f64, (nan, 1.0), (0, -1), {}, nan, (nan, nan)),
+    (LISTS, f64, (-inf, 1.0, 2.0), (0, -1, -1), {}, inf, (-2 / 3, 1 / 3, 1 / 3)),
+    (LISTS, f64, (0.5, -inf, 0.7), (0, -1, -1), {}, 0.4, (-1 / 3, 0.0, 1 / 3)),
+    (LISTS, f32, (1e8, 1e8), (0, -1), {}, 0.5, (-0.5, 0.5)),
+    (LISTS, f64, X, (3,), {"margin": 0.5}, 0.025, (0.0, 0.0, 0.25, -0.25)),
+)  # fmt: skip
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("function", "dtype", "scores", "labels", "options", "value", "slopes"),
+    CASES,
+    ids=[f"{x[0].__name__}-{i}" for i, x in enumerate(CASES)],
+)
+def test_exact_values(
+    function: Any, dtype: Any, scores: Any, labels: Any, options: Mapping[str, Any], value: float, slopes: Any
+) -> None:
+    operands = torch.tensor(scores, dtype=dtype, device=KERNELS), torch.tensor(labels, device=KERNELS)
+    given = {k: x.to(KERNELS) if isinstance(x, torch.Tensor) else x for k, x in options.items()}
+    arguments = {"reduction": "none", **given}
+    for found in (gradients(function, operands, 2.0, **arguments), exact(function, operands, 2.0, **arguments)):
+        for a, b in zip(found, (value, slopes), strict=True):
+            expected = torch.tensor(b, dtype=f64)
+            torch.testing.assert_close(a.cpu().double(), expected, rtol=1e-14, atol=1e-15, equal_nan=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Kernels against formulas
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("function", "dtype"), in_turn([ONE, LISTS], [f16, bf16, f32, f64]))
+def test_dtypes(function: Any, dtype: torch.dtype) -> None:
+    agree(function, drawn(function, 9, 130, dtype))
+
+
+#: Rows and classes: lanes of several widths, warps, and blocks; with edges of vectors, and without.
+SIZES = [(70, 3), (9, 130), (5, 133), (3, 1100), (2, 4203)]
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("size", "reduction"), in_turn(SIZES, ["mean", "none"]))
+def test_lengths(size: tuple[int, int], reduction: str) -> None:
+    agree(ONE, drawn(ONE, *size, f32), reduction=reduction, p=1 if reduction == "mean" else 2)
+    agree(LISTS, drawn(LISTS, *size, f32, labels=20, longest=20), reduction=reduction)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("rows", "classes"), [(3, 133), (2, 1103)])
+@pytest.mark.parametrize("ties", [False, True])
+def test_long_lists(rows: int, classes: int, ties: bool, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any) -> None:
+    """Lists that are sorted on the chip, and those that have no room there; scores that are equal."""
+    scores, target = drawn(LISTS, rows, classes, f32, longest=classes - 30)
+    scores = (2 * scores).round() / 2 if ties else scores
+    agree(LISTS, (scores, target), reduction="none")
+    sorted_ones = gradients(LISTS, (scores, target), reduction="none")
+    monkeypatch.setattr(margin_layout, "MAX_SORTED", 40)
+    monkeypatch.setattr(margin_layout, "WARP_CLASSES", 40)
+    fresh_plans()
+    for a, b in zip(sorted_ones, gradients(LISTS, (scores, target), reduction="none"), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.kernels
+def test_long_lists_of_infinite_scores() -> None:
+    """NaN and infinite scores of labels, and of others, in rows whose lists are sorted otherwise."""
+    scores, target = drawn(LISTS, 6, 133, f32, longest=90)
+    target[1:] = target[0]
+    label, other = int(target[0, 50]), next(c for c in range(133) if c not in target[0, :90].tolist())
+    scores[1, label], scores[2, label] = -inf, inf
+    scores[3, other], scores[4, other], scores[5, label] = -inf, inf, nan
+    agree(LISTS, (scores, target), reduction="none")
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("function", "layout"), short_or_full(
+    [(ONE, "subwarp"), (ONE, "apart"), (LISTS, "block")], [(f, x) for f in (ONE, LISTS) for x in LAYOUTS]
+))  # fmt: skip
+def test_checks(function: Any, layout: str) -> None:
+    """The checks of `scripts/compare.py`, in each layout."""
+    outcome = perform(Check(function.loss, function.loss.cases[-1], ("float32",), layout=layout))
+    assert outcome.ok, outcome.problems
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_labels_of_other_dtypes(dtype: torch.dtype) -> None:
+    for function in (ONE, LISTS):
+        scores, target = drawn(function, 9, 130)
+        target = target.clamp_min(0) if function is ONE else target[:, :3].clamp(0, 129)
+        wide = gradients(function, (scores, target))
+        for a, b in zip(gradients(function, (scores, target.to(dtype))), wide, strict=True):
+            assert same_bits(a, b)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("reduction", "masked"), in_turn(["none", "mean", "sum", "batchmean"], [False, True]))
+def test_reductions(reduction: str, masked: bool) -> None:
+    for function in (ONE, LISTS):
+        scores, target = drawn(function, 6, 10)
+        options: dict[str, Any] = {"reduction": reduction}
+        if masked:
+            options["mask"] = torch.tensor([True, False, True, True, False, True], device=KERNELS)
+            scores[1], scores[4] = nan, inf
+        if function is ONE:
+            options["weight"] = torch.linspace(0, 2, 10, dtype=f16 if masked else f64, device=KERNELS)
+        agree(function, (scores, target), **options)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_class_dim(dim: int) -> None:
+    """Images, with classes in any dimension, are the rows that they consist of."""
+    for function in (ONE, LISTS):
+        scores, target = drawn(function, 12, 40, f32, labels=6)
+        plain = gradients(function, (scores, target), reduction="none")
+        place = dim % 3
+        moved = scores.reshape(3, 4, 40).movedim(-1, place)
+        labels = target.reshape(3, 4) if function is ONE else target.reshape(3, 4, 6).movedim(-1, place)
+        for given in (moved, moved.contiguous()):
+            value, slope = gradients(function, (given, labels), class_dim=dim, reduction="none")
+            assert same_bits(value.reshape(-1), plain[0])
+            assert same_bits(slope.movedim(place, -1).reshape(12, 40).contiguous(), plain[1])
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("dtype", "reduction"), [(f32, "mean"), (bf16, "none")])
+def test_a_thread_per_row(
+    dtype: torch.dtype, reduction: str, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
+) -> None:
+    """Images of many pixels are read in place, with what does not count, NaN, and labels that are no class."""
+    monkeypatch.setattr(margin_layout, "APART_ROWS", 0)
+    fresh_plans()
+    scores, target = drawn(ONE, 150, 19, dtype)
+    scores, target = scores.reshape(2, 75, 19).movedim(-1, 1).contiguous(), target.reshape(2, 75)
+    weight = torch.linspace(0, 2, 19, device=KERNELS)
+    agree(ONE, (scores, target), reduction=reduction, weight=weight, p=2 if dtype == f32 else 1)
+    scores[1, 3, 5], target[0, 7] = nan, 19
+    agree(ONE, (scores, target), reduction="none", check_targets="off")
+
+
+@pytest.mark.kernels
+def test_rows_that_lie_anywhere() -> None:
+    """Rows with gaps, rows that begin anywhere, and one row for all."""
+    for function in (ONE, LISTS):
+        scores, target = drawn(function, 9, 130, f32, labels=5)
+        plain = gradients(function, (scores, target), reduction="none")
+        gaps = torch.cat((scores, scores), 1)[:, :130]
+        shifted = torch.cat((scores[:, :1], scores), 1)[:, 1:]
+        for placed in (gaps, shifted, scores.movedim(0, 1).contiguous().movedim(0, 1)):
+            for a, b in zip(gradients(function, (placed, target), reduction="none"), plain, strict=True):
+                assert same_bits(a.contiguous(), b)
+        agree(function, (scores[:1].expand(9, 130), target), reduction="none")
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("classes", [10, 1100])
+def test_a_wrong_speculation_is_noticed(classes: int) -> None:
+    for function in (ONE, LISTS):
+        scores, target = drawn(function, 5, classes, f32, labels=4)
+        right = exact(function, (scores, target))[1] / 0.5
+        leaf = scores.requires_grad_()
+        for factor in (1.0, 3.0, 3.0, -2.0):
+            (found,) = torch.autograd.grad(function(leaf, target), leaf, torch.tensor(factor, device=KERNELS))
+            torch.testing.assert_close(found.cpu().double(), right * factor, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("normalizer", [3.0, "array"])
+def test_normalizer_and_out_dtype(normalizer: Any) -> None:
+    operands = drawn(ONE, 4, 10, f32)
+    if normalizer == "array":
+        normalizer = torch.tensor(3.0, dtype=f64, device=KERNELS)
+    value = ONE(*operands, normalizer=normalizer, out_dtype="float64")
+    total = ONE(*operands, reduction="sum", out_dtype="float64")
+    assert value.dtype == f64
+    torch.testing.assert_close(value, total / 3, rtol=1e-14, atol=0)
+
+
+@pytest.mark.kernels
+def test_many_rows_are_counted_before(monkeypatch: pytest.MonkeyPatch, fresh_plans: Any) -> None:
+    monkeypatch.setattr("cupylosses.engines.row_margin.plan.SELF_COUNTING_ROWS", 3)
+    fresh_plans()
+    agree(ONE, drawn(ONE, 70, 10, f32))
+
+
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+def test_bits_in_any_order_and_grid() -> None:
+    """Also of a value without its gradients."""
+    for function, labels in ((ONE, 0), (LISTS, 6), (LISTS, 133)):
+        scores, target = (x.cpu() for x in drawn(function, 40, 133, f32, labels=labels, longest=60))
+        found = []
+        for processors, seed in ((1, 1), (7, 2)):
+            with host.execution(processors=processors, seed=seed):
+                found.append([*gradients(function, (scores, target)), function(scores, target)])
+        for a, b in zip(*found, strict=True):
+            assert same_bits(a, b)
+        assert same_bits(found[0][0], found[0][2])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Labels that are no class
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("label", [4, -1, -(2**31), 2**40])
+def test_bad_labels(label: int) -> None:
+    """The row is NaN without a gradient, and the others are what they are."""
+    scores = torch.tensor([X, X], dtype=f64, device=KERNELS)
+    target = torch.tensor([1, label], device=KERNELS)
+    value, slope = gradients(ONE, (scores, target), 2.0, reduction="none", check_targets="off")
+    assert float(value[0]) == pytest.approx(0.925) and value[1].isnan() and not slope[1].count_nonzero()
+    value, slope = gradients(ONE, (scores, target), 2.0, check_targets="off")
+    assert value.isnan() and slope.isfinite().all() and not slope[1].count_nonzero()
+    with pytest.raises(IndexError, match=rf"^multi_margin_loss: `target\[1\]` must be .*got {label} for 4 classes"):
+        ONE(scores, target, check_targets="sync")
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("label", [4, -2, 2**40])
+@pytest.mark.parametrize("dim", [1, 2])
+def test_bad_labels_of_lists(label: int, dim: int) -> None:
+    scores = torch.tensor([[X, X], [X, X]], dtype=f64, device=KERNELS)
+    target = torch.tensor([[[3, 0, -1], [1, -1, label]], [[0, label, -1], [-1, 9, 9]]], device=KERNELS)
+    scores, target = scores.movedim(-1, dim), target.movedim(-1, dim)
+    options = {"class_dim": dim, "reduction": "none"}
+    value, slope = gradients(LISTS, (scores, target), 2.0, check_targets="off", **options)
+    assert value.flatten()[[0, 1, 3]].tolist() == pytest.approx([0.85, 0.925, 0.0]) and value[1, 0].isnan()
+    assert slope.isfinite().all() and not slope.movedim(dim, -1)[1, 0].count_nonzero()
+    where = r"\[1, 1, 0\]" if dim == 1 else r"\[1, 0, 1\]"
+    message = rf"^multilabel_margin_loss: `target{where}` must be a class index, 0 to 3, or -1 .*got {label} for 4"
+    for check in ("sync", "lazy") if KERNELS == "cpu" else ("sync",):
+        with pytest.raises(IndexError, match=message):
+            LISTS(scores, target, check_targets=check, **options)
+    with pytest.raises(IndexError, match=message):
+        exact(LISTS, (scores, target), **options)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Transforms, graphs, other libraries
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_second_derivatives(reduction: str) -> None:
+    """Of squared hinges, and zeros of others."""
+    scores, target = drawn(ONE, 3, 5)
+    leaf = scores.requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: ONE(x, target, p=2, reduction=reduction), (leaf,))
+    labels = drawn(LISTS, 3, 5)[1]
+    for function, y in ((ONE, target), (LISTS, labels)):
+        value = function(leaf, y, reduction=reduction).sum()
+        (slope,) = torch.autograd.grad(value, leaf, create_graph=True)
+        (second,) = torch.autograd.grad((slope * slope.detach()).sum(), leaf, allow_unused=True, materialize_grads=True)
+        assert not second.count_nonzero()
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("function", "reduction"), in_turn([ONE, LISTS], ["mean", "none"]))
+def test_transforms(function: Any, reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, target = drawn(function, 3, 5)
+    generator = torch.Generator().manual_seed(5)
+    tangent = torch.randn(3, 5, generator=generator, dtype=f64).to(KERNELS)
+    batch = torch.randn(4, 3, 5, generator=generator, dtype=f64).to(KERNELS)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return function(x, target, reduction=reduction).sum()
+
+    slope = torch.func.grad(call)(scores)
+    if reduction == "mean":
+        torch.testing.assert_close(slope.cpu(), exact(function, (scores, target))[1] / 0.5)
+    along = torch.func.jvp(call, (scores,), (tangent,))[1]
+    torch.testing.assert_close(along, (slope * tangent).sum())
+    monkeypatch.setattr(formulas, "evaluate", None)
+    found = torch.func.vmap(torch.func.grad(call))(batch)
+    torch.testing.assert_close(found, torch.stack([torch.func.grad(call)(x) for x in batch]))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("function", "reduction"), in_turn([ONE, LISTS], ["mean", "none"]))
+def test_a_compiled_graph(function: Any, reduction: str) -> None:
+    """In one graph, with the bits of eager mode: torch's own is wrong for lists."""
+    torch.compiler.reset()
+    scores, target = drawn(function, 3, 5)
+    leaf = scores.requires_grad_()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    both = []
+    for f in (compiled, function):
+        value = f(leaf, target, reduction=reduction)
+        both.append((value.detach(), *torch.autograd.grad(value.sum(), leaf)))
+    for a, b in zip(*both, strict=True):
+        assert same_bits(a, b)
+
+
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+@pytest.mark.parametrize("function", [ONE, LISTS], ids=lambda f: f.__name__)
+def test_cupy(function: Any) -> None:
+    operands = [x.cpu() for x in drawn(function, 3, 5)]
+    right = exact(function, operands)
+    with stand_in.cupy() as cupy:
+        arrays = [cupy.asarray(x.numpy()) for x in operands]
+        value, found = cupylosses.value_and_grad(function, *arrays)
+        numpy.testing.assert_allclose(numpy.asarray(value), right[0].numpy(), rtol=1e-13)
+        numpy.testing.assert_allclose(numpy.asarray(found), right[1].numpy() / 0.5, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("function", [ONE, LISTS], ids=lambda f: f.__name__)
+def test_numpy(function: Any) -> None:
+    operands = [x.cpu() for x in drawn(function, 3, 5)]
+    value, slope = cupylosses.value_and_grad(function, *(x.numpy() for x in operands))
+    right = exact(function, operands)
+    numpy.testing.assert_allclose(value, right[0].numpy(), rtol=1e-14)
+    numpy.testing.assert_allclose(slope, right[1].numpy() / 0.5, rtol=1e-12)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_of_nothing(reduction: str) -> None:
+    """No rows, and rows without places for labels: of a mean of nothing NaN with gradients of 0."""
+    for function, labels in ((ONE, torch.ones(0).long()), (LISTS, torch.ones(0, 3).long())):
+        found = gradients(function, (torch.ones(0, 3, device=KERNELS), labels.to(KERNELS)), reduction=reduction)
+        assert found[0].shape == ((0,) if reduction == "none" else ()) and found[1].shape == (0, 3)
+        assert reduction == "none" or bool(found[0].isnan()) == (reduction == "mean")
+    empty = torch.ones(2, 0, device=KERNELS).long()
+    for x in gradients(LISTS, (torch.ones(2, 3, device=KERNELS), empty), reduction=reduction):
+        assert not x.count_nonzero()
+    ignored = torch.full((2,), -100, device=KERNELS)
+    value, slope = gradients(ONE, (torch.ones(2, 3, device=KERNELS), ignored), reduction=reduction)
+    assert bool(value.isnan().any()) == (reduction == "mean") and not slope.count_nonzero()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Arguments
+
+S, Y = torch.ones(2, 3), torch.zeros(2).long()
+
+
+@pytest.mark.parametrize(
+    ("function", "operands", "options", "kind", "message"),
+    [
+        (ONE, (torch.ones(()), Y), {}, ValueError, "`input` needs a class dimension"),
+        (ONE, (torch.ones(2, 0), Y), {}, ValueError, "`input` must have a class at least"),
+        (ONE, (S, torch.zeros(3).long()), {}, ValueError, "`target` must have the shape of `input` without"),
+        (ONE, (torch.ones(2, 3, 4), torch.zeros(2, 3).long()), {}, ValueError, "If the classes are in dimension -1"),
+        (ONE, (S, Y), {"class_dim": 2}, ValueError, "`class_dim` must be within"),
+        (ONE, (S, Y), {"weight": torch.ones(2)}, ValueError, "`weight` must have one number per class"),
+        (ONE, (S, Y), {"weight": torch.ones(3, requires_grad=True)}, ValueError, "`weight` has no gradient"),
+        (ONE, (S, Y), {"mask": torch.ones(3) > 0}, ValueError, "`mask` must broadcast"),
+        (ONE, (S, Y), {"margin": nan}, ValueError, "`margin` must be"),
+        (ONE, (S, Y), {"p": 3}, TypeError, "`p` must be 1 or 2"),
+        (ONE, (S, Y), {"mask": torch.ones(2)}, TypeError, "`mask` must be bool"),
+        (ONE, (S, Y), {"check_targets": "never"}, ValueError, "`check_targets` must be one of"),
+        (ONE, (Y, S), {}, TypeError, "Are `input` and `target` swapped"),
+        (ONE, (S, torch.zeros(2)), {}, TypeError, "`target` must have one of the dtypes"),
+        (LISTS, (S, Y), {}, ValueError, "`target` must have the shape of `input` but for"),
+        (LISTS, (S, torch.zeros(3, 3).long()), {}, ValueError, "`target` must have the shape of `input` but for"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_wrong_arguments(function: Any, operands: Any, options: Mapping[str, Any], kind: Any, message: str) -> None:
+    with pytest.raises(kind, match=f"^{function.__name__}: .*{message}"):
+        function(*operands, **options)
+
+
+def test_the_twins_of_torch() -> None:
+    """Values and gradients of Modules are torch's where those are right."""
+    weight = torch.rand(6, dtype=f64)
+    for name, function, options in (
+        ("MultiMarginLoss", ONE, {"p": 2, "margin": 0.5, "weight": weight}),
+        ("MultiLabelMarginLoss", LISTS, {"reduction": "sum"}),
+    ):
+        scores, target = (x.cpu() for x in drawn(function, 4, 6))
+        target = target.clamp(0) if function is ONE else target
+        target = target.clamp(-1, 5)
+        for given in ({}, options):
+            ours, theirs = (getattr(x, name)(**given)(scores, target) for x in (nn, torch.nn))
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)

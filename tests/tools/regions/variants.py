@@ -1,0 +1,140 @@
+"""The kernels of region losses, found by rehearsing their calls (`cupylosses.engines.record`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, ClassVar
+
+from cupylosses import checks, functional, interop
+from cupylosses.engines.record import KernelRecorder, placeholder
+from cupylosses.engines.regions.codegen import RegionKernel
+from cupylosses.engines.regions.definition import RegionLoss
+from cupylosses.jit.gpu import Chip
+from tools.gate_subsets import BROADEST, cover
+from tools.variants import Compiled, Variants
+
+#: Shapes: classes in registers, few and as many as there can be of float32 and float64, and more than that.
+SHAPES: Sequence[tuple[int, ...]] = ((2, 4, 64, 64), (2, 40, 8, 8), (2, 19, 64, 64), (2, 2, 64, 64), (2, 8, 8, 8))
+_FEW = 2
+#: Dtypes of targets, the last one a value per class.
+TARGETS = ("int64", "uint8", "float32")
+
+#: Options with kernels of their own, beside the cases of a definition.
+OPTIONS: Sequence[Mapping[str, Any]] = (
+    {"overlap": "squared"},
+    {"overlap": "min"},
+    {"activation": "sigmoid"},
+    {"pool": "batch", "absent": "zero", "log_loss": True},
+    {"average": "samples", "mean_of_weights": True, "include_background": False},
+)
+
+
+class RegionVariants(Variants):
+    """Each entry point, layout, dtype and setting."""
+
+    Definition: ClassVar = RegionLoss
+    # Sums of many classes while lanes exchange them, once per chunk; or beside functions of every logit.
+    spills: ClassVar = 96
+
+    def kernels(self, fast: bool = False) -> list[Any]:
+        recorder = KernelRecorder(Chip(227 << 10, clusters=True))
+        shapes = SHAPES[: _FEW if fast else None]
+        for dtype, shape in product(("float32", "bfloat16") if fast else checks.FLOATING, shapes):
+            for target in TARGETS[:: 2 if fast else 1]:
+                for options in self._options(dtype, shape, fast):
+                    self._call(recorder, dtype, target, shape, options)
+        return list(recorder.kernels)
+
+    def _options(self, dtype: str, shape: Sequence[int], fast: bool) -> list[Mapping[str, Any]]:
+        arrays: dict[str, Any] = {"mask": placeholder("bool", (*shape[:1], *shape[2:]))}
+        if self.loss.values()["pool"] == "none":
+            arrays["class_weight"] = placeholder(dtype, shape[1:2])
+        if self.loss.has_voxels:
+            arrays["weight"] = placeholder(dtype, shape[1:2])
+            return [*self.loss.cases, arrays]
+        pooled = self.loss.values()["pool"] != "none"
+        others = OPTIONS[:3] if pooled else OPTIONS
+        return [*self.loss.cases, arrays, {"reduction": "none"}, *(others[:1] if fast else others)]
+
+    def _call(
+        self, recorder: KernelRecorder, dtype: str, target: str, shape: tuple[int, ...], options: Mapping[str, Any]
+    ) -> None:
+        dense = target in checks.FLOATING
+        if dense and options.get("focal_over") == "softmax":
+            return
+        given = placeholder(target, shape if dense else (*shape[:1], *shape[2:]))
+        call = getattr(functional, self.loss.name).prepare(placeholder(dtype, shape), given, **options)
+        floating = call.loss.engine.floating(call)
+        recorder.call(call, [floating, tuple([i == 0 for i in range(len(call.arrays))])])
+
+    def broad(self, architecture: str, whole: bool = True) -> list[Any]:
+        """Each kernel, layout and dtype for BROADEST; training for others."""
+        if architecture == BROADEST:
+            return cover(self.kernels(), dtypes)
+        kinds = ("value", "from_residual")
+        return cover([x for x in self.kernels(fast=True) if x.kind in kinds], structure)
+
+    @classmethod
+    def newest(
+        cls, losses: Sequence[RegionLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
+    ) -> Iterator[Compiled]:
+        """Each kernel, layout and setting; training also for the others in turn."""
+        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        for variant in cover(kernels, structure):
+            yield variant, broadest
+        for variant in cover([x for x in kernels if x.kind in ("value", "from_residual")], layout):
+            yield variant, next(others)
+
+    @classmethod
+    def older(
+        cls, losses: Sequence[RegionLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
+    ) -> Iterator[Compiled]:
+        """Each kernel and layout."""
+        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        yield from ((x, broadest) for x in cover(kernels, layout))
+
+    @staticmethod
+    def wide_accesses(variant: RegionKernel) -> tuple[int, int]:
+        """Vectors of 16 bytes of each class, of kernels that have them."""
+        wide = variant.wide and variant.held and variant.vec_size * interop.ITEMSIZE[variant.input] >= 16
+        if not wide or variant.kind == "groups":
+            return 0, 0
+        stores = variant.kind == "from_residual" and variant.gradients[0]
+        return variant.held, variant.held * stores
+
+    @staticmethod
+    def described(variant: RegionKernel) -> Mapping[str, str]:
+        names = [x for x, on in zip(("input", "target"), variant.gradients, strict=True) if on]
+        s = variant.static
+        words = [x for x in ("wide", "many") if getattr(variant, x)]
+        return {
+            "dtypes": " ".join(variant.storage),
+            "layout": f"{variant.held or 'many'} classes",
+            "access": " ".join([f"x{variant.vec_size}", *words]),
+            "gradients": " ".join(names),
+            "flags": " ".join([s.kind, s.activation, s.overlap, s.pool, s.absent, s.voxel]),
+        }
+
+
+def layout(variant: RegionKernel) -> Iterator[Hashable]:
+    """The kernel and its layout."""
+    yield variant.kind, bool(variant.held), variant.static.kind
+    yield variant.kind, variant.static.voxel, bool(variant.held)
+
+
+def structure(variant: RegionKernel) -> Iterator[Hashable]:
+    """Besides, what a call has, and the settings."""
+    yield from layout(variant)
+    yield variant.loss, variant.static.voxel
+    s = variant.static
+    yield variant.kind, s.activation, s.overlap, bool(variant.held)
+    yield variant.kind, s.pool, s.average
+    yield variant.kind, s.weighting, s.log_loss, s.power
+    yield variant.class_weight, variant.weight, variant.mask
+
+
+def dtypes(variant: RegionKernel) -> Iterator[Hashable]:
+    """Besides, the dtypes."""
+    yield from structure(variant)
+    yield variant.kind, variant.storage, variant.held

@@ -1,0 +1,1 @@
+"""The tools that know losses of rows of scores."""

@@ -1,0 +1,32 @@
+"""A property of losses of rows of scores, on CPU tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from cupylosses import functional
+from cupylosses.testing.row_margin.truth import truth
+from cupylosses.testing.tolerance import compare, require
+
+
+def agrees_with_formula(name: str, rows: int, classes: int, labels: int = 4) -> None:
+    """Values and gradients of rows match the truth. Halves, so that pairs lie on the boundary, and the first label is
+    listed twice.
+    """
+    function = getattr(functional, name)
+    generator = torch.Generator().manual_seed(0)
+    scores = (2 * torch.randn(rows, classes, generator=generator)).round() / 2
+    target = torch.randint(classes, (rows, labels), generator=generator)
+    target[:, -1] = target[:, 0]
+    target = target if function.loss.several else target[:, 0].contiguous()
+    leaf = scores.requires_grad_()
+    value = function(leaf, target, reduction="none")
+    upstream = torch.linspace(0.5, 1.5, rows)
+    (slope,) = torch.autograd.grad(value, leaf, upstream)
+    options = {"reduction": "none", "class_dim": 1, "ignore_index": -100}
+    expected = truth(
+        {"input": scores, "target": target}, function.loss.values(), options, function.loss.several, upstream
+    )
+    for found, exact in ((value.detach(), expected.value), (slope, expected.gradients[0])):
+        compared = compare(found, exact)
+        require(compared.ok, str(compared))

@@ -1,0 +1,130 @@
+"""The kernels of losses of rows of scores, found by rehearsing their calls (`cupylosses.engines.record`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, ClassVar
+
+from cupylosses import checks, functional
+from cupylosses.engines.record import KernelRecorder, placeholder
+from cupylosses.engines.row_margin.codegen import MarginKernel
+from cupylosses.engines.row_margin.definition import MarginLoss
+from cupylosses.interop import ITEMSIZE
+from cupylosses.jit.gpu import Chip
+from tools.gate_subsets import BROADEST, cover
+from tools.variants import Compiled, Variants
+
+#: Scores, places for labels in lists, and the class dimension: rows that a warp takes, that a block takes, that a lane
+#: takes, and of classes that lie apart; of several dimensions; and long lists.
+SHAPES: Sequence[tuple[tuple[int, ...], int, int]] = (
+    ((4096, 1000), 5, 1),
+    ((4096, 8192), 8192, 1),
+    ((4096, 8), 4, 1),
+    ((16, 64, 1024), 5, 1),
+    ((16, 64, 64), 5, -1),
+    ((4096, 250), 250, 1),
+)
+_FEW = 4
+
+
+class MarginVariants(Variants):
+    """Each entry point, layout, dtype, class weights and mask."""
+
+    Definition: ClassVar = MarginLoss
+
+    def kernels(self, fast: bool = False) -> list[Any]:
+        recorder = KernelRecorder(Chip(227 << 10, clusters=True))
+        dtypes = ("float32", "bfloat16") if fast else checks.FLOATING
+        for dtype, (shape, places, dim) in product(dtypes, SHAPES[: _FEW if fast else None]):
+            for reduction, options in product(("mean", "none"), self._options(shape, dtype, dim)):
+                self._call(recorder, dtype, shape, places, {**options, "reduction": reduction, "class_dim": dim})
+        # Masks of lists are counted by kernels of the pointwise engine.
+        return [x for x in recorder.kernels if isinstance(x, MarginKernel)]
+
+    def _options(self, shape: Sequence[int], dtype: str, dim: int) -> list[dict[str, Any]]:
+        rows = tuple(n for d, n in enumerate(shape) if d != dim % len(shape))
+        arrays = {"mask": placeholder("bool", rows)}
+        if not self.loss.several:
+            arrays["weight"] = placeholder(dtype, (shape[dim],))
+        flags = [{x.name: c} for x in self.loss.flags for c in x.choices if c != x.default]
+        return [{}, arrays, *flags]
+
+    def _call(
+        self, recorder: KernelRecorder, dtype: str, shape: tuple[int, ...], places: int, options: Mapping[str, Any]
+    ) -> None:
+        dim = options["class_dim"] % len(shape)
+        rows = tuple(n for d, n in enumerate(shape) if d != dim)
+        labels = (*rows[:dim], places, *rows[dim:]) if self.loss.several else rows
+        operands = {"input": placeholder(dtype, shape), "target": placeholder("int64", labels)}
+        call = getattr(functional, self.loss.name).prepare(**operands, **options)
+        recorder.call(call, [call.loss.engine.floating(call)])
+
+    def broad(self, architecture: str, whole: bool = True) -> list[Any]:
+        """Each kernel, layout and dtype for BROADEST; forward with gradients for others."""
+        if architecture == BROADEST:
+            return cover(self.kernels(), dtypes)
+        return cover([x for x in self.kernels(fast=True) if x.kind == "value_and_gradient"], structure)
+
+    @classmethod
+    def newest(
+        cls, losses: Sequence[MarginLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
+    ) -> Iterator[Compiled]:
+        """Each kernel and layout; forward with gradients of each formula also for the others in turn."""
+        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        for variant in cover(kernels, structure):
+            yield variant, broadest
+        for variant in cover([x for x in kernels if x.kind == "value_and_gradient"], formula):
+            yield variant, next(others)
+
+    @classmethod
+    def older(
+        cls, losses: Sequence[MarginLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
+    ) -> Iterator[Compiled]:
+        """Each kernel and layout."""
+        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        yield from ((x, broadest) for x in cover(kernels, layout))
+
+    @staticmethod
+    def wide_accesses(variant: MarginKernel) -> tuple[int, int]:
+        """Those of a kernel of whole vectors: one load, and one store if it writes gradients."""
+        wide = variant.vec_size * ITEMSIZE[variant.input] >= 16 and variant.kind != "denominator"
+        return int(wide), int(wide and "gradient" in variant.kind)
+
+    @staticmethod
+    def described(variant: MarginKernel) -> Mapping[str, str]:
+        words = [x for x in ("counted", "self_counting") if getattr(variant, x)]
+        words += [f"rank{variant.rank}"] if variant.rank > 1 else []
+        return {
+            "dtypes": " ".join(variant.storage),
+            "layout": " ".join([variant.layout, *words]),
+            "access": "",
+            "gradients": "input" if "gradient" in variant.kind else "",
+            "flags": " ".join([x.name for x, on in zip(variant.loss.flags, variant.flags, strict=True) if on]),
+        }
+
+
+def layout(variant: MarginKernel) -> Iterator[Hashable]:
+    """The kernel and its layout, for one label and for lists."""
+    yield variant.loss.several, variant.kind
+    yield variant.loss.several, variant.layout
+
+
+def structure(variant: MarginKernel) -> Iterator[Hashable]:
+    """Besides, what a call has, and the formula."""
+    yield from layout(variant)
+    yield from formula(variant)
+    yield variant.loss.several, variant.kind, variant.layout
+    yield variant.weight, variant.mask
+    yield variant.counted, variant.self_counting, variant.kind
+
+
+def formula(variant: MarginKernel) -> Iterator[Hashable]:
+    """The formula."""
+    yield variant.loss, variant.flags
+
+
+def dtypes(variant: MarginKernel) -> Iterator[Hashable]:
+    """Besides, the dtypes."""
+    yield from structure(variant)
+    yield variant.kind, variant.storage, variant.result

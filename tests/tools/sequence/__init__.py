@@ -1,0 +1,1 @@
+"""The tools that know the losses of sequences."""

@@ -1,0 +1,103 @@
+"""The kernels of losses of sequences, found by rehearsing their calls (`cupylosses.engines.record`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, ClassVar
+
+from cupylosses import checks, functional
+from cupylosses.engines.record import KernelRecorder, placeholder
+from cupylosses.engines.sequence.codegen import SequenceKernel
+from cupylosses.engines.sequence.definition import SequenceLoss
+from cupylosses.jit.gpu import Chip
+from tools.gate_subsets import BROADEST, cover
+from tools.variants import Compiled, Variants
+
+#: Frames, samples, classes and labels. A kernel depends on none of them.
+FRAMES, SAMPLES, CLASSES, LABELS = 256, 8, 64, 40
+
+
+class SequenceVariants(Variants):
+    """Each kernel, dtype, result and kind of gradient."""
+
+    Definition: ClassVar = SequenceLoss
+
+    def kernels(self, fast: bool = False) -> list[Any]:
+        recorder = KernelRecorder(Chip(227 << 10, clusters=True))
+        dtypes = ("float32", "bfloat16") if fast else checks.FLOATING
+        results = (None, "float32") if fast else (None, *checks.FLOATING)
+        kinds = [{}] if self.loss.logits else [{}, {"gradient": "logits"}]
+        for dtype, result, kind, reduction in product(dtypes, results, kinds, ("mean", "none")):
+            self._call(recorder, dtype, {**kind, "reduction": reduction, "out_dtype": result})
+        # Divisors are found by kernels of the pointwise engine.
+        return [x for x in recorder.kernels if isinstance(x, SequenceKernel)]
+
+    def _call(self, recorder: KernelRecorder, dtype: str, options: Mapping[str, Any]) -> None:
+        first, targets, *lengths = [x.name for x in self.loss.operands]
+        arrays = {
+            first: placeholder(dtype, (FRAMES, SAMPLES, CLASSES)),
+            targets: placeholder("int64", (SAMPLES, LABELS)),
+        }
+        arrays |= {x: placeholder("int64", (SAMPLES,)) for x in lengths}
+        call = getattr(functional, self.loss.name).prepare(**arrays, **options)
+        recorder.call(call, [call.loss.engine.floating(call)])
+
+    def broad(self, architecture: str, whole: bool = True) -> list[Any]:
+        """Each kernel, dtype and result for BROADEST; each kernel for others."""
+        if architecture == BROADEST:
+            return cover(self.kernels(), dtypes)
+        return cover(self.kernels(fast=True), structure)
+
+    @classmethod
+    def newest(
+        cls, losses: Sequence[SequenceLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
+    ) -> Iterator[Compiled]:
+        """Each kernel and kind of gradient; the recursion also for the others in turn."""
+        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        for variant in cover(kernels, structure):
+            yield variant, broadest
+        for variant in cover([x for x in kernels if x.kind in ("second", "gradient")], kind):
+            yield variant, next(others)
+
+    @classmethod
+    def older(
+        cls, losses: Sequence[SequenceLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
+    ) -> Iterator[Compiled]:
+        """Each kernel."""
+        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        yield from ((x, broadest) for x in cover(kernels, kind))
+
+    @staticmethod
+    def wide_accesses(variant: SequenceKernel) -> tuple[int, int]:
+        """A frame's logits are read, and its gradient is written, in vectors."""
+        reads = variant.kind == "gradient" and variant.added != "kPlain"
+        return int(reads), int(variant.kind == "gradient")
+
+    @staticmethod
+    def described(variant: SequenceKernel) -> Mapping[str, str]:
+        return {
+            "dtypes": f"{variant.dtype} {variant.result}",
+            "layout": " ".join([variant.added, *(["stores"] if variant.stores else [])]),
+            "access": "",
+            "gradients": "",
+            "flags": "",
+        }
+
+
+def kind(variant: SequenceKernel) -> Iterator[Hashable]:
+    """The kernel."""
+    yield variant.kind
+    yield variant.kind, variant.stores
+
+
+def structure(variant: SequenceKernel) -> Iterator[Hashable]:
+    """Besides, the kind of gradient."""
+    yield from kind(variant)
+    yield variant.kind, variant.added
+
+
+def dtypes(variant: SequenceKernel) -> Iterator[Hashable]:
+    """Besides, the dtypes."""
+    yield from structure(variant)
+    yield variant.kind, variant.dtype, variant.result
