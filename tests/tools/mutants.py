@@ -274,6 +274,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, label_only",),
     ),
     Mutant(
+        "rows without a loss counted among the others",
+        "kernels/softmax/rows.cuh",
+        "store",
+        r"if \(!t\.active\) \+\+inactive_rows;",
+        "",
+        ("rows, tallied",),
+    ),
+    Mutant(
         "sums of warps added as if their largest logits were equal",
         "kernels/softmax/column_tiles.cuh",
         "combined",
