@@ -26,6 +26,13 @@ CHUNKS = "kernels/linear_softmax/chunks.cuh"
 LOG_PROBS = "kernels/log_probs/log_probs.cuh"
 MARGIN = "kernels/row_margin/row_margin.cuh"
 STATISTICS = "kernels/row_statistics/row_statistics.cuh"
+VOXELS = "kernels/regions/voxels.cuh"
+REGION_SUMS = "kernels/regions/sums.cuh"
+GROUPS = "kernels/regions/groups.cuh"
+REGIONS = "kernels/regions/regions.cuh"
+RECURSION = "kernels/sequence/recursion.cuh"
+FRAMES = "kernels/sequence/frames.cuh"
+ALIGNMENT = "kernels/sequence/alignment.cuh"
 LAYOUT_RULES = "cupylosses/engines/pointwise/layout.py"
 STRIDES = "cupylosses/engines/strides.py"
 PLAN = "cupylosses/engines/pointwise/plan.py"
@@ -424,6 +431,120 @@ MUTANTS: tuple[Mutant, ...] = (
         r"kept_vector\(vector, kSlot\)",
         "kept_vector(0, kSlot)",
         ("statistics",),
+    ),
+    # Losses of regions.
+    Mutant(
+        "ignored voxel counted",
+        VOXELS,
+        "voxel_target",
+        r"counts && label != program\.ignored",
+        "counts || label == program.ignored",
+        ("regions, ignored",),
+    ),
+    Mutant(
+        "false positives weighed as false negatives",
+        GROUPS,
+        "evaluate_group",
+        r"number\.alpha \* sum\[1\] \+ number\.beta \* sum\[2\]",
+        "number.alpha * sum[2] + number.beta * sum[1]",
+        ("regions",),
+    ),
+    Mutant(
+        "pool forgets its last class",
+        GROUPS,
+        "cells",
+        r"Rules::kPoolsClasses \? regions\(\) : 1",
+        "Rules::kPoolsClasses ? regions() - 1 : 1",
+        ("regions, pooled",),
+    ),
+    Mutant(
+        "absent group counted",
+        GROUPS,
+        "evaluate_groups",
+        r"Rules::kAbsent != kSkipAbsent \|\| present \|\| unknown",
+        "true",
+        ("regions, absent",),
+    ),
+    Mutant(
+        "1 - p of the label as a difference",
+        REGION_SUMS,
+        "add_voxel",
+        r"softmax\.others \* softmax\.inv_sum",
+        "Compute(1) - softmax.label_e * softmax.inv_sum",
+        ("regions, confident",),
+    ),
+    Mutant(
+        "softmax without its mean",
+        REGIONS,
+        "label_gradient",
+        r"-\(at_label \+ mean\)",
+        "-(at_label)",
+        ("regions",),
+    ),
+    Mutant(
+        "last warp left out",
+        REGION_SUMS,
+        "sum_in_registers",
+        r"w < kSumWarps; \+\+w",
+        "w < kSumWarps - 1; ++w",
+        ("regions",),
+    ),
+    Mutant(
+        "tile read before it is whole",
+        REGION_SUMS,
+        "sum_in_tiles",
+        r"tile\[v\] = kept; \} __syncthreads\(\);",
+        "tile[v] = kept; }",
+        ("regions, tiles",),
+    ),
+    # Sequences.
+    Mutant(
+        "alignments that skip the blank between equal labels",
+        RECURSION,
+        "walk_half",
+        r"walk\.skips = j > 0 && own\[backward \? size - 1 - j : j - 1\] != label;",
+        "walk.skips = j > 0;",
+        ("sequences",),
+    ),
+    Mutant(
+        "alignments that enter a blank at the meeting not counted",
+        RECURSION,
+        "meeting_terms",
+        r"found\.of\[0\] = sum\(b, before\);",
+        "found.of[0] = b;",
+        ("sequences",),
+    ),
+    Mutant(
+        "no barrier between rounds of warps",
+        RECURSION,
+        "walk_half",
+        r"(outgoing\[lane\]\); } } )__syncthreads\(\);",
+        r"\1",
+        ("sequences",),
+    ),
+    Mutant(
+        "posteriors of a repeated label not added up",
+        FRAMES,
+        "write_frame",
+        r"of_class \+= posteriors\[size \+ next\]\.m;",
+        "",
+        ("sequences",),
+    ),
+    Mutant(
+        "alignment that leaves a state at a tie",
+        ALIGNMENT,
+        "is_better",
+        r"x > best",
+        "x >= best",
+        ("alignments",),
+    ),
+    Mutant(
+        "ballots of the positions before not looked up",
+        ALIGNMENT,
+        "walk_back",
+        r"words\[k - sample\.words\(\)\]",
+        "words[k]",
+        ("alignments",),
     ),
     # Log-probabilities.
     Mutant(
