@@ -376,6 +376,16 @@ def vector_losses() -> str:
     return table(["function", "value of a row", "options of its own", "in torch"], rows)
 
 
+def sequence_losses() -> str:
+    """The README's table of losses of sequences."""
+    rows = []
+    for loss in registry(SequenceLoss).values():
+        plain = {"mask", "normalizer", "out_dtype", "reduction", "weight"}
+        own = [f"`{name}={x!r}`" for name, x in loss.common.items() if name not in plain]
+        rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join(own), "yes" if loss.torch else ""])
+    return table(["function", "value of a sample", "options of its own", "in torch"], rows)
+
+
 def box_losses() -> str:
     """The README's table of losses of boxes."""
     rows = []
@@ -501,6 +511,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "losses of vectors": vector_losses,
         "losses of margins": margin_losses,
         "losses of boxes": box_losses,
+        "losses of sequences": sequence_losses,
         "losses of regions": region_losses,
         "losses of layers": layer_losses,
     },

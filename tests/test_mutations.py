@@ -28,6 +28,7 @@ from tools.regions import properties as region_properties
 from tools.representatives import representatives
 from tools.row_margin import properties as margin_properties
 from tools.row_statistics import properties as statistics_properties
+from tools.sequence import properties as sequence_properties
 from tools.softmax import properties as term_properties
 
 import cupylosses.functional as F
@@ -256,6 +257,8 @@ BATTERY: dict[str, Callable[[], None]] = {
     "regions, tiles": hosted(region_properties.agrees_with_truth, ("dice_loss", "many")),
     "regions, absent": hosted(region_properties.leaves_absent_classes_out),
     "regions, confident": hosted(region_properties.keeps_the_digits_of_confident_voxels),
+    "sequences": hosted(sequence_properties.agrees_with_truth, (61, 9), (400, 70)),
+    "alignments": hosted(sequence_properties.aligns_as_truth, (61, 9), (150, 70)),
     "records": partial(host_properties.goes_by_the_note_of_each_warp, FUNCTION, FUNCTION.loss, shape=(2503,)),
 }
 

@@ -5,11 +5,15 @@
 //   sum        E = largest e_i,    m = sum_i m_i 2^(e_i - E), with powers of two made of bits
 //   e^x        2^f 2^k, with k = rint(x log2 e) and f the rest; 2^f by a polynomial
 //
-// 1. A number that counts has m within 2^-4 and 2^18 between two renormalisations, which are 8 frames apart: nothing
-//    is flushed that counts. `renormalised` brings m back to [1, 2).
-// 2. Zero is m = 0, e = kZero. It stays zero whatever it is multiplied by, NaN too: where no path passes, nothing is
-//    read. An exponent below -2^30 becomes zero, one above 2^30 NaN.
-// 3. Exponents of 32 bits lie within 1.72 2^30: their differences fit unsigned integers.
+// 1. A number that counts has m within 2^-4 and 2^18 between two renormalisations, which are at most 8 frames apart:
+//    nothing is flushed that counts. `renormalised` brings m back to [1, 2), an exponent below kLowest to zero, and one
+//    above -kLowest to NaN.
+// 2. Zero is m = 0, with an exponent so low that no number that counts has less, whatever ordinary factors either has
+//    been multiplied by since. `product` keeps a zero as it is, whatever it is multiplied by, NaN too: where no path
+//    passes, nothing is read. `ordinary_product` does not look, and is for ordinary factors.
+// 3. Ordinary are logits below 2^21 in size: |e| of their exponentials is below 2^22. Beyond, `exponential` is slower,
+//    and numbers have to be renormalised after each product.
+// 4. Differences of exponents fit unsigned integers of 32 bits.
 //
 // Arithmetic is IEEE's alone, so results have the same bits on every GPU and on the host.
 #pragma once
@@ -17,7 +21,9 @@
 
 // What counts as infinite: logits and log-probabilities beyond it.
 constexpr double kLargestLogit = 67108864.0;  // 2^26
-constexpr int kZero = -(1 << 30);
+constexpr double kOrdinaryLogit = 2097152.0;  // 2^21
+constexpr int kLowest = -(1 << 29);
+constexpr int kZero = -5 * (1 << 27);
 
 template <class Mantissa>
 struct Extended {
@@ -93,44 +99,47 @@ __device__ __forceinline__ Extended<Mantissa> product(const Extended<Mantissa>& 
   return {zero ? Mantissa(0) : a.m * b.m, zero ? kZero : a.e + b.e};
 }
 
+template <class Mantissa>
+__device__ __forceinline__ Extended<Mantissa> ordinary_product(const Extended<Mantissa>& a,
+                                                               const Extended<Mantissa>& b) {
+  return {a.m * b.m, a.e + b.e};
+}
+
 __device__ __forceinline__ Extended<float> renormalised(const Extended<float>& a) {
   const unsigned bits = __float_as_uint(a.m), field = bits >> 23 & 0xffu;
   const int e = a.e + static_cast<int>(field) - 127;
-  if (field == 0u || e < kZero) return zero_number<float>();
-  if (field == 0xffu || e > -kZero) return {__uint_as_float(0x7fc00000u), 0};
+  if (field == 0u || e < kLowest) return zero_number<float>();
+  if (field == 0xffu || e > -kLowest) return {__uint_as_float(0x7fc00000u), 0};
   return {__uint_as_float((bits & 0x7fffffu) | 0x3f800000u), e};
 }
 __device__ __forceinline__ Extended<double> renormalised(const Extended<double>& a) {
   const int64 bits = __double_as_longlong(a.m);
   const int field = static_cast<int>(bits >> 52 & 0x7ff), e = a.e + field - 1023;
-  if (field == 0 || e < kZero) return zero_number<double>();
-  if (field == 0x7ff || e > -kZero) return {__longlong_as_double(0x7ff8LL << 48), 0};
+  if (field == 0 || e < kLowest) return zero_number<double>();
+  if (field == 0x7ff || e > -kLowest) return {__longlong_as_double(0x7ff8LL << 48), 0};
   return {__longlong_as_double((bits & 0xfffffffffffffLL) | 1023LL << 52), e};
 }
 
-// e^x. Zero for -inf, NaN for +inf and NaN. |e| is at most 2^27, so that 8 products do not overflow an exponent.
-//
-// The polynomial has a relative error of 1.9e-9 for |f| up to a half. k loses digits of its own beyond 2^24: rint(f)
-// gives them back.
-__device__ __forceinline__ Extended<float> exponential(float x) {
-  constexpr float kHigh = 1.44269502e+00f, kLow = 1.92596303e-08f;
-  constexpr float kLargest = static_cast<float>(kLargestLogit);
-  const float k = rintf(x * kHigh), rest = fmaf(x, kHigh, -k) + x * kLow, more = rintf(rest), f = rest - more;
+// True if a logit is ordinary; NaN is not.
+__device__ __forceinline__ bool is_ordinary(float x) {
+  return fabsf(x) < static_cast<float>(kOrdinaryLogit);
+}
+__device__ __forceinline__ bool is_ordinary(double x) {
+  return fabs(x) < kOrdinaryLogit;
+}
+
+// 2^f for |f| up to a half, with a relative error of 1.9e-9.
+__device__ __forceinline__ float power_of_fraction(float f) {
   float y = 1.53458118e-04f;
   y = fmaf(y, f, 1.33999314e-03f);
   y = fmaf(y, f, 9.61848896e-03f);
   y = fmaf(y, f, 5.55032878e-02f);
   y = fmaf(y, f, 2.40226469e-01f);
   y = fmaf(y, f, 6.93147206e-01f);
-  y = fmaf(y, f, 1.0f);
-  if (x < -kLargest) return zero_number<float>();
-  if (!(x <= kLargest)) return {__uint_as_float(0x7fc00000u), 0};
-  return {y, static_cast<int>(k) + static_cast<int>(more)};
+  return fmaf(y, f, 1.0f);
 }
-// The rest is at most ln(2) / 2 in size: a Taylor series of degree 13 has a relative error of 4e-18.
-__device__ __forceinline__ Extended<double> exponential(double x) {
-  const double k = rint(x * 1.4426950408889634);
-  const double r = fma(k, -2.3190468138462996e-17, fma(k, -0.6931471805599453, x));
+// e^r for |r| up to ln(2) / 2: a Taylor series of degree 13, with a relative error of 4e-18.
+__device__ __forceinline__ double exp_of_rest(double r) {
   double y = 1.0 / 6227020800.0;
   y = fma(y, r, 1.0 / 479001600.0);
   y = fma(y, r, 1.0 / 39916800.0);
@@ -144,8 +153,40 @@ __device__ __forceinline__ Extended<double> exponential(double x) {
   y = fma(y, r, 1.0 / 6.0);
   y = fma(y, r, 0.5);
   y = fma(y, r, 1.0);
-  y = fma(y, r, 1.0);
+  return fma(y, r, 1.0);
+}
+
+constexpr float kHigh = 1.44269502e+00f, kLow = 1.92596303e-08f;  // log2 e
+constexpr double kLn2 = 0.6931471805599453, kLn2Low = 2.3190468138462996e-17;
+
+// e^x of an ordinary logit, anything of others. Adding 1.5 times the largest power of two leaves an integer in the last
+// bits of a sum: neither a conversion nor a rounding instruction, which take four times as long.
+__device__ __forceinline__ Extended<float> ordinary_exponential(float x) {
+  constexpr float kMagic = 12582912.0f;
+  const float sum = fmaf(x, kHigh, kMagic), k = sum - kMagic;
+  return {power_of_fraction(fmaf(x, kLow, fmaf(x, kHigh, -k))),
+          static_cast<int>(__float_as_uint(sum)) - static_cast<int>(__float_as_uint(kMagic))};
+}
+__device__ __forceinline__ Extended<double> ordinary_exponential(double x) {
+  constexpr double kMagic = 6755399441055744.0;
+  const double sum = fma(x, 1.4426950408889634, kMagic), k = sum - kMagic;
+  return {exp_of_rest(fma(k, -kLn2Low, fma(k, -kLn2, x))), static_cast<int>(__double_as_longlong(sum))};
+}
+
+// e^x of any logit: zero for -inf, NaN for +inf and NaN. |e| is at most 2^27. k loses digits of its own beyond 2^24:
+// `more` gives them back.
+__device__ __forceinline__ Extended<float> exponential(float x) {
+  constexpr float kLargest = static_cast<float>(kLargestLogit);
+  if (is_ordinary(x)) return ordinary_exponential(x);
+  if (x < -kLargest) return zero_number<float>();
+  if (!(x <= kLargest)) return {__uint_as_float(0x7fc00000u), 0};
+  const float k = rintf(x * kHigh), rest = fmaf(x, kHigh, -k) + x * kLow, more = rintf(rest);
+  return {power_of_fraction(rest - more), static_cast<int>(k) + static_cast<int>(more)};
+}
+__device__ __forceinline__ Extended<double> exponential(double x) {
+  if (is_ordinary(x)) return ordinary_exponential(x);
   if (x < -kLargestLogit) return zero_number<double>();
   if (!(x <= kLargestLogit)) return {__longlong_as_double(0x7ff8LL << 48), 0};
-  return {y, static_cast<int>(k)};
+  const double k = rint(x * 1.4426950408889634);
+  return {exp_of_rest(fma(k, -kLn2Low, fma(k, -kLn2, x))), static_cast<int>(k)};
 }

@@ -123,7 +123,7 @@ __device__ __forceinline__ void read_frame(const Sequences& shape, const Storage
   }
   if (lane == 0) {
     sums[n * shape.frames + t] = sum;
-    if (sum.others != sum.others) atomicOr(broken + n, 1u);
+    if (sum.others != sum.others) atomicOr(broken + n, kNanLogit);
   }
 }
 
@@ -164,7 +164,8 @@ __device__ __forceinline__ double alignments(const StoredNumber<Mantissa>* alpha
     for (int i = 0; i < 4; i += 2) {
       const int64 e = joint_exponent(terms.of[i], terms.of[i + 1]);
       const double product = static_cast<double>(terms.of[i].m) * static_cast<double>(terms.of[i + 1].m);
-      if (e != kNoExponent) total += product * power_of_two(e - exponent, 0.0);
+      if (e != kNoExponent)
+        total += product * power_of_two(static_cast<int>(max(e - exponent, static_cast<int64>(-1023))), 0.0);
     }
   }
   total = block_sum(total);
@@ -205,7 +206,8 @@ __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, c
   } else if (sample.outcome == kBad) {
     loss = not_a_number(0.0);
   }
-  if (kLogits && sample.outcome != kBad && sample.outcome != kSkipped && broken[n] != 0u) loss = not_a_number(0.0);
+  if (kLogits && sample.outcome != kBad && sample.outcome != kSkipped && (broken[n] & kNanLogit) != 0u)
+    loss = not_a_number(0.0);
   if (threadIdx.x == 0) {
     if (sample.outcome != kSkipped) loss = (loss + 0.0) * sample.weight;
     if (values != nullptr) values[n] = Narrow<Result>::from(loss);
@@ -230,6 +232,7 @@ __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, c
 // The gradient of frame t of sample n, by a warp. `posteriors` are those of the recursion. kPlain: 0 but for labels;
 // kOfLogits: plus exp(x); kSoftmax: plus softmax.
 enum GradientKind { kPlain, kOfLogits, kSoftmax };
+constexpr int kKept = 4;
 
 template <GradientKind kKind, class Mantissa, class Storage>
 __device__ __forceinline__ void write_frame(const Sequences& shape, const Storage* x, Storage* g, const int* labels,
@@ -249,20 +252,32 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
     if constexpr (kKind == kPlain) return Mantissa(0);
     return probability(x[c * shape.x_class]);
   };
-  double of_blank = 0.0, of_labels = 0.0, of_others = 0.0;
-  for (int j = lane; j < size; j += 32) {
-    const double blank = posteriors[j].m;
+  // A lane has positions lane, lane + 32, ...: the first kKept of them in registers.
+  Mantissa kept[kKept], of_blank = 0, of_labels = 0, of_others = 0;
+  auto add = [&](int j) -> Mantissa {
+    const Mantissa blank = posteriors[j].m;
+    const Mantissa label = j < size - 1 ? posteriors[size + j].m : Mantissa(0);
     of_blank += blank;
-    if (likely != shape.blank) of_others += blank;
-    if (j < size - 1) {
-      const double label = posteriors[size + j].m;
-      of_labels += label;
-      if (likely >= 0 && labels[j] != likely) of_others += label;
+    of_labels += label;
+    if (likely >= 0) {
+      of_others += likely != shape.blank ? blank : Mantissa(0);
+      of_others += j < size - 1 && labels[j] != likely ? label : Mantissa(0);
     }
+    return label;
+  };
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) kept[i] = lane + 32 * i < size ? add(lane + 32 * i) : Mantissa(0);
+  for (int j = lane + 32 * kKept; j < size; j += 32) add(j);
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    of_blank += __shfl_xor_sync(0xffffffffu, of_blank, offset);
+    of_labels += __shfl_xor_sync(0xffffffffu, of_labels, offset);
   }
-  of_blank = warp_sum(of_blank);
-  const double total = of_blank + warp_sum(of_labels);
-  if (likely >= 0) of_others = warp_sum(of_others);
+  if (likely >= 0) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) of_others += __shfl_xor_sync(0xffffffffu, of_others, offset);
+  }
+  const Mantissa share = Mantissa(1) / (of_blank + of_labels);
   constexpr int kVec = 16 / sizeof(Storage);
   int64 done = 0;
   if (is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
@@ -285,53 +300,134 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
     g[c * shape.g_class] = Narrow<Storage>::from(kKind == kPlain ? Mantissa(0) : before(c) * scale);
   }
   // The rest of softmax, and of occ, for the class that has most of both.
-  auto write = [&](int64 c, double posterior) {
-    const Mantissa occ = static_cast<Mantissa>(posterior / total);
+  auto write = [&](int64 c, Mantissa of_class) {
+    const Mantissa occ = of_class * share;
     Mantissa found = before(c) - occ;
-    if (c == likely && occ > Mantissa(0.5)) {
-      found = static_cast<Mantissa>(of_others / total) - sum.others * inverse;
-    }
+    if (c == likely && occ > Mantissa(0.5)) found = of_others * share - sum.others * inverse;
     g[c * shape.g_class] = Narrow<Storage>::from(found * scale);
   };
-  __syncwarp();
-  for (int j = lane; j < size - 1; j += 32) {
+  // The first occurrence of a class adds the others.
+  auto write_label = [&](int j, Mantissa of_class) {
     unsigned link = links[j];
-    if (link & 0x80000000u) continue;
-    double posterior = posteriors[size + j].m;
-    while (link & 0x7fffffffu) {
-      const int next = static_cast<int>(link & 0x7fffffffu) - 1;
-      posterior += posteriors[size + next].m;
-      link = links[next];
+    if (link & kEarlier) return;
+    while (link != 0u) {
+      const int next = static_cast<int>(link) - 1;
+      of_class += posteriors[size + next].m;
+      link = links[next] & ~kEarlier;
     }
-    write(labels[j], posterior);
+    write(labels[j], of_class);
+  };
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    if (lane + 32 * i < size - 1) write_label(lane + 32 * i, kept[i]);
   }
+  for (int j = lane + 32 * kKept; j < size - 1; j += 32) write_label(j, posteriors[size + j].m);
   if (lane == 0) write(shape.blank, of_blank);
 }
 
-// True if a sample has alignments; `is_nan` if one of them is NaN, which is in Z. Preconditions: the whole block calls
-// it; it ends in a barrier.
+// What a block shares about a sample of few labels in frames of few classes: the position of the first label of each
+// class, plus one, or 0, with kRepeated if there are more; and the posteriors of labels in the frame of each warp.
+constexpr int kShortClasses = 1024;
+constexpr unsigned kRepeated = 0x80000000u;
 template <class Mantissa>
-__device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sample& sample, const int* labels,
-                                               const StoredNumber<Mantissa>* meeting, bool& is_nan) {
-  is_nan = false;
-  if (sample.outcome != kRuns) return false;
-  const int size = sample.labels + 1;
-  const StoredNumber<Mantissa>* const alpha = meeting + 2 * sample.first;
-  const StoredNumber<Mantissa>* const beta = meeting + 2 * (shape.positions + sample.first);
-  bool some = false, spoilt = false;
-  for (int j = threadIdx.x; j < size; j += blockDim.x) {
-    const MeetingTerms<Mantissa> terms = meeting_terms(alpha, beta, labels + sample.first, size, j);
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const Mantissa product = terms.of[i].m * terms.of[i + 1].m;
-      const bool counts = joint_exponent(terms.of[i], terms.of[i + 1]) != kNoExponent;
-      some = some || counts;
-      spoilt = spoilt || (counts && product != product);
+struct ShortFrames {
+  static constexpr int kLabels = 2048 / static_cast<int>(sizeof(Mantissa));
+  static constexpr int kWarps = 4;
+  alignas(16) unsigned head[kShortClasses];
+  Mantissa row[kWarps][kLabels];
+
+  // Precondition: all threads of the block, before any reads `head`.
+  __device__ __forceinline__ void begin(const Sequences& shape, const int* labels, const unsigned* links, int count) {
+    for (int c = threadIdx.x; c < shape.classes; c += blockDim.x) head[c] = 0u;
+    __syncthreads();
+    for (int j = threadIdx.x; j < count; j += blockDim.x) {
+      const unsigned link = links[j];
+      if ((link & kEarlier) == 0u) head[labels[j]] = (j + 1u) | (link != 0u ? kRepeated : 0u);
+    }
+    __syncthreads();
+  }
+};
+
+// The same as write_frame, in one pass over the classes: each is written once. Bits are the same, too.
+template <GradientKind kKind, class Mantissa, class Storage>
+__device__ __forceinline__ void write_short_frame(const Sequences& shape, const Storage* x, Storage* g,
+                                                  const int* labels, const unsigned* links, const unsigned* head,
+                                                  Mantissa* row, const StoredNumber<Mantissa>* posteriors, int size,
+                                                  const FrameSum<Mantissa>& sum, Mantissa scale) {
+  const int lane = threadIdx.x % 32, classes = static_cast<int>(shape.classes);
+  const int blank = static_cast<int>(shape.blank);
+  const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
+  const int likely = kKind == kSoftmax && sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
+  Mantissa of_blank = 0, of_labels = 0, of_others = 0;
+  __syncwarp();  // the row is still read
+  for (int j = lane; j < size; j += 32) {
+    of_blank += posteriors[j].m;
+    if (j < size - 1) {
+      const Mantissa label = posteriors[size + j].m;
+      row[j] = label;
+      of_labels += label;
+      if (likely >= 0) of_others += labels[j] != likely ? label : Mantissa(0);
     }
   }
-  some = __syncthreads_or(some) != 0;
-  is_nan = __syncthreads_or(spoilt) != 0;
-  return some;
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    of_blank += __shfl_xor_sync(0xffffffffu, of_blank, offset);
+    of_labels += __shfl_xor_sync(0xffffffffu, of_labels, offset);
+  }
+  if (likely >= 0) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) of_others += __shfl_xor_sync(0xffffffffu, of_others, offset);
+    if (likely != blank) of_others += of_blank;
+  }
+  const Mantissa share = Mantissa(1) / (of_blank + of_labels);
+  __syncwarp();
+  auto gradient = [&](int c, unsigned first, Storage stored) -> Mantissa {
+    Mantissa before = 0;
+    if constexpr (kKind == kSoftmax) before = exp_below(logit<Mantissa>(stored) - sum.largest) * inverse;
+    if constexpr (kKind == kOfLogits) before = static_cast<Mantissa>(exp(logit<Mantissa>(stored)));
+    Mantissa occ = c == blank ? of_blank : Mantissa(0);
+    if (first != 0u) {
+      int at = static_cast<int>(first & ~kRepeated) - 1;
+      occ = row[at];
+      if (first & kRepeated) {
+        for (unsigned link = links[at]; (link & ~kEarlier) != 0u; link = links[at]) {
+          at = static_cast<int>(link & ~kEarlier) - 1;
+          occ += row[at];
+        }
+      }
+    }
+    occ *= share;
+    const Mantissa rest = of_others * share - sum.others * inverse;
+    return (c == likely && occ > Mantissa(0.5) ? rest : before - occ) * scale;
+  };
+  constexpr int kVec = 16 / sizeof(Storage);
+  int done = 0;
+  if (classes >= 32 * kVec && is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
+    for (int v = lane; v < classes / kVec; v += 32) {
+      Pack<Storage, kVec> raw = {};
+      if constexpr (kKind != kPlain) raw = load_vector<kVec>(x + v * kVec);
+      Mantissa found[kVec];
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) found[k] = gradient(v * kVec + k, head[v * kVec + k], raw.element[k]);
+      store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
+    }
+    done = classes / kVec * kVec;
+  }
+  for (int c = done + lane; c < classes; c += 32) {
+    Storage raw = Storage();
+    if constexpr (kKind != kPlain) raw = x[c * shape.x_class];
+    g[c * shape.g_class] = Narrow<Storage>::from(gradient(c, head[c], raw));
+  }
+}
+
+// True if sample n has alignments, as the recursion has found at the meeting. `is_nan` if its loss is, for a reason
+// among `reasons`.
+__device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sample& sample, const unsigned* broken,
+                                               int64 n, unsigned reasons, bool& is_nan) {
+  const unsigned found = broken[n] | broken[shape.samples + n];
+  is_nan = sample.outcome != kBad && sample.outcome != kSkipped && (found & reasons) != 0u;
+  return sample.outcome == kRuns && (found & kNoAlignment) == 0u;
 }
 
 // The gradient of run `block` of frames, for grad_output of the sample over the divisor.
@@ -340,8 +436,7 @@ __device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sam
 template <GradientKind kKind, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradient(const Sequences& shape, const Storage* x, Storage* g,
                                                const Sample* samples, const int* labels, const unsigned* links,
-                                               const StoredNumber<Mantissa>* lattice,
-                                               const StoredNumber<Mantissa>* meeting, const FrameSum<Mantissa>* sums,
+                                               const StoredNumber<Mantissa>* lattice, const FrameSum<Mantissa>* sums,
                                                const unsigned* broken, const Result* grad_output, const double* used,
                                                int64 per_sample, double multiple, const double* count, unsigned block) {
   const unsigned runs = runs_of(shape);
@@ -354,11 +449,17 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   // A mean of nothing has no gradient.
   scale = divisor == 0.0 ? 0.0 : scale * sample.weight / divisor;
   if (shape.averages != 0 && sample.labels > 1) scale /= static_cast<double>(sample.labels);
-  const int size = sample.labels + 1;
   bool is_nan;
-  const bool exists = has_alignments(shape, sample, labels, meeting, is_nan);
-  if (kKind == kSoftmax && sample.outcome != kBad && sample.outcome != kSkipped) is_nan = is_nan || broken[n] != 0u;
+  const bool exists =
+      has_alignments(shape, sample, broken, n, kKind == kSoftmax ? kNanLogit | kNanLoss : kNanLoss, is_nan);
+  const int size = sample.labels + 1;
   const int64 x_offset = shape.x_offset(n), g_offset = shape.g_offset(n);
+  using Short = ShortFrames<Mantissa>;
+  __shared__ Short few;
+  const bool is_short = shape.classes <= kShortClasses && size <= Short::kLabels;
+  if (is_short && exists && first < sample.frames) {
+    few.begin(shape, labels + sample.first, links + sample.first, size - 1);
+  }
   for (int64 t = first + warp; t < end; t += warps) {
     Storage* const row = g + g_offset + t * shape.g_frame;
     if (t < sample.frames && exists && !is_nan) {
@@ -366,8 +467,15 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
       if constexpr (kKind == kSoftmax) sum = sums[n * shape.frames + t];
       const StoredNumber<Mantissa>* const posteriors =
           lattice + 2 * (sample.first * shape.frames + t * static_cast<int64>(size));
-      write_frame<kKind>(shape, x + x_offset + t * shape.x_frame, row, labels + sample.first, links + sample.first,
-                         posteriors, size, sum, static_cast<Mantissa>(scale));
+      const Storage* const logits = x + x_offset + t * shape.x_frame;
+      const int* const own = labels + sample.first;
+      const unsigned* const next = links + sample.first;
+      if (is_short) {
+        write_short_frame<kKind>(shape, logits, row, own, next, few.head, few.row[warp], posteriors, size, sum,
+                                 static_cast<Mantissa>(scale));
+      } else {
+        write_frame<kKind>(shape, logits, row, own, next, posteriors, size, sum, static_cast<Mantissa>(scale));
+      }
     } else {
       const bool nan = is_nan && t < sample.frames;
       const Storage fill = Narrow<Storage>::from(nan ? not_a_number(Mantissa(0)) : Mantissa(0));

@@ -13,8 +13,8 @@
 // Preconditions: blocks of 128 threads; `out` lies as `Sequences` says of a gradient, with room + 1 classes.
 template <class Mantissa>
 __device__ __forceinline__ void write_positions(const Sequences& shape, Mantissa* out, const Sample* samples,
-                                                const int* labels, const StoredNumber<Mantissa>* lattice,
-                                                const StoredNumber<Mantissa>* meeting, unsigned block) {
+                                                const StoredNumber<Mantissa>* lattice, const unsigned* broken,
+                                                unsigned block) {
   const unsigned runs = runs_of(shape);
   const int64 n = block / runs, first = static_cast<int64>(block % runs) * kFrames;
   const int64 end = min(first + kFrames, shape.frames);
@@ -22,7 +22,7 @@ __device__ __forceinline__ void write_positions(const Sequences& shape, Mantissa
   const Sample sample = samples[n];
   const int64 size = sample.labels + 1;
   bool is_nan;
-  const bool exists = has_alignments(shape, sample, labels, meeting, is_nan);
+  const bool exists = has_alignments(shape, sample, broken, n, kNanLoss, is_nan);
   const Lattice<Mantissa> states{const_cast<StoredNumber<Mantissa>*>(lattice)};
   for (int64 t = first + warp; t < end; t += warps) {
     Mantissa* const row = out + shape.g_offset(n) + t * shape.g_frame;

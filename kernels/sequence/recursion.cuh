@@ -78,7 +78,7 @@ __device__ __forceinline__ MeetingTerms<Mantissa> meeting_terms(const StoredNumb
 }
 
 // Lowest exponent of a product of two extended numbers: that of zero.
-constexpr int64 kNoExponent = 4 * static_cast<int64>(kZero);
+constexpr int64 kNoExponent = 8 * static_cast<int64>(kLowest);
 
 // The exponent of bracket times product, kNoExponent if that is zero.
 template <class Mantissa>
@@ -87,14 +87,33 @@ __device__ __forceinline__ int64 joint_exponent(const Extended<Mantissa>& a, con
   return zero ? kNoExponent : static_cast<int64>(a.e) + b.e;
 }
 
-// 2^by for |by| below 127 and 1023; 0 below, and the largest power above.
-__device__ __forceinline__ float power_of_two(int64 by, float) {
-  const int e = static_cast<int>(by < -127 ? -127 : by > 127 ? 127 : by);
-  return __uint_as_float(static_cast<unsigned>(e + 127) << 23);
+// True if it is NaN.
+template <class Mantissa>
+__device__ __forceinline__ bool is_nan(const Extended<Mantissa>& a, const Extended<Mantissa>& b) {
+  const Mantissa m = a.m * b.m;
+  return joint_exponent(a, b) != kNoExponent && m != m;
 }
-__device__ __forceinline__ double power_of_two(int64 by, double) {
-  const int64 e = by < -1023 ? -1023 : by > 1023 ? 1023 : by;
-  return __longlong_as_double((e + 1023) << 52);
+
+// 2^by for |by| below 127 and 1023; 0 below, and the largest power above.
+__device__ __forceinline__ float power_of_two(int by, float) {
+  return __uint_as_float(static_cast<unsigned>(min(max(by, -127), 127) + 127) << 23);
+}
+__device__ __forceinline__ double power_of_two(int by, double) {
+  return __longlong_as_double(static_cast<int64>(min(max(by, -1023), 1023) + 1023) << 52);
+}
+
+// The product of a bracket and of what the other direction has, over 2^exponent: zero if either is, even of NaN.
+template <class Mantissa>
+__device__ __forceinline__ Mantissa posterior(const Extended<Mantissa>& a, const Extended<Mantissa>& b,
+                                              int64 exponent) {
+  const int64 e = joint_exponent(a, b);
+  if (e == kNoExponent) return Mantissa(0);
+  const int64 by = e - exponent;
+  return a.m * b.m *
+         power_of_two(static_cast<int>(by < kLowest    ? kLowest
+                                       : by > -kLowest ? -kLowest
+                                                       : by),
+                      Mantissa(0));
 }
 
 // The largest exponent of Z's summands, in every thread; kNoExponent if Z is zero. The largest of integers does not
@@ -186,102 +205,158 @@ struct Walk {
   int64 row_step;  // numbers from a row to the next one of this direction
 };
 
-// What a thread has loaded and computed ahead of the recursion: emissions of this chunk, elements of the next one, and
-// what the other direction has stored for this one. Each is replaced when it has been used, so that loads are a chunk
-// ahead and exponentials beside the recursion's chain. Those of the blank are of frame lane % kChunk.
+// What a thread has loaded and computed ahead of the recursion: emissions of this chunk, elements of the next one and
+// of that behind it, and what the other direction has stored for this chunk and the next one. So loads are a chunk
+// ahead, and exponentials run beside the recursion's chain. The blank's are of frame lane % kChunk.
+//
+// Frames behind the last one are read as the last one: the loads of a chunk have no conditions, which would keep the
+// compiler from scheduling across them.
 template <int kPhase, class Mantissa, class Storage>
 struct Ahead {
   Extended<Mantissa> y[kChunk], y_blank;
-  Storage raw[kChunk], raw_blank;
-  Extended<Mantissa> others[kPhase == 2 ? kChunk : 1][2];
+  Storage raw[kChunk], raw_blank, later[kChunk], later_blank;
+  // Doubles are read when they are used: two chunks of them do not fit the registers.
+  static constexpr bool kNext = sizeof(Mantissa) == 4;
+  static constexpr int kFetched = kPhase == 2 && kNext ? kChunk : 1;
+  Extended<Mantissa> others[kFetched][2], next[kFetched][2];
+  bool ordinary;  // of the warp's emissions of this chunk
 
-  __device__ __forceinline__ void load(const Walk<Mantissa, Storage>& walk, int64 frame, int64 steps, int f) {
-    if (frame < steps && walk.has_label) raw[f] = walk.x[frame * walk.step];
+  // Precondition: `steps` is not 0.
+  __device__ __forceinline__ void fetch(const Walk<Mantissa, Storage>& walk, int first, int steps) {
+    const int last = steps - 1;
+    later_blank = walk.blank[min(first + static_cast<int>(threadIdx.x) % kChunk, last) * walk.step];
+    if (first + kChunk <= steps) {
+      const Storage* at = walk.x + first * walk.step;
+#pragma unroll
+      for (int f = 0; f < kChunk; ++f) later[f] = at[f * walk.step];
+    } else {
+#pragma unroll
+      for (int f = 0; f < kChunk; ++f) later[f] = walk.x[min(first + f, last) * walk.step];
+    }
   }
-  __device__ __forceinline__ void load_blank(const Walk<Mantissa, Storage>& walk, int64 frame, int64 steps) {
-    if (frame < steps) raw_blank = walk.blank[frame * walk.step];
-  }
-  __device__ __forceinline__ void load_others(const Walk<Mantissa, Storage>& walk, int64 frame, int64 steps, int f) {
-    if (frame < steps && walk.has_blank) others[f][0] = load_number(walk.at_blank + frame * walk.row_step);
-    if (frame < steps && walk.has_label) others[f][1] = load_number(walk.at_label + frame * walk.row_step);
+  __device__ __forceinline__ void fetch_others(const Walk<Mantissa, Storage>& walk, int first, int steps) {
+    const int last = steps - 1;
+    if (walk.has_blank) {
+#pragma unroll
+      for (int f = 0; f < kChunk; ++f) next[f][0] = load_number(walk.at_blank + min(first + f, last) * walk.row_step);
+    }
+    if (walk.has_label) {
+#pragma unroll
+      for (int f = 0; f < kChunk; ++f) next[f][1] = load_number(walk.at_label + min(first + f, last) * walk.row_step);
+    }
   }
   __device__ __forceinline__ void emit(const Walk<Mantissa, Storage>& walk, int f) {
-    y[f] = walk.has_label ? exponential(widen<Mantissa>(raw[f])) : zero_number<Mantissa>();
+    y[f] = ordinary_exponential(widen<Mantissa>(raw[f]));
+    y[f].m = walk.has_label ? y[f].m : Mantissa(0);
+  }
+  // Ends a chunk: what was ahead is now. Returns true if a NaN is among the emissions. Precondition: the whole warp.
+  __device__ __forceinline__ bool advance(const Walk<Mantissa, Storage>& walk) {
+    bool odd = !is_ordinary(widen<Mantissa>(raw_blank)), found = false;
+#pragma unroll
+    for (int f = 0; f < kChunk; ++f) odd = odd || !is_ordinary(widen<Mantissa>(raw[f]));
+    y_blank = ordinary_exponential(widen<Mantissa>(raw_blank));
+    ordinary = __any_sync(0xffffffffu, odd) == 0;
+    if (!ordinary) {
+#pragma unroll
+      for (int f = 0; f < kChunk; ++f) {
+        y[f] = walk.has_label ? exponential(widen<Mantissa>(raw[f])) : zero_number<Mantissa>();
+        found = found || y[f].m != y[f].m;
+      }
+      y_blank = exponential(widen<Mantissa>(raw_blank));
+      found = found || y_blank.m != y_blank.m;
+    }
+#pragma unroll
+    for (int f = 0; f < kChunk; ++f) raw[f] = later[f];
+    raw_blank = later_blank;
+    if constexpr (kPhase == 2 && kNext) {
+#pragma unroll
+      for (int f = 0; f < kChunk; ++f) {
+        others[f][0] = next[f][0];
+        others[f][1] = next[f][1];
+      }
+    }
+    return found;
   }
 
   // Before the first chunk.
-  __device__ __forceinline__ void begin(const Walk<Mantissa, Storage>& walk, int64 steps) {
-    const int lane = threadIdx.x % 32;
-    raw_blank = Storage();
-    load_blank(walk, lane % kChunk, steps);
+  __device__ __forceinline__ bool begin(const Walk<Mantissa, Storage>& walk, int steps) {
+    fetch(walk, 0, steps);
+    if constexpr (kPhase == 2 && kNext) {
 #pragma unroll
-    for (int f = 0; f < kChunk; ++f) {
-      raw[f] = Storage();
-      load(walk, f, steps, f);
-      if constexpr (kPhase == 2) {
-        others[f][0] = others[f][1] = zero_number<Mantissa>();
-        load_others(walk, f, steps, f);
-      }
+      for (int f = 0; f < kChunk; ++f) next[f][0] = next[f][1] = zero_number<Mantissa>();
+      fetch_others(walk, 0, steps);
     }
-    y_blank = exponential(widen<Mantissa>(raw_blank));
-    load_blank(walk, kChunk + lane % kChunk, steps);
 #pragma unroll
-    for (int f = 0; f < kChunk; ++f) {
-      emit(walk, f);
-      load(walk, kChunk + f, steps, f);
-    }
+    for (int f = 0; f < kChunk; ++f) raw[f] = later[f];
+    raw_blank = later_blank;
+    fetch(walk, kChunk, steps);
+#pragma unroll
+    for (int f = 0; f < kChunk; ++f) emit(walk, f);
+    return advance(walk);
   }
 };
 
-// Frames `chunk` * kChunk on, `count` of them if that is less than kChunk, of one direction. kFull: all of them.
+// Frames `chunk` * kChunk on, `count` of them if that is less than kChunk, of one direction.
+//
+// kOrdinary: all frames, of ordinary emissions; kPhase 2 also of samples without NaN, and of an ordinary exponent of Z.
 //
 // `incoming` are the label products of the position before the warp's first, in the frames of this chunk, and `carried`
 // the one of the frame before; `outgoing` takes those of the warp's last position.
-template <int kPhase, bool kStores, bool kFull, class Mantissa, class Storage>
+template <int kPhase, bool kStores, bool kOrdinary, class Mantissa, class Storage>
 __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Ahead<kPhase, Mantissa, Storage>& ahead,
-                                           int64 chunk, int count, int64 steps, Extended<Mantissa>& carried,
-                                           const Extended<Mantissa>* incoming, Extended<Mantissa>* outgoing,
-                                           int64 exponent) {
+                                           int count, Extended<Mantissa>& carried, const Extended<Mantissa>* incoming,
+                                           Extended<Mantissa>* outgoing, StoredNumber<Mantissa>* at_blank,
+                                           StoredNumber<Mantissa>* at_label, int64 exponent) {
   using Number = Extended<Mantissa>;
   const int lane = threadIdx.x % 32;
-  const int64 first = chunk * kChunk;
 #pragma unroll
   for (int f = 0; f < kChunk; ++f) {
-    if (kFull || f < count) {
-      Number before = shuffled_up(walk.l);
-      const Number outside = f == 0 ? carried : incoming[f - 1];
-      if (lane == 0) before = outside;
+    if (kOrdinary || f < count) {
+      const Number inside = shuffled_up(walk.l), outside = f == 0 ? carried : incoming[f - 1];
+      const Number before = {lane == 0 ? outside.m : inside.m, lane == 0 ? outside.e : inside.e};
       const Number skipped = {walk.skips ? before.m : Mantissa(0), walk.skips ? before.e : kZero};
       const Number of_blank = {__shfl_sync(0xffffffffu, ahead.y_blank.m, f),
                                __shfl_sync(0xffffffffu, ahead.y_blank.e, f)};
       const Number bracket_b = sum(walk.b, before), bracket_l = sum(walk.l, walk.b, skipped);
-      walk.b = product(bracket_b, of_blank);
-      walk.l = product(bracket_l, ahead.y[f]);
-      const int64 row = (first + f) * walk.row_step;
+      if constexpr (kOrdinary) {
+        walk.b = ordinary_product(bracket_b, of_blank);
+        walk.l = ordinary_product(bracket_l, ahead.y[f]);
+      } else {
+        walk.b = renormalised(product(bracket_b, of_blank));
+        walk.l = renormalised(product(bracket_l, ahead.y[f]));
+      }
       if constexpr (kPhase == 1 && kStores) {
-        if (walk.has_blank) store_number(walk.at_blank + row, walk.b.m, walk.b.e);
-        if (walk.has_label) store_number(walk.at_label + row, walk.l.m, walk.l.e);
+        if (walk.has_blank) store_number(at_blank, walk.b.m, walk.b.e);
+        if (walk.has_label) store_number(at_label, walk.l.m, walk.l.e);
       }
       if constexpr (kPhase == 2) {
-        const Number other_b = ahead.others[f][0], other_l = ahead.others[f][1];
-        const Mantissa to_b = power_of_two(joint_exponent(bracket_b, other_b) - exponent, Mantissa(0));
-        const Mantissa to_l = power_of_two(joint_exponent(bracket_l, other_l) - exponent, Mantissa(0));
-        const bool zero_b = bracket_b.m == Mantissa(0) || other_b.m == Mantissa(0);
-        const bool zero_l = bracket_l.m == Mantissa(0) || other_l.m == Mantissa(0);
-        if (walk.has_blank) walk.at_blank[row].m = zero_b ? Mantissa(0) : bracket_b.m * other_b.m * to_b;
-        if (walk.has_label) walk.at_label[row].m = zero_l ? Mantissa(0) : bracket_l.m * other_l.m * to_l;
-        if constexpr (kFull) ahead.load_others(walk, first + kChunk + f, steps, f);
+        Number other_b, other_l;
+        if constexpr (Ahead<kPhase, Mantissa, Storage>::kNext) {
+          other_b = ahead.others[f][0], other_l = ahead.others[f][1];
+        } else {
+          other_b = other_l = zero_number<Mantissa>();
+          if (walk.has_blank) other_b = load_number(at_blank);
+          if (walk.has_label) other_l = load_number(at_label);
+        }
+        Mantissa of_b, of_l;
+        if constexpr (kOrdinary) {
+          const int e = static_cast<int>(exponent);
+          of_b = bracket_b.m * other_b.m * power_of_two(bracket_b.e + other_b.e - e, Mantissa(0));
+          of_l = bracket_l.m * other_l.m * power_of_two(bracket_l.e + other_l.e - e, Mantissa(0));
+        } else {
+          of_b = posterior(bracket_b, other_b, exponent);
+          of_l = posterior(bracket_l, other_l, exponent);
+        }
+        if (walk.has_blank) at_blank->m = of_b;
+        if (walk.has_label) at_label->m = of_l;
       }
-      if constexpr (kFull) {
-        ahead.emit(walk, f);
-        ahead.load(walk, first + 2 * kChunk + f, steps, f);
-      }
+      at_blank += walk.row_step;
+      at_label += walk.row_step;
       if (f < kChunk - 1 && lane == 31) outgoing[f] = walk.l;
     }
+    if (kOrdinary || count >= kChunk) ahead.emit(walk, f);
   }
-  if constexpr (kFull) {
-    ahead.y_blank = exponential(widen<Mantissa>(ahead.raw_blank));
-    ahead.load_blank(walk, first + 2 * kChunk + lane % kChunk, steps);
+  if (kOrdinary || count >= kChunk) {
     walk.b = renormalised(walk.b);
     walk.l = renormalised(walk.l);
     if (lane == 31) outgoing[kChunk - 1] = walk.l;
@@ -299,7 +374,7 @@ template <int kPhase, bool kStores, class Mantissa, class Storage>
 __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage* x, const Sample* samples,
                                           const int* labels, StoredNumber<Mantissa>* lattice,
                                           StoredNumber<Mantissa>* meeting, StoredNumber<Mantissa>* columns,
-                                          unsigned* started) {
+                                          unsigned* started, unsigned* broken) {
   using Number = Extended<Mantissa>;
   // Label products at the last position of each warp, by warp + 1 and parity of the chunk; zeros in front of the first.
   __shared__ Number passed[kMaxWarps + 1][2][kChunk];
@@ -326,7 +401,20 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   int64 exponent = 0;
   if constexpr (kPhase == 2) {
     exponent = largest_exponent(alpha, beta, own, size);
-    if (exponent == kNoExponent) return;
+    const bool reports = which % 2 == 0 && band == 0 && threadIdx.x == 0;
+    if (exponent == kNoExponent) {
+      if (reports) broken[shape.samples + n] = kNoAlignment;
+      return;
+    }
+    if ((broken[n] & kNanEmission) != 0u) {
+      bool nan = false;
+      for (int i = threadIdx.x; i < size; i += blockDim.x) {
+        const MeetingTerms<Mantissa> terms = meeting_terms(alpha, beta, own, size, i);
+        nan = nan || is_nan(terms.of[0], terms.of[1]) || is_nan(terms.of[2], terms.of[3]);
+      }
+      nan = __syncthreads_or(nan) != 0;
+      if (nan && reports) broken[shape.samples + n] = kNanLoss;
+    }
   }
   Walk<Mantissa, Storage> walk;
   walk.has_blank = j < size;
@@ -373,8 +461,11 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   if (receives && lane < kChunk) words = look(from + lane);
   const int warps = min((size - first + 31) / 32, kMaxWarps);
   const int chunks = (steps + kChunk - 1) / kChunk, rounds = chunks + warps - 1;
+  // Exponents of posteriors fit 32 bits, and no state is NaN.
+  const bool plain = kPhase == 1 || (exponent >= kLowest && exponent <= -kLowest && (broken[n] & kNanEmission) == 0);
   Ahead<kPhase, Mantissa, Storage> ahead;
-  ahead.begin(walk, steps);
+  bool nan = false;
+  if (warp < warps && steps > 0) nan = ahead.begin(walk, steps);
   for (int r = 0; r < rounds; ++r) {
     const int chunk = r - warp;
     if (warp < warps && chunk >= 0 && chunk < chunks) {
@@ -399,11 +490,22 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
         if (lane < kChunk) words = look(at + kChunk);
         __syncwarp();
       }
-      if (count >= kChunk) {
-        walk_chunk<kPhase, kStores, true>(walk, ahead, chunk, kChunk, steps, carried, incoming, outgoing, exponent);
-      } else {
-        walk_chunk<kPhase, kStores, false>(walk, ahead, chunk, count, steps, carried, incoming, outgoing, exponent);
+      StoredNumber<Mantissa>* at_blank = walk.at_blank;
+      StoredNumber<Mantissa>* at_label = walk.at_label;
+      if constexpr (kPhase == 2 || kStores) {
+        at_blank += chunk * kChunk * walk.row_step;
+        at_label += chunk * kChunk * walk.row_step;
       }
+      ahead.fetch(walk, (chunk + 2) * kChunk, steps);
+      if constexpr (kPhase == 2 && ahead.kNext) ahead.fetch_others(walk, (chunk + 1) * kChunk, steps);
+      if (plain && ahead.ordinary && count >= kChunk) {
+        walk_chunk<kPhase, kStores, true>(walk, ahead, count, carried, incoming, outgoing, at_blank, at_label,
+                                          exponent);
+      } else {
+        walk_chunk<kPhase, kStores, false>(walk, ahead, count, carried, incoming, outgoing, at_blank, at_label,
+                                           exponent);
+      }
+      nan = ahead.advance(walk) || nan;
       if (sends) {
         __syncwarp();
         if (lane < passes) send(to + chunk * kChunk + lane, outgoing[lane]);
@@ -412,6 +514,7 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
     __syncthreads();
   }
   if constexpr (kPhase == 1) {
+    if (nan) atomicOr(broken + n, kNanEmission);
     walk.b = renormalised(walk.b);
     walk.l = renormalised(walk.l);
     if (walk.has_blank) store_number(last + blank_at, walk.b.m, walk.b.e);

@@ -46,6 +46,11 @@ struct Sequences {
   }
 };
 
+// A NaN among the logits of a frame; one among the emissions of blank and labels; what the meeting says of the loss.
+constexpr unsigned kNanLogit = 1u, kNanEmission = 2u, kNanLoss = 4u, kNoAlignment = 8u;
+// In a link: there is an earlier occurrence of the class.
+constexpr unsigned kEarlier = 0x80000000u;
+
 // What can be said of a sample. kRuns: the recursion decides.
 enum Outcome { kRuns, kSkipped, kBad, kImpossible, kTrivial, kNan };
 enum Report { kLabel, kInputLength, kTargetLength, kTotalLength };
@@ -151,7 +156,7 @@ __device__ __forceinline__ void empty_columns(const Sequences& shape, unsigned l
 __device__ __forceinline__ void prepare_sample(const Sequences& shape, const void* targets, const void* input_lengths,
                                                const void* target_lengths, const void* weights, const bool* mask,
                                                const double* expected, double* used, Sample* samples, int* labels,
-                                               unsigned* links, unsigned* broken, unsigned* ticket, unsigned* started,
+                                               unsigned* broken, unsigned* ticket, unsigned* started,
                                                SequenceStatus* status) {
   const int64 n = blockIdx.x, group = shape.batch_of(n), batch = group * shape.inner;
   __shared__ int64 totals[2];
@@ -159,7 +164,7 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const voi
   if (threadIdx.x == 0) {
     totals[0] = totals[1] = 0;
     out_of_range = 0;
-    broken[n] = 0;
+    broken[n] = broken[shape.samples + n] = 0;
     if (n == 0) {
       *ticket = started[0] = started[1] = 0;
       *used = expected == nullptr ? 1.0 : __ldcg(expected);
@@ -227,15 +232,6 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const voi
       sample.outcome = kImpossible;
     } else if (frames == 0) {
       sample.outcome = kTrivial;
-    } else {
-      for (int j = threadIdx.x; j < size; j += blockDim.x) {
-        const int label = mine[j];
-        int next = j + 1, earlier = j - 1;
-        while (next < size && mine[next] != label) ++next;
-        while (earlier >= 0 && mine[earlier] != label) --earlier;
-        // The next position, plus one, or 0; the sign bit if there is an earlier one.
-        links[sample.first + j] = (next < size ? next + 1u : 0u) | (earlier >= 0 ? 0x80000000u : 0u);
-      }
     }
   }
   if (threadIdx.x == 0) {
@@ -243,5 +239,19 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const voi
     sample.labels = sample.outcome == kBad || sample.outcome == kSkipped ? 0 : static_cast<int>(count);
     sample.unused = 0;
     samples[n] = sample;
+  }
+}
+
+// Links the labels of a sample that runs. Preconditions: a block, and prepare_sample in an earlier launch.
+__device__ __forceinline__ void link_labels(const Sample& sample, const int* labels, unsigned* links) {
+  if (sample.outcome != kRuns) return;
+  const int* const mine = labels + sample.first;
+  for (int j = threadIdx.x; j < sample.labels; j += blockDim.x) {
+    const int label = mine[j];
+    int next = j + 1, earlier = j - 1;
+    while (next < sample.labels && mine[next] != label) ++next;
+    while (earlier >= 0 && mine[earlier] != label) --earlier;
+    // The next position, plus one, or 0.
+    links[sample.first + j] = (next < sample.labels ? next + 1u : 0u) | (earlier >= 0 ? kEarlier : 0u);
   }
 }

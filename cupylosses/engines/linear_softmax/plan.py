@@ -82,6 +82,8 @@ class ScaledGradients:
     """Gradients that were written for an expected grad_output, and the launches that rescale them to the true one."""
 
     complete: bool
+    #: For the expected grad_output nothing is left to launch.
+    written = True
 
     def __init__(
         self,

@@ -11,8 +11,9 @@ from cupylosses.jit.kernel import Kernel
 #: Threads of a block, at most. Those of the recursion have one for each position; longer targets take several blocks.
 BAND = 128
 THREADS = {"prepare": 256, "first": BAND, "second": BAND, "finish": 128, "gradient": 128}
-#: Blocks that a multiprocessor is to hold: the recursion is a chain of latencies, and gets all registers it can use.
-BLOCKS = {"first": 1, "second": 1, "gradient": 4}
+#: Blocks that a multiprocessor is to hold, of float32 and float64 arithmetic. The recursion is a chain of latencies,
+#: and gets all registers that it can use.
+BLOCKS = {"first": (1, 1), "second": (1, 1), "gradient": (6, 4)}
 
 #: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
 PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
@@ -81,10 +82,12 @@ class SequenceKernel(Kernel):
         }[self.kind]  # fmt: skip
 
     def glue(self) -> str:
-        more = {"prepare": ["int64 words"], "gradient": ["int64 finishes"]}
+        more = {"prepare": ["int64 words"], "gradient": ["int64 finishes"], "first": ["int64 walks", "int64 links"]}
         fixed = ["const Sequences shape", *more.get(self.kind, [])]
         signature = ", ".join([*self.arguments, *fixed])
-        bounds = ", ".join([str(x[self.kind]) for x in (THREADS, BLOCKS) if self.kind in x])
+        bounds = str(THREADS[self.kind])
+        if self.kind in BLOCKS:
+            bounds += f", {BLOCKS[self.kind][self.compute == 'float64']}"
         body = "\n".join(f"  {line}" for line in self._body())
         return (
             f"using Compute = {STORAGE[self.compute][0]};\n"
@@ -99,25 +102,26 @@ class SequenceKernel(Kernel):
             "at.meeting, at.sums, at.broken, at.losses, {values}, value, multiple, count, at.ticket);"
         )
         stores = str(self.stores).lower()
-        walk = "walk_half<{}>(shape, x, at.samples, at.labels, lattice, at.meeting, at.columns, at.started + {});"
+        walk = (
+            "walk_half<{}>(shape, x, at.samples, at.labels, lattice, at.meeting, at.columns, at.started + {}, "
+            "at.broken);"
+        )
         if self.kind == "prepare":
             return ["if (blockIdx.x >= shape.samples) empty_columns(shape, "
                     "reinterpret_cast<unsigned long long*>(at.columns), words);",
                     "else prepare_sample(shape, targets, input_lengths, target_lengths, weights, mask, expected, "
-                    "at.used, at.samples, at.labels, at.links, at.broken, at.ticket, at.started, status);"]  # fmt: skip
+                    "at.used, at.samples, at.labels, at.broken, at.ticket, at.started, status);"]  # fmt: skip
         fresh = "if (is_fresh(grad_output, at.used)) return;"
         if self.kind == "second":
             return [fresh, walk.format("2, true, Compute", 1)]
         if self.kind == "first":
             own = walk.format(f"1, {stores}, Compute", 0)
-            if self.added != SOFTMAX:
-                return [fresh, own]
-            return [
-                fresh,
-                "const unsigned walks = static_cast<unsigned>(2 * shape.samples * shape.bands);",
-                f"if (blockIdx.x < walks) {own}",
-                "else read_frames(shape, x, at.samples, at.sums, at.broken, blockIdx.x - walks, gridDim.x - walks);",
-            ]
+            lines = [fresh, f"if (blockIdx.x < walks) {own}"]
+            links = "link_labels(at.samples[blockIdx.x - walks], at.labels, at.links);"
+            lines += [f"else if (blockIdx.x < walks + links) {links}"] * self.stores
+            reads = "blockIdx.x - walks - links, gridDim.x - walks - links"
+            lines += [f"else read_frames(shape, x, at.samples, at.sums, at.broken, {reads});"] * (self.added == SOFTMAX)
+            return lines
         if self.kind == "finish":
             return [finish.format(values="values")]
         return [
@@ -127,6 +131,6 @@ class SequenceKernel(Kernel):
             "  if (blockIdx.x == 0 && threadIdx.x == 0) *expected = widen<double>(*grad_output);",
             "}",
             f"if (blockIdx.x < finishes) {finish.format(values='static_cast<Result*>(nullptr)')}",
-            f"else write_gradient<{self.added}>(shape, x, g, at.samples, at.labels, at.links, lattice, at.meeting, "
+            f"else write_gradient<{self.added}>(shape, x, g, at.samples, at.labels, at.links, lattice, "
             "at.sums, at.broken, grad_output, at.used, per_sample, multiple, count, blockIdx.x - finishes);",
         ]

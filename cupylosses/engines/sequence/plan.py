@@ -45,6 +45,8 @@ class Speculation:
     """Gradients that were written for an expected ``grad_output``, and what writes them again for the true one."""
 
     complete = True
+    #: For the expected ``grad_output`` nothing is left to launch.
+    written = True
 
     def __init__(
         self, plan: SequencePlan, device: Device, arrays: Sequence[Any], memory: Any, divisor: Divisor
@@ -128,7 +130,7 @@ class SequencePlan(CompositePlan):
             32 * found.every,
             4 * count,
             4 * count,
-            4 * found.every,
+            8 * found.every,
             8 * wide * count,
             sums,
             8 * found.every,
@@ -209,13 +211,15 @@ class SequencePlan(CompositePlan):
         added = PLAIN if kind in ("prepare", "second") else self.added
         if kind in ("first", "finish"):
             added = SOFTMAX if self.added == SOFTMAX else PLAIN
-        if kind == "first" and added == SOFTMAX:
-            blocks += sized.every * -(-sized.frames // FRAMES)
+        if kind == "first":
+            links = sized.every * stores
+            fixed += [blocks, links]
+            blocks += links + sized.every * -(-sized.frames // FRAMES) * (added == SOFTMAX)
         if kind == "gradient":
             blocks = sized.every * (-(-sized.frames // FRAMES) + finishes)
             fixed += [sized.every * finishes]
         dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
-        result = self.result if kind in ("finish", "gradient") else "float32"
+        result = self.result if stores or kind not in ("prepare", "first") else "float32"
         kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores)
         return self.machine.launcher(kernel, blocks, threads, fixed)
 

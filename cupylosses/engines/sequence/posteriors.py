@@ -214,14 +214,13 @@ class PosteriorKernel(Kernel):
 
     def glue(self) -> str:
         compute = STORAGE[self.compute][0]
-        shared = "at.samples, at.labels, "
         if self.by_position:
-            call = f"write_positions(shape, out, {shared}lattice, at.meeting, blockIdx.x);"
+            call = "write_positions(shape, out, at.samples, lattice, at.broken, blockIdx.x);"
         else:
             # The gradient of a loss for -1.
             nothing = f"static_cast<const {compute}*>(nullptr)"
             call = (
-                f"write_gradient<kPlain>(shape, {nothing}, out, {shared}at.links, lattice, at.meeting, at.sums, "
+                f"write_gradient<kPlain>(shape, {nothing}, out, at.samples, at.labels, at.links, lattice, at.sums, "
                 "at.broken, static_cast<const double*>(nullptr), at.used, 0, -1.0, nullptr, blockIdx.x);"
             )
         return (
