@@ -114,9 +114,8 @@ def structure(variant: MarginKernel) -> Iterator[Hashable]:
     """Besides, what a call has, and the formula."""
     yield from layout(variant)
     yield from formula(variant)
-    yield variant.loss.several, variant.kind, variant.layout
-    yield variant.weight, variant.mask
-    yield variant.counted, variant.self_counting, variant.kind
+    yield bool(variant.weight), variant.mask
+    yield variant.counted, variant.self_counting
 
 
 def formula(variant: MarginKernel) -> Iterator[Hashable]:
