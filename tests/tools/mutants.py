@@ -379,8 +379,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "last label forgotten",
         MARGIN,
         "take_vectors",
-        r"j < length; \+\+j\) \{\s+const double other",
-        "j < length - 1; ++j) {\n    const double other",
+        r"j < length; \+\+j\) \{\s+const Score smallest",
+        "j < length - 1; ++j) {\n    const Score smallest",
         ("margins of lists",),
     ),
     Mutant(

@@ -120,9 +120,8 @@ def structure(variant: MarginKernel) -> Iterator[Hashable]:
     """Besides, what a call has, and the formula."""
     yield from layout(variant)
     yield from formula(variant)
-    yield variant.kind, variant.layout
-    yield variant.weight, variant.mask
-    yield variant.counted, variant.self_counting, variant.kind
+    yield bool(variant.weight), variant.mask
+    yield variant.counted, variant.self_counting
 
 
 def formula(variant: MarginKernel) -> Iterator[Hashable]:
