@@ -81,9 +81,9 @@ class MarginVariants(Variants):
     def older(
         cls, losses: Sequence[MarginLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """Each kernel and layout."""
+        """Each kernel, and each layout."""
         kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
-        yield from ((x, broadest) for x in cover(kernels, layout))
+        yield from ((x, broadest) for x in cover(kernels, entry_point))
 
     @staticmethod
     def wide_accesses(variant: MarginKernel) -> tuple[int, int]:
@@ -102,6 +102,12 @@ class MarginVariants(Variants):
             "gradients": "input" if "gradient" in variant.kind else "",
             "flags": " ".join([x.name for x, on in zip(variant.loss.flags, variant.flags, strict=True) if on]),
         }
+
+
+def entry_point(variant: MarginKernel) -> Iterator[Hashable]:
+    """The kernel, its layout, and one label or a list."""
+    yield variant.kind
+    yield variant.loss.several, variant.layout
 
 
 def layout(variant: MarginKernel) -> Iterator[Hashable]:
