@@ -11,8 +11,9 @@ from cupylosses.jit.kernel import Kernel
 #: Threads of a block, at most. Those of the recursion have one for each position; longer targets take several blocks.
 BAND = 128
 THREADS = {"prepare": 256, "first": BAND, "second": BAND, "finish": 128, "gradient": 128}
-#: Blocks that a multiprocessor is to hold: the recursion is a chain of latencies, and gets all registers it can use.
-BLOCKS = {"first": 1, "second": 1, "gradient": 4}
+#: Blocks that a multiprocessor is to hold, of float32 and float64 arithmetic. The recursion is a chain of latencies,
+#: and gets all registers that it can use.
+BLOCKS = {"first": (1, 1), "second": (1, 1), "gradient": (6, 4)}
 
 #: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
 PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
@@ -84,7 +85,9 @@ class SequenceKernel(Kernel):
         more = {"prepare": ["int64 words"], "gradient": ["int64 finishes"], "first": ["int64 walks", "int64 links"]}
         fixed = ["const Sequences shape", *more.get(self.kind, [])]
         signature = ", ".join([*self.arguments, *fixed])
-        bounds = ", ".join([str(x[self.kind]) for x in (THREADS, BLOCKS) if self.kind in x])
+        bounds = str(THREADS[self.kind])
+        if self.kind in BLOCKS:
+            bounds += f", {BLOCKS[self.kind][self.compute == 'float64']}"
         body = "\n".join(f"  {line}" for line in self._body())
         return (
             f"using Compute = {STORAGE[self.compute][0]};\n"
