@@ -241,12 +241,10 @@ def annotation(loss: Definition, name: str) -> str:
         return f"float{chosen}"
     for flag in loss.flags:
         if flag.name == name:
-            texts = [quoted(x) for x in flag.choices if isinstance(x, str)]
-            # A flag of words alone takes no bool.
-            words = isinstance(loss, RegionLoss) and len(texts) == len(flag.choices)
-            kinds = ["int"] if type(flag.default) is int else [] if words else ["bool"]
+            texts = [quoted(x) if isinstance(x, str) else repr(x) for x in flag.choices if not isinstance(x, bool)]
+            bools = ["bool"] * (any(isinstance(x, bool) for x in flag.choices) or flag.choices[0] is None)
             more = [f"Literal[{', '.join(texts)}]"] if texts else []
-            return " | ".join([*kinds, *more, *(["tuple[str, ...]"] if name == "pool" else [])]) + chosen
+            return " | ".join([*bools, *more, *(["tuple[str, ...]"] if name == "pool" else [])]) + chosen
     if isinstance(loss, RegionLoss):
         words = ", ".join([quoted(x) for x in loss.reductions])
         return f"Literal[{words}]" if name == "reduction" else OF_REGIONS.get(name, ANNOTATIONS.get(name, "Any"))

@@ -205,7 +205,8 @@ class TiledLayout(StridedLayout):
         plane, rest = divmod(index, self.per_plane)
         step, lane = divmod(within, gpu.WARP)
         step_a, step_b = divmod(step, tile.steps_b)
-        a = rest % self.tiles_a * side_a + (step_a * tile.lanes_a + lane % tile.lanes_a) * tile.a
+        tile_a = (rest % self.tiles_a + rest // self.tiles_a) % self.tiles_a
+        a = tile_a * side_a + (step_a * tile.lanes_a + lane % tile.lanes_a) * tile.a
         lanes_b = gpu.WARP // tile.lanes_a
         return plane, a, rest // self.tiles_a * side_b + (step_b * lanes_b + lane // tile.lanes_a) * tile.b
 
@@ -418,7 +419,7 @@ def test_order_of_additions_knows_no_device() -> None:
     """It follows from the sizes: the functions that decide it receive nothing else."""
     assert list(inspect.signature(pointwise_layout.chunks).parameters) == ["vectors", "vec_size"]
     assert list(inspect.signature(pointwise_layout.threads).parameters) == ["chunks"]
-    assert list(inspect.signature(pointwise_layout.layout).parameters) == ["shape", "streams", "micro_tiles"]
+    assert list(inspect.signature(pointwise_layout.layout).parameters) == ["shape", "streams", "micro_tile"]
     assert list(inspect.signature(pointwise_layout.sum_layout).parameters) == ["shape", "streams", "result"]
 
 

@@ -24,6 +24,7 @@ from tools import log_probs as log_probs_properties
 from tools.linear_softmax import properties as layer_properties
 from tools.mutants import MUTANTS, OUTSIDE
 from tools.mutations import Mutant, StaleMutant, applied
+from tools.regions import properties as region_properties
 from tools.representatives import representatives
 from tools.row_margin import properties as margin_properties
 from tools.row_statistics import properties as statistics_properties
@@ -252,6 +253,12 @@ BATTERY: dict[str, Callable[[], None]] = {
     "log-probabilities": hosted(log_probs_properties.agrees_with_truth, (9, 300, 3), (3, 5000, 2)),
     "sequences": hosted(sequence_properties.agrees_with_truth, (61, 9), (400, 70)),
     "alignments": hosted(sequence_properties.aligns_as_truth, (61, 9), (150, 70)),
+    "regions": hosted(partial(region_properties.agrees_with_truth, alpha=0.2, beta=0.7), ("tversky_loss", "vectors")),
+    "regions, ignored": hosted(region_properties.leaves_voxels_out),
+    "regions, pooled": hosted(partial(region_properties.agrees_with_truth, pool="class"), ("dice_loss", "vectors")),
+    "regions, tiles": hosted(region_properties.agrees_with_truth, ("dice_loss", "many")),
+    "regions, absent": hosted(region_properties.leaves_absent_classes_out),
+    "regions, confident": hosted(region_properties.keeps_the_digits_of_confident_voxels),
     "records": partial(host_properties.goes_by_the_note_of_each_warp, FUNCTION, FUNCTION.loss, shape=(2503,)),
 }
 

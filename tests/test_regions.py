@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
+from devices import HOST, KERNELS
+from grids import in_turn, short_or_full
+from tools import cupy_stand_in as stand_in
 
+import cupylosses
 import cupylosses.functional as F
-
-torch = pytest.importorskip("torch")
+from cupylosses import nn
+from cupylosses.definition.registry import registry
+from cupylosses.engines.record import KernelRecorder, placeholder
+from cupylosses.engines.regions.definition import RegionLoss
+from cupylosses.engines.regions.layout import VoxelStream, layout
+from cupylosses.jit.gpu import Chip
+from cupylosses.testing import host
+from cupylosses.testing.check import Check, perform
+from cupylosses.testing.regions.check import LAYOUTS
+from cupylosses.testing.tolerance import same_bits
 
 #: Probabilities of three classes in two samples of 2 x 2 voxels, and labels; class 2 is absent from sample 1.
 P = (
@@ -176,11 +192,37 @@ def function(name):
     return getattr(F, f"{name}_loss")
 
 
+#: Presets whose settings are kernels of their own.
+IN_KERNELS = (
+    "monai squared",
+    "monai weights",
+    "monai gdl batch",
+    "smp log",
+    "smp tversky",
+    "nnunet batch",
+    "kornia weights",
+    "kornia macro weights",
+    "monai dice ce smoothed",
+    "monai dice focal",
+)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("case", short_or_full(IN_KERNELS, tuple(PRESETS)))
+def test_kernels_give_the_number_of_each_preset(case):
+    check_preset(case, KERNELS)
+
+
 @pytest.mark.parametrize("case", PRESETS)
 def test_each_preset_gives_its_librarys_number(case):
+    check_preset(case, "cpu")
+
+
+def check_preset(case: str, device: str) -> None:
     name, options, value, ignored, *derivatives = PRESETS[case]
-    z = logits().requires_grad_()
-    found = function(name)(z, labels(), **options)
+    options = {x: y.to(device) if isinstance(y, torch.Tensor) else y for x, y in options.items()}
+    z = logits().to(device).requires_grad_()
+    found = function(name)(z, labels().to(device), **options)
     assert found.item() == pytest.approx(value, abs=2e-12)
     if derivatives[0] is not None:
         (gradient,) = torch.autograd.grad(found, z)
@@ -189,7 +231,7 @@ def test_each_preset_gives_its_librarys_number(case):
     if ignored is not None:
         with torch.no_grad():
             z[0, :, 1, 1] = float("nan")
-        y = labels()
+        y = labels().to(device)
         y[0, 1, 1] = 255
         found = function(name)(z, y, ignore_index=255, **options)
         assert found.item() == pytest.approx(ignored, abs=2e-12)
@@ -329,3 +371,158 @@ def test_targets_that_do_not_fit_are_refused():
         F.dice_ce_loss(z, y, activation="none")
     with pytest.raises(ValueError, match=r"focal_over='softmax' needs labels"):
         F.dice_focal_loss(z, torch.rand(z.shape), focal_over="softmax")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Kernels
+
+#: Losses that together have every expression of a voxel, and settings with arithmetic of their own.
+SETTINGS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("dice_loss", {}, "mean"),
+    ("dice_loss", {"overlap": "squared", "activation": "sigmoid", "pool": "batch"}, "none"),
+    ("dice_loss", {"overlap": "min", "average": "samples"}, "mean"),
+    ("focal_tversky_loss", {"pool": "class", "absent": "keep", "smooth_nr": 0.1}, "sum"),
+    ("dice_ce_loss", {"label_smoothing": 0.1}, "mean"),
+    ("dice_ce_loss", {"activation": "sigmoid"}, "mean"),
+    ("dice_focal_loss", {"focal_over": "softmax"}, "mean"),
+)
+#: Dtypes of logits and targets.
+DTYPES = (
+    ("float32", "int64"),
+    ("bfloat16", "uint8"),
+    ("float64", "int32"),
+    ("float16", "int16"),
+    ("float32", "float32"),
+    ("bfloat16", "bfloat16"),
+)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("setting", "dtypes", "lies"), in_turn(range(len(SETTINGS)), DTYPES, tuple(LAYOUTS)), ids=str)
+def test_kernels_agree_with_the_formula(setting, dtypes, lies):
+    name, case, reduction = SETTINGS[setting]
+    check = Check(getattr(F, name).loss, case, dtypes, reduction, lies, KERNELS)
+    if not check.possible:
+        check = replace(check, dtypes=(dtypes[0], "int64"))
+    assert perform(check).problems == ()
+
+
+@pytest.mark.kernels
+def test_more_classes_than_registers_hold():
+    for dtypes in (("float32", "uint8"), ("float64", "float64")):
+        check = Check(F.dice_ce_loss.loss, {}, dtypes, "mean", "many", KERNELS)
+        assert perform(check).problems == ()
+
+
+@pytest.mark.kernels
+def test_the_bits_of_a_value_depend_on_no_layout_grid_or_gradient():
+    found = []
+    for lies in ("vectors", "channels_last", "strided", "odd"):
+        x, y = Check(F.dice_ce_loss.loss, {}, ("float32", "int64"), "mean", lies, KERNELS).operands()
+        found.append(F.dice_ce_loss(x, y))
+        leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        found.append(F.dice_ce_loss(leaf, y).detach())
+    assert all(same_bits(x, found[0]) for x in found)
+
+
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+def test_every_grid_and_order_of_threads_gives_the_same_bits():
+    shape = (2, 3, 90, 100)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator).requires_grad_()
+    y = torch.randint(0, 3, (2, 90, 100), generator=generator)
+    found = []
+    for processors, seed in ((1, 1), (4, 2)):
+        with host.execution(processors=processors, seed=seed):
+            value = F.dice_loss(x, y)
+            found.append((value.detach(), torch.autograd.grad(value, x)[0]))
+    assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.kernels
+def test_backward_runs_twice_and_follows_its_grad_output():
+    x = logits().to(KERNELS).requires_grad_()
+    value = F.dice_loss(x, labels().to(KERNELS))
+    (first,) = torch.autograd.grad(value, x, retain_graph=True)
+    (second,) = torch.autograd.grad(-3 * value, x)
+    assert torch.allclose(second, -3 * first, rtol=1e-15, atol=0)
+
+
+@pytest.mark.kernels
+def test_a_mask_and_bad_labels_in_kernels():
+    z, y = logits().to(KERNELS), labels(torch.uint8).to(KERNELS)
+    mask = torch.ones(2, 2, 2, dtype=torch.bool, device=KERNELS)
+    mask[0, 1, 1] = False
+    z[0, :, 1, 1] = float("inf")
+    z.requires_grad_()
+    value = F.dice_loss(z, y, mask=mask)
+    (gradient,) = torch.autograd.grad(value, z)
+    assert value.item() == pytest.approx(0.349479797054, abs=2e-12)
+    assert not gradient[0, :, 1, 1].any() and gradient.isfinite().all()
+    y[1, 0, 0] = 200
+    each = F.dice_loss(z, y, mask=mask, reduction="none", check_targets="off")
+    (gradient,) = torch.autograd.grad(each.sum(), z)
+    assert each[0].isfinite().all() and each[1].isnan().all()
+    assert not gradient[1, :, 0, 0].any() and gradient.isfinite().all()
+    with pytest.raises(IndexError, match=r"target\[1, 0, 0\].*got 200 for 3 classes"):
+        F.dice_loss(z, y, mask=mask, check_targets="sync")
+
+
+@pytest.mark.kernels
+def test_a_normalizer_on_the_device_divides_the_sum():
+    z, y = logits().to(KERNELS).requires_grad_(), labels().to(KERNELS)
+    total = F.dice_loss(z, y, reduction="sum")
+    for normalizer in (4.0, torch.tensor(4.0, device=KERNELS)):
+        value = F.dice_loss(z, y, normalizer=normalizer)
+        assert value.item() == pytest.approx(total.item() / 4, rel=1e-14)
+        slopes = [torch.autograd.grad(v, z, retain_graph=True)[0] for v in (value, total)]
+        assert torch.allclose(slopes[0], slopes[1] / 4, rtol=1e-13, atol=0)
+
+
+@pytest.mark.kernels
+def test_a_value_per_group_has_second_derivatives():
+    z = logits().to(KERNELS).requires_grad_()
+    y = labels().to(KERNELS)
+    assert torch.autograd.gradgradcheck(lambda x: F.jaccard_loss(x, y, reduction="none"), (z,))
+
+
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+def test_cupy():
+    z = logits().requires_grad_()
+    value = F.dice_loss(z, labels())
+    (slope,) = torch.autograd.grad(value, z)
+    with stand_in.cupy() as cupy:
+        arrays = [cupy.asarray(x.detach().numpy()) for x in (z, labels())]
+        found, gradient = cupylosses.value_and_grad(F.dice_loss, *arrays)
+        np.testing.assert_allclose(np.asarray(found), value.item(), rtol=1e-13)
+        np.testing.assert_allclose(np.asarray(gradient), slope.numpy(), rtol=1e-11, atol=1e-15)
+
+
+def test_a_module_keeps_its_options():
+    module = nn.DiceCELoss(preset="monai", label_smoothing=0.1)
+    assert module(logits(), labels()).item() == pytest.approx(1.067838608709, abs=2e-12)
+    assert "preset='monai'" in repr(module)
+
+
+def test_a_value_with_its_gradient_takes_two_kernels():
+    """One forward and one backward, whose residual is three numbers per sample and class."""
+    recorder = KernelRecorder(Chip(227 << 10))
+    call = F.dice_ce_loss.prepare(placeholder("float32", (2, 4, 64, 64)), placeholder("int64", (2, 64, 64)))
+    recorder.call(call, [(True, False)])
+    assert [x.kind for x in recorder.kernels] == ["value", "from_residual"]
+
+
+def test_vectors_follow_from_sizes_and_strides_decide_only_how_they_are_read():
+    dense = VoxelStream((64, 1), 16, 4)
+    apart = VoxelStream((64, 2), 16, 4)
+    none = VoxelStream((0, 0), vector=False)
+    first = layout((2, 16), 3, (dense, VoxelStream((16, 1), 0, 8), none, dense, none), 4, False)
+    second = layout((2, 16), 3, (apart, VoxelStream((16, 1), 0, 8), none, dense, none), 4, False)
+    assert (first.vec_size, first.wide) == (4, True) and (second.vec_size, second.wide) == (4, False)
+    assert (first.chunks, first.per_chunk) == (second.chunks, second.per_chunk)
+
+
+def test_every_preset_is_documented():
+    for loss in registry(RegionLoss).values():
+        text = getattr(F, loss.name).__doc__
+        assert all(f"'{x}'" in text for x in loss.presets), loss.name

@@ -92,6 +92,9 @@ def test_layouts_are_what_they_are_called(layout: str, fresh_plans: Callable[[],
 # ----------------------------------------------------------------------------------------------------------------------
 # Sizes and places
 
+#: Layouts of many rows.
+OF_MANY_ROWS = ("packed_rows", "columns", "column_tiles")
+
 #: Class counts around the capacity of a vector, a row of a warp, a block and a cluster; numbers of rows around a
 #: warp's, and around the limit of few.
 SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
@@ -151,7 +154,7 @@ FEW_SIZES = [x for x in SIZES if "doubles" not in x or x in ("subwarp of doubles
 )
 def test_sizes(what: str, reduction: str, fresh_plans: Callable[[], None]) -> None:
     dtype, dim, shapes = SIZES[what]
-    rows = few_rows_are_many() if what.startswith(softmax_layout.RECOMPUTED) else nullcontext()
+    rows = few_rows_are_many() if what.startswith(OF_MANY_ROWS) else nullcontext()
     with rows, noted_layouts() as found:
         for seed, shape in enumerate(shapes):
             agrees_with_truth(draw(shape, dim, dtype, KERNELS, seed=seed), reduction)
@@ -575,7 +578,7 @@ def means(given: Drawn, **chosen: Any) -> list[Tensor]:
 
 
 #: Layouts of few rows, and one of each kernel that counts labels.
-FEW_ROWS = [x for x in LAYOUTS if x not in softmax_layout.RECOMPUTED]
+FEW_ROWS = [x for x in LAYOUTS if x not in OF_MANY_ROWS]
 COUNTING = [x for x in FEW_ROWS if x not in ("block, cluster", "subwarp, copied", "label_only_tiles, long")]
 
 
@@ -669,7 +672,7 @@ def test_labels_out_of_range(layout: str, label: str) -> None:
 
 @in_each_layout_of_logits
 def test_edges(layout: str, fresh_plans: Callable[[], None]) -> None:
-    x, few = LAYOUTS[layout], layout in softmax_layout.RECOMPUTED
+    x, few = LAYOUTS[layout], layout in OF_MANY_ROWS
     with few_rows_are_many() if few else nullcontext(), noted_layouts() as found:
         keeps_edges((21, x.shape[1], *[min(n, 8) if few else n for n in x.shape[2:]]), x.class_dim, KERNELS)
     assert {x.kind for x in found} == {layout.partition(",")[0]}

@@ -156,14 +156,16 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
         assert (classes | 1) * vector * layout.threads == layout.shared <= SHARED_BYTES
     if layout.kind == "two_pass":
         assert layout.shared == 0
-    if layout.kind in ("packed_rows", "columns", "label_only_tiles"):
+    if layout.kind in ("packed_rows", "label_only_tiles") or (layout.kind == "columns" and alone):
         assert layout.per_thread > 0
     elif layout.kind != "thread_per_row":
         assert layout.per_thread == 0
     if layout.kind == "packed_rows":
         assert WARP <= layout.threads <= PACKED_THREADS and layout.per_thread == classes
         assert layout.threads * classes * size <= layout.shared <= SHARED_BYTES
-    if layout.kind == "columns":
+    if layout.kind == "columns" and not alone:
+        assert classes * size * layout.threads == layout.shared <= SHARED_BYTES
+    elif layout.kind == "columns":
         assert layout.per_thread == classes and layout.threads == COLUMN_THREADS
     if layout.kind in tiles:
         # A warp evaluates one of the rows of a vector.
@@ -199,6 +201,9 @@ def test_rows_with_a_target_per_class(x: Logits, dtype: str, place: tuple[int, i
     fits(layout, shape[class_dim], ITEMSIZE[first] + ITEMSIZE[dtype], chip)
     assert layout.vec_size * max(ITEMSIZE[first], ITEMSIZE[dtype]) <= 16
     if layout.vec_size == 1:
+        return
+    if layout.kind == "columns":
+        assert layout.vec_size * min(ITEMSIZE[first], ITEMSIZE[dtype]) >= 4 and prod(rows) % layout.vec_size == 0
         return
     assert all(y.class_stride == 1 for y in operands)
     at = numpy.indices(rows).reshape(len(rows), prod(rows))

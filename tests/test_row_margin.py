@@ -18,6 +18,7 @@ from cupylosses import functional as F
 from cupylosses import nn
 from cupylosses.backends.torch import formulas, plans
 from cupylosses.engines.row_margin import layout as margin_layout
+from cupylosses.testing import host
 from cupylosses.testing.check import Check, perform
 from cupylosses.testing.row_margin.check import LAYOUTS
 from cupylosses.testing.tolerance import same_bits
@@ -236,6 +237,22 @@ def test_class_dim(dim: int) -> None:
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize(("dtype", "reduction"), [(f32, "mean"), (bf16, "none")])
+def test_a_thread_per_row(
+    dtype: torch.dtype, reduction: str, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
+) -> None:
+    """Images of many pixels are read in place, with what does not count, NaN, and labels that are no class."""
+    monkeypatch.setattr(margin_layout, "APART_ROWS", 0)
+    fresh_plans()
+    scores, target = drawn(ONE, 150, 19, dtype)
+    scores, target = scores.reshape(2, 75, 19).movedim(-1, 1).contiguous(), target.reshape(2, 75)
+    weight = torch.linspace(0, 2, 19, device=KERNELS)
+    agree(ONE, (scores, target), reduction=reduction, weight=weight, p=2 if dtype == f32 else 1)
+    scores[1, 3, 5], target[0, 7] = nan, 19
+    agree(ONE, (scores, target), reduction="none", check_targets="off")
+
+
+@pytest.mark.kernels
 def test_rows_that_lie_anywhere() -> None:
     """Rows with gaps, rows that begin anywhere, and one row for all."""
     for function in (ONE, LISTS):
@@ -278,6 +295,20 @@ def test_many_rows_are_counted_before(monkeypatch: pytest.MonkeyPatch, fresh_pla
     monkeypatch.setattr("cupylosses.engines.row_margin.plan.SELF_COUNTING_ROWS", 3)
     fresh_plans()
     agree(ONE, drawn(ONE, 70, 10, f32))
+
+
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+def test_bits_in_any_order_and_grid() -> None:
+    """Also of a value without its gradients."""
+    for function, labels in ((ONE, 0), (LISTS, 6), (LISTS, 133)):
+        scores, target = (x.cpu() for x in drawn(function, 40, 133, f32, labels=labels, longest=60))
+        found = []
+        for processors, seed in ((1, 1), (7, 2)):
+            with host.execution(processors=processors, seed=seed):
+                found.append([*gradients(function, (scores, target)), function(scores, target)])
+        for a, b in zip(*found, strict=True):
+            assert same_bits(a, b)
+        assert same_bits(found[0][0], found[0][2])
 
 
 # ----------------------------------------------------------------------------------------------------------------------

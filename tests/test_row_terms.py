@@ -59,6 +59,7 @@ MIXED_TERMS = (
     ("float16", "float32"),
     ("bfloat16", "bfloat16"),
     ("float32", "float16"),
+    ("bfloat16", "float32"),
     ("bfloat16", "bfloat16"),
     ("float32", "float64"),
 )

@@ -16,6 +16,10 @@ Every kernel takes its arguments in one order, so that a launch is one concatena
     from_residual        residual, grad_output, stride          no
     hvp                  value, grad_output                     no
 
+"Used" is the address of the recorded values of ``grad_output``. Behind them the value's kernel leaves the partial sums
+of gradients that are summed beside the value (`Plan.summed`), and ``verify_gradient`` combines them: both kernels take
+the addresses of these gradients, too.
+
 The divisor of a sum is two arguments or none: a constant and its reciprocal; a constant and the address of a number
 that a launch before has found (`Plan.counted`); nothing where the kernels find it themselves (`Plan.self_counting`).
 """

@@ -81,7 +81,8 @@ class GradScaleCheck:
     Its arguments are written in forward except for the true ``grad_output``: backward runs in another thread, to which
     each object that it touches has to come from the cache of another processor. After backward, or when the graph is
     dropped without one, the next forward of the same launch on the same stream takes it, where the records are free by
-    then: to make a new one takes 5 µs. A graph under capture keeps its own.
+    then: to make a new one takes 5 µs. A graph under capture keeps its own. The records have room for the partial sums
+    of gradients, up to 8 MiB or a 64th of the elements, which are kept with it.
     """
 
     __slots__ = (

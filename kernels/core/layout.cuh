@@ -195,6 +195,15 @@ struct StripLayout {
   __device__ __forceinline__ int64 present(const Cursor& cursor) const {
     return cursor.row < rows && cursor.column < columns;
   }
+  // The cursor, or another one of the same plane that is present.
+  __device__ __forceinline__ Cursor inside(const Cursor& cursor) const {
+    Cursor found = cursor;
+    const int64 up = cursor.row < rows ? 0 : cursor.row - rows + 1;
+    const int64 left = cursor.column < columns ? 0 : (cursor.column - columns + 1) * kVecSize;
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) found.base[s] -= up * row_stride[s] + left * inner_stride[s];
+    return found;
+  }
   template <int kStream, bool kSplat>
   __device__ __forceinline__ int64 offset(const Cursor& cursor) const {
     return cursor.base[kStream];
@@ -246,8 +255,13 @@ struct TiledLayout {
   }
   __device__ __forceinline__ bool whole_up_to(int64 vector) const {
     if (vector >= vectors()) return false;
-    const int64 tile = vector / Tile::kVectors % per_plane;
-    return (tile % tiles_a + 1) * Tile::kSideA <= size_a && (tile / tiles_a + 1) * Tile::kSideB <= size_b;
+    const int64 tile = vector / Tile::kVectors % per_plane, tile_b = tile / tiles_a;
+    return (across(tile, tile_b) + 1) * Tile::kSideA <= size_a && (tile_b + 1) * Tile::kSideB <= size_b;
+  }
+  // A tile's place along a. Shifted from row to row of tiles: a chunk may take every n-th tile of a multiple of a row,
+  // and would have nothing but tiles at the end of their rows, which take longer.
+  __device__ __forceinline__ int64 across(int64 tile, int64 tile_b) const {
+    return (tile - tile_b * tiles_a + tile_b) % tiles_a;
   }
   __device__ __forceinline__ Cursor at(int64 vector) const {
     const int64 tile = vector / Tile::kVectors, plane = tile / per_plane, rest = tile - plane * per_plane;
@@ -255,7 +269,7 @@ struct TiledLayout {
     const int64 tile_b = rest / tiles_a;
     Cursor cursor;
     cursor.step = within / kWarp;
-    cursor.a = (rest - tile_b * tiles_a) * Tile::kSideA + cursor.step / Tile::kStepsB * Tile::kStepA +
+    cursor.a = across(rest, tile_b) * Tile::kSideA + cursor.step / Tile::kStepsB * Tile::kStepA +
                lane % Tile::kLanesA * Tile::kA;
     cursor.b = tile_b * Tile::kSideB + cursor.step % Tile::kStepsB * Tile::kStepB + lane / Tile::kLanesA * Tile::kB;
     outer.offsets(plane, cursor.base);

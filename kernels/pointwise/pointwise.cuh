@@ -544,23 +544,33 @@ struct Pointwise {
   Sinks_ sinks;
   Element_ element;
 
-  // kBatch whole vectors of the lane. All loads are issued before the first result is needed; also before
-  // scale.factor(), which may wait for a load of its own.
-  template <int kBatch, class Scale>
+  // kBatch vectors of the lane. All loads are issued before the first result is needed; also before scale.factor(),
+  // which may wait for a load of its own. With kWhole all are there. Otherwise (strips) each is or is not: in place
+  // of those that are not, others are loaded, whose results are dropped, so that no branch delays a load.
+  template <int kBatch, bool kWhole, class Scale>
   __device__ __forceinline__ void visit(Cursor& cursor, Compute& sum, Scale& scale, Sums& sums) const {
     Registers<kVecSize> vectors[kBatch];
+    bool present[kBatch], row_present[kBatch];
     int64 row_sum = 0;
     if constexpr (kEndsRows) row_sum = cursor.row_sum;
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
-      load_all(cursor, 0, vectors[u], Slots{});
+      present[u] = kWhole || layout.present(cursor) > 0;
+      if constexpr (kEndsRows) row_present[u] = kWhole || cursor.row < layout.rows;
+      if constexpr (kWhole) {
+        load_all(cursor, 0, vectors[u], Slots{});
+      } else {
+        load_all(layout.inside(cursor), 0, vectors[u], Slots{});
+      }
       layout.advance(cursor);
     }
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
       settle(vectors[u], Slots{});
-      evaluate(vectors[u], sum, scale.factor(), sums, Slots{});
-      if constexpr (kEndsRows) end_row(sums, true, row_sum + u * Layout::kDown * layout.strips, Slots{});
+      evaluate<kVecSize, kWhole>(vectors[u], present[u], sum, scale.factor(), sums, Slots{});
+      if constexpr (kEndsRows) {
+        end_row(sums, row_present[u], row_sum + u * Layout::kDown * layout.strips, Slots{});
+      }
     }
   }
 
@@ -575,13 +585,25 @@ struct Pointwise {
     for (int i = 0; i < kVecSize / kAtOnce && i < present; ++i) {
       Registers<kAtOnce> elements;
       load_all(cursor, i, elements, Slots{});
-      evaluate(elements, sum, factor, sums, Slots{});
+      evaluate<kAtOnce, true>(elements, true, sum, factor, sums, Slots{});
     }
     if constexpr (kEndsRows) {
       __syncwarp();
       end_row(sums, cursor.row < layout.rows, cursor.row_sum, Slots{});
     }
     layout.advance(cursor);
+  }
+
+  // A batch that is not there as a whole. All batches of a strip may be such.
+  template <int kUnroll, int kFlight, class Scale>
+  __device__ __forceinline__ void visit_edge(Cursor& cursor, Compute& sum, Scale& scale, Sums& sums) const {
+    if constexpr (Layout::kStrips && kFlight > 2) {
+#pragma unroll 1
+      for (int u = 0; u < kUnroll; u += 2) visit<2, false>(cursor, sum, scale, sums);
+    } else {
+#pragma unroll 1
+      for (int u = 0; u < kUnroll; ++u) visit_partial(cursor, sum, scale, sums);
+    }
   }
 
   // The sum of the row, or of each of the rows, of which lanes have added up a vector or, of steps along it, a batch.
@@ -645,9 +667,9 @@ struct Pointwise {
     }
   }
 
-  template <int kWidth, int... kSlot>
-  __device__ __forceinline__ void evaluate(const Registers<kWidth>& x, Compute& sum, Compute scale, Sums& sums,
-                                           Indices<kSlot...>) const {
+  template <int kWidth, bool kWhole, int... kSlot>
+  __device__ __forceinline__ void evaluate(const Registers<kWidth>& x, bool present, Compute& sum, Compute scale,
+                                           Sums& sums, Indices<kSlot...>) const {
     Compute value[kWidth];
     typename GradientVectors<Compute, kWidth, Sources_>::type gradients;
 #pragma unroll
@@ -655,7 +677,7 @@ struct Pointwise {
       const auto y =
           loss(element_variable<kMask, kFirst<kSlot>>(get<kSlot>(x.operands).template element<Wide<kSlot>>(i))...);
       value[i] = y.value;
-      sum += y.value;
+      sum += kWhole || present ? y.value : Compute(0);
       Compute factor = scale;
       if constexpr (kScaledPerElement) factor *= x.grad_output.template element<Compute>(i);
       // The sum of derivatives is scaled when it is finished.
@@ -663,6 +685,7 @@ struct Pointwise {
                     IsSummed<TypeAt<kSlot, Sinks_>>::value ? Compute(1) : factor),
        ...);
     }
+    if (!kWhole && !present) return;
     if constexpr (kStoresValues) store_to<kElementStream, kWidth>(element, x.element_offset, value);
     (store_to<kOperands + kSlot, kWidth>(get<kSlot>(sinks), x.sink_offset[kSlot], get<kSlot>(gradients).element), ...);
     (get<kSlot>(sums).add(get<kSlot>(gradients).element), ...);
@@ -738,7 +761,8 @@ __host__ __device__ constexpr int flight() {
   constexpr int kTightFree = kWide && Program::kScaledPerElement ? 2 : kUnroll / 2;
   constexpr bool kMicroTile = Program::Layout::kTiled && Program::kVector > 1;
   constexpr int kFree = kMicroTile ? 1 : kTight ? kTightFree : kUnroll;
-  constexpr bool kRoom = kNarrow && Program::Loss::kHeavy == 1 && Program::Layout::kOuter == 0;
+  constexpr bool kRoom =
+      kNarrow && Program::Loss::kHeavy == 1 && (Program::Layout::kOuter == 0 || Program::Layout::kStrips);
   constexpr int kElements = kWide ? 4 : kRoom ? 16 : 8;
   constexpr int kFew = Program::kVector < kElements ? kElements / Program::kVector : 1;
   constexpr int kMost = Program::Loss::kHeavy > 0 && kFew < kFree ? kFew : kFree;
@@ -766,10 +790,10 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
         auto cursor = program.layout.at(first + lane);
         if (program.layout.whole_up_to(first + kBatch - 1 + Program::kReadsAhead)) {
 #pragma unroll 1
-          for (int u = 0; u < kUnroll; u += kFlight) program.template visit<kFlight>(cursor, partial, scale, sums);
+          for (int u = 0; u < kUnroll; u += kFlight)
+            program.template visit<kFlight, true>(cursor, partial, scale, sums);
         } else {
-#pragma unroll 1
-          for (int u = 0; u < kUnroll; ++u) program.visit_partial(cursor, partial, scale, sums);
+          program.template visit_edge<kUnroll, kFlight>(cursor, partial, scale, sums);
         }
       }
       total += partial;
@@ -812,10 +836,10 @@ __device__ __forceinline__ void sweep_strips(const Program& program, Scale& scal
           layout.move_down(cursor, group * kGroup);
           if (whole && (group + 1) * kGroup <= layout.rows) {
 #pragma unroll 1
-            for (int u = 0; u < kUnroll; u += kFlight) program.template visit<kFlight>(cursor, partial, scale, sums);
+            for (int u = 0; u < kUnroll; u += kFlight)
+              program.template visit<kFlight, true>(cursor, partial, scale, sums);
           } else {
-#pragma unroll 1
-            for (int u = 0; u < kUnroll; ++u) program.visit_partial(cursor, partial, scale, sums);
+            program.template visit_edge<kUnroll, kFlight>(cursor, partial, scale, sums);
           }
           if constexpr (Program::kSumsRows && !Program::kEndsRows) {
             __syncwarp();

@@ -19,17 +19,55 @@
 #pragma once
 #include "regions/groups.cuh"
 
-// Gradients of one voxel, which `store(c, by input, by target)` takes.
-template <bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
-__device__ __forceinline__ void voxel_gradient(const Program& program, const Classes& classes,
+// The gradient of a voxel with kLabelApart. With g_y of the label and g_c of other classes, S the sum of exponentials,
+// and A, B, k of the loss of the voxel,
+//   mean = sum over the others of p_c (g_c - g_y)
+//   d/dx_c = e_c (g_c / S - (g_y + mean) / S + k A)      d/dx_y = -p_y mean + k B
+// in which what is the same for all classes is found once.
+template <class Program, class Classes, class Coeffs, class Store>
+__device__ __forceinline__ void label_gradient(const Program& program, const Classes& classes,
+                                               const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
                                                const VoxelTarget& target, int i, const Coeffs& coeffs,
                                                typename Program::Compute voxel_scale, const Store& store) {
   using Compute = typename Program::Compute;
-  if (!target.sound) {
-#pragma unroll(Program::kUnroll)
-    for (int c = 0; c < program.classes(); ++c) store(c, Compute(0), Compute(0));
-    return;
+  VoxelSoftmax<Program> softmax;
+  softmax.find_apart(program, classes, offset, i, target.label);
+  const Compute at_label = coeffs.of_label(target.label);
+  Compute sum = Compute(0);
+#pragma unroll
+  for (int c = 0; c < Program::kClasses; ++c) sum = scalar_fma(softmax.e[c], coeffs.of_other(c), sum);
+  const Compute mean = (sum - at_label * softmax.others) * softmax.inv_sum;
+  Compute common = -(at_label + mean) * softmax.inv_sum;
+  Compute by_label = -mean * (softmax.label_e * softmax.inv_sum);
+  GradCoeffs<Compute> row{Compute(0), Compute(0), Compute(0), Compute(0)};
+  if constexpr (Program::kVoxel == kRow) {
+    row = voxel_row(program, classes, softmax, target.label, i).grad_coeffs;
+    by_label = scalar_fma(voxel_scale, row.target, by_label);
+    common = scalar_fma(voxel_scale, row.exp_coeff, common);
   }
+#pragma unroll
+  for (int c = 0; c < Program::kClasses; ++c) {
+    Compute y = softmax.e[c] * scalar_fma(coeffs.of_other(c), softmax.inv_sum, common);
+    if constexpr (Program::kVoxel == kRow && Program::kSmoothed) {
+      y -= voxel_scale * (row.weight_coeff * program.weight(c));
+    }
+    y = c == target.label ? by_label : y;
+    if constexpr (Program::kVoxel == kElement) {
+      const auto cost = program.loss(
+          variable<1u, 0>(classes.input(c, i)), variable<0u, 1>(c == target.label ? Compute(1) : Compute(0)),
+          variable<0u, 2>(program.weight(c)), variable<0u, 3>(Compute(program.space.classes)));
+      y += voxel_scale * tangent_or_zero(cost, 0);
+    }
+    store(c, y, Compute(0));
+  }
+}
+
+// The gradients of a voxel whose classes are all alike.
+template <bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
+__device__ __forceinline__ void gradient_of_classes(const Program& program, const Classes& classes,
+                                                    const VoxelTarget& target, int i, const Coeffs& coeffs,
+                                                    typename Program::Compute voxel_scale, const Store& store) {
+  using Compute = typename Program::Compute;
   VoxelSoftmax<Program> softmax;
   if constexpr (Program::kNeedsSoftmax) softmax.find(program, classes, i, target.label);
   GradCoeffs<Compute> row{Compute(0), Compute(0), Compute(0), Compute(0)};
@@ -49,30 +87,31 @@ __device__ __forceinline__ void voxel_gradient(const Program& program, const Cla
   // For a softmax: the derivative by p of the largest class, and the mean of the others' differences to it.
   Compute at_largest = Compute(0), mean = Compute(0);
   if constexpr (Program::kActivation == kSoftmax) {
+    int largest = 0;
 #pragma unroll(Program::kUnroll)
     for (int c = 0; c < program.classes(); ++c) {
-      const Compute e = softmax.exponential(classes, c, i);
-      const Probability<Compute> p = probability(program, classes, softmax, c, i);
-      const Compute g = derivative_by_p<Program::kOverlap>(coeffs(c), p, target_of<Program>(classes, target, c, i));
-      at_largest = e == Compute(1) ? g : at_largest;
+      if (softmax.exponential(classes, c, i) == Compute(1)) largest = c;
     }
+    // An exponential of 1 has p = 1 / sum.
+    const Probability<Compute> p{softmax.inv_sum, largest == softmax.pivot
+                                                      ? softmax.others * softmax.inv_sum
+                                                      : (softmax.sum - Compute(1)) * softmax.inv_sum};
+    at_largest = coeffs.at(classes, target, largest, i, p);
 #pragma unroll(Program::kUnroll)
     for (int c = 0; c < program.classes(); ++c) {
-      const Probability<Compute> p = probability(program, classes, softmax, c, i);
-      const Compute g = derivative_by_p<Program::kOverlap>(coeffs(c), p, target_of<Program>(classes, target, c, i));
-      mean += p.p * (g - at_largest);
+      const Probability<Compute> of_class = probability(program, classes, softmax, c, i);
+      mean += of_class.p * (coeffs.derivative(classes, target, c, i, of_class) - at_largest);
     }
   }
 #pragma unroll(Program::kUnroll)
   for (int c = 0; c < program.classes(); ++c) {
     const Probability<Compute> p = probability(program, classes, softmax, c, i);
     const Compute t = target_of<Program>(classes, target, c, i);
-    const Summands<Compute> of_cell = coeffs(c);
-    const Compute g = derivative_by_p<Program::kOverlap>(of_cell, p, t);
+    const Compute g = coeffs.derivative(classes, target, c, i, p);
     Compute by_input = g, by_target = Compute(0);
     if constexpr (Program::kActivation == kSoftmax) by_input = p.p * ((g - at_largest) - mean);
     if constexpr (Program::kActivation == kSigmoid) by_input = p.p * p.rest * g;
-    if constexpr (kTarget) by_target = derivative_by_t<Program::kOverlap>(of_cell, p, t);
+    if constexpr (kTarget) by_target = derivative_by_t<Program::kOverlap>(coeffs.of_class(c), p, t);
     if constexpr (Program::kVoxel == kRow) {
       Compute of_row = row.exp_coeff * softmax.exponential(classes, c, i);
       if constexpr (Program::kSmoothed) of_row -= row.weight_coeff * program.weight(c);
@@ -96,12 +135,69 @@ __device__ __forceinline__ void voxel_gradient(const Program& program, const Cla
   }
 }
 
-// The coefficients of a sample in shared memory, three numbers per class.
-template <class Compute>
+// Gradients of one voxel, which `store(c, by input, by target)` takes.
+template <bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
+__device__ __forceinline__ void voxel_gradient(const Program& program, const Classes& classes,
+                                               const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
+                                               const VoxelTarget& target, int i, const Coeffs& coeffs,
+                                               typename Program::Compute voxel_scale, const Store& store) {
+  using Compute = typename Program::Compute;
+  if (!target.sound) {
+#pragma unroll(Program::kUnroll)
+    for (int c = 0; c < program.classes(); ++c) store(c, Compute(0), Compute(0));
+    return;
+  }
+  if constexpr (Program::kLabelApart) {
+    label_gradient(program, classes, offset, target, i, coeffs, voxel_scale, store);
+    return;
+  } else {
+    gradient_of_classes<kInput, kTarget>(program, classes, target, i, coeffs, voxel_scale, store);
+  }
+}
+
+// The coefficients of a sample in shared memory: the derivatives a, b and c by I, FP and FN of each class. Of labels
+// and products only a - c, for the label, and b, for other classes.
+template <class Program>
 struct SharedCoeffs {
+  using Compute = typename Program::Compute;
+  static constexpr bool kPairs = !Program::kDense && Program::kOverlap == kProduct;
+  static constexpr int kNumbers = kPairs ? 2 : 3;
   const Compute* numbers;
-  __device__ __forceinline__ Summands<Compute> operator()(int c) const {
+
+  __device__ __forceinline__ Summands<Compute> of_class(int c) const {
     return {numbers[3 * c], numbers[3 * c + 1], numbers[3 * c + 2]};
+  }
+  __device__ __forceinline__ Compute of_label(int label) const {
+    return numbers[2 * label];
+  }
+  __device__ __forceinline__ Compute of_other(int c) const {
+    return numbers[2 * c + 1];
+  }
+  // By the probability of a class.
+  template <class Classes>
+  __device__ __forceinline__ Compute derivative(const Classes& classes, const VoxelTarget& target, int c, int i,
+                                                const Probability<Compute>& p) const {
+    if constexpr (kPairs) {
+      return numbers[2 * c + (c == target.label ? 0 : 1)];
+    } else {
+      return derivative_by_p<Program::kOverlap>(of_class(c), p, target_of<Program>(classes, target, c, i));
+    }
+  }
+  // The same of a class that is not known to the compiler: an index into registers would put them into local memory.
+  template <class Classes>
+  __device__ __forceinline__ Compute at(const Classes& classes, const VoxelTarget& target, int c, int i,
+                                        const Probability<Compute>& p) const {
+    if constexpr (!Program::kDense || Program::kClasses == 0) {
+      return derivative(classes, target, c, i, p);
+    } else {
+      Compute found = Compute(0);
+#pragma unroll
+      for (int k = 0; k < Program::kClasses; ++k) {
+        const Compute t = force_computed(classes.target(k, i));
+        found = k == c ? t : found;
+      }
+      return derivative_by_p<Program::kOverlap>(of_class(c), p, found);
+    }
   }
 };
 
@@ -153,16 +249,22 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
   constexpr int kVecSize = Program::kVecSize;
   const int64 sample = blockIdx.x / blocks_per_sample, part = blockIdx.x - sample * blocks_per_sample;
   const int count = program.classes();
-  for (int k = threadIdx.x; k < 3 * count; k += blockDim.x) {
-    const int c = k / 3;
+  using Coeffs = SharedCoeffs<Program>;
+  for (int c = threadIdx.x; c < count; c += blockDim.x) {
     const int64 group = c < groups.first_class() ? 0 : groups.group_of(sample, c);
     const double upstream = widen<double>(grad_output[per_group ? group : 0]);
-    numbers[k] = static_cast<Compute>(residual[sample * 3 * count + k] * upstream);
+    const double* of_cell = residual + 3 * (sample * count + c);
+    if constexpr (Coeffs::kPairs) {
+      numbers[2 * c] = static_cast<Compute>((of_cell[0] - of_cell[2]) * upstream);
+      numbers[2 * c + 1] = static_cast<Compute>(of_cell[1] * upstream);
+    } else {
+      for (int k = 0; k < 3; ++k) numbers[3 * c + k] = static_cast<Compute>(of_cell[k] * upstream);
+    }
   }
   const Compute voxel_scale =
       static_cast<Compute>(residual[program.space.samples * 3 * count] * widen<double>(grad_output[0]));
   __syncthreads();
-  const SharedCoeffs<Compute> coeffs{numbers};
+  const Coeffs coeffs{numbers};
   const int64 vectors = program.space.voxels / kVecSize;
 #pragma unroll 1
   for (int64 vector = part * blockDim.x + threadIdx.x; vector < vectors; vector += blocks_per_sample * blockDim.x) {
@@ -177,7 +279,7 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
       for (int i = 0; i < kVecSize; ++i) {
         const VoxelTarget target = voxel_target(program, classes, offset, i);
         const StoreInPacks<kInput, kTarget, Program> store{of_inputs, of_targets, i};
-        voxel_gradient<kInput, kTarget>(program, classes, target, i, coeffs, voxel_scale, store);
+        voxel_gradient<kInput, kTarget>(program, classes, offset, target, i, coeffs, voxel_scale, store);
       }
 #pragma unroll
       for (int c = 0; c < Program::kClasses; ++c) {
@@ -196,7 +298,7 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
           kInput ? input_gradients + offset.at(kGradientsOfInputs, 0) : nullptr,
           kTarget ? target_gradients + offset.at(kGradientsOfTargets, 0) : nullptr,
           program.space.class_stride[kGradientsOfInputs], program.space.class_stride[kGradientsOfTargets]};
-      voxel_gradient<kInput, kTarget>(program, classes, target, 0, coeffs, voxel_scale, store);
+      voxel_gradient<kInput, kTarget>(program, classes, offset, target, 0, coeffs, voxel_scale, store);
     }
   }
 }

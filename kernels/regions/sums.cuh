@@ -66,13 +66,14 @@ __device__ __forceinline__ int halved_index(int lane) {
 }
 
 // What a thread adds up: for each class, and for voxels.
-template <class Compute, int kClasses>
+template <class Program, bool kApart = Program::kLabelApart>
 struct ThreadSums {
-  static constexpr int kNumbers = 3 * kClasses + 3;
+  using Compute = typename Program::Compute;
+  static constexpr int kClasses = Program::kClasses, kNumbers = 3 * kClasses + 3;
   Summands<Compute> of_class[kClasses];
   Compute spoilt, cost, count;
 
-  __device__ __forceinline__ void clear() {
+  __device__ __forceinline__ explicit ThreadSums(Compute*) {
 #pragma unroll
     for (int c = 0; c < kClasses; ++c) of_class[c] = {Compute(0), Compute(0), Compute(0)};
     spoilt = cost = count = Compute(0);
@@ -86,31 +87,69 @@ struct ThreadSums {
   }
 };
 
+// A voxel adds to I and FN of its label alone. They are in shared memory, where each thread has a column of its own: an
+// index into registers would take a comparison for every class.
+template <class Program>
+struct ThreadSums<Program, true> {
+  using Compute = typename Program::Compute;
+  static constexpr int kClasses = Program::kClasses, kNumbers = 3 * kClasses + 3;
+  Compute false_positive[kClasses];
+  Compute spoilt, cost, count;
+  Compute* of_labels;
+
+  __device__ __forceinline__ explicit ThreadSums(Compute* shared) : of_labels(shared + threadIdx.x) {
+#pragma unroll
+    for (int c = 0; c < kClasses; ++c) {
+      false_positive[c] = of_labels[2 * c * kSumThreads] = of_labels[(2 * c + 1) * kSumThreads] = Compute(0);
+    }
+    spoilt = cost = count = Compute(0);
+  }
+  __device__ __forceinline__ void add_label(int label, Compute hit, Compute false_negative) {
+    of_labels[2 * label * kSumThreads] += hit;
+    of_labels[(2 * label + 1) * kSumThreads] += false_negative;
+  }
+  __device__ __forceinline__ Compute number(int k) const {
+    const int c = k / 3, part = k % 3;
+    if (c < kClasses) return part == 1 ? false_positive[c] : of_labels[(2 * c + part / 2) * kSumThreads];
+    return part == 0 ? spoilt : (part == 1 ? cost : count);
+  }
+};
+
 // Adds a voxel.
 template <class Program, class Classes>
-__device__ __forceinline__ void add_voxel(const Program& program, const Classes& classes, const VoxelTarget& target,
-                                          int i, ThreadSums<typename Program::Compute, Program::kClasses>& sums) {
+__device__ __forceinline__ void add_voxel(const Program& program, const Classes& classes,
+                                          const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
+                                          const VoxelTarget& target, int i, ThreadSums<Program>& sums) {
   using Compute = typename Program::Compute;
   if (target.spoilt) sums.spoilt += Compute(1);
   if (!target.sound) return;
   VoxelSoftmax<Program> softmax;
-  if constexpr (Program::kNeedsSoftmax) softmax.find(program, classes, i, target.label);
+  if constexpr (Program::kLabelApart) {
+    softmax.find_apart(program, classes, offset, i, target.label);
 #pragma unroll
-  for (int c = 0; c < Program::kClasses; ++c) {
-    const Probability<Compute> p = probability(program, classes, softmax, c, i);
-    Summands<Compute>& sum = sums.of_class[c];
-    if constexpr (Program::kDense) {
-      const Summands<Compute> s = summands<Program::kOverlap>(p, classes.target(c, i));
-      sum.hit += s.hit;
-      sum.false_positive += s.false_positive;
-      sum.false_negative += s.false_negative;
-    } else {
-      const bool own = c == target.label;
-      const Summands<Compute> in = summands<Program::kOverlap>(p, Compute(1));
-      const Summands<Compute> out = summands<Program::kOverlap>(p, Compute(0));
-      sum.false_positive += own ? in.false_positive : out.false_positive;
-      sum.hit += own ? in.hit : Compute(0);
-      sum.false_negative += own ? in.false_negative : Compute(0);
+    for (int c = 0; c < Program::kClasses; ++c) {
+      sums.false_positive[c] = scalar_fma(softmax.e[c], softmax.inv_sum, sums.false_positive[c]);
+    }
+    sums.add_label(target.label, softmax.label_e * softmax.inv_sum, softmax.others * softmax.inv_sum);
+  } else {
+    if constexpr (Program::kNeedsSoftmax) softmax.find(program, classes, i, target.label);
+#pragma unroll
+    for (int c = 0; c < Program::kClasses; ++c) {
+      const Probability<Compute> p = probability(program, classes, softmax, c, i);
+      Summands<Compute>& sum = sums.of_class[c];
+      if constexpr (Program::kDense) {
+        const Summands<Compute> s = summands<Program::kOverlap>(p, classes.target(c, i));
+        sum.hit += s.hit;
+        sum.false_positive += s.false_positive;
+        sum.false_negative += s.false_negative;
+      } else {
+        const bool own = c == target.label;
+        const Summands<Compute> in = summands<Program::kOverlap>(p, Compute(1));
+        const Summands<Compute> out = summands<Program::kOverlap>(p, Compute(0));
+        sum.false_positive += own ? in.false_positive : out.false_positive;
+        sum.hit += own ? in.hit : Compute(0);
+        sum.false_negative += own ? in.false_negative : Compute(0);
+      }
     }
   }
   if constexpr (Program::kVoxel != kNoVoxelLoss) {
@@ -120,11 +159,12 @@ __device__ __forceinline__ void add_voxel(const Program& program, const Classes&
   }
 }
 
+// `of_labels` is shared memory for 2 C numbers of each thread, with kLabelApart.
 template <class Program>
 __device__ __forceinline__ void sum_in_registers(const Program& program, int64 chunks, int64 vectors_per_chunk,
-                                                 double* partials) {
+                                                 double* partials, typename Program::Compute* of_labels) {
   using Compute = typename Program::Compute;
-  using Sums = ThreadSums<Compute, Program::kClasses>;
+  using Sums = ThreadSums<Program>;
   constexpr int kVecSize = Program::kVecSize, kNumbers = Sums::kNumbers, kPadded = next_power_of_two(kNumbers);
   constexpr int kHeld = kPadded > kWarp ? kPadded / kWarp : 1;
   __shared__ double of_warp[kSumWarps][kPadded];
@@ -132,8 +172,7 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
 #pragma unroll 1
   for (int64 chunk = blockIdx.x; chunk < total; chunk += gridDim.x) {
     const int64 sample = chunk / chunks, first = (chunk - sample * chunks) * vectors_per_chunk;
-    Sums sums;
-    sums.clear();
+    Sums sums(of_labels);
 #pragma unroll 1
     for (int64 turn = threadIdx.x; turn < vectors_per_chunk; turn += kSumThreads) {
       const int64 vector = first + turn;
@@ -151,7 +190,7 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
                          classes.label(i), program.space.classes);
           }
         }
-        add_voxel(program, classes, target, i, sums);
+        add_voxel(program, classes, offset, target, i, sums);
       }
     }
     // The first halving by hand: floats are exchanged, and half as many doubles are held.

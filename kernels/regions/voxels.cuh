@@ -77,6 +77,9 @@ struct RegionProgram {
   static constexpr int kClasses = kClasses_, kVecSize = kVecSize_;
   static constexpr bool kWide = kWide_;
   static constexpr int kUnroll = kClasses > 0 ? kClasses : 1;
+  // Labels under a softmax, with classes in registers: the label's class is taken apart from the others, which then
+  // need no comparison of their own for each sum.
+  static constexpr bool kLabelApart = !kDense && kActivation == kSoftmax && kOverlap == kProduct && kClasses > 0;
   static constexpr bool kNeedsSoftmax = kActivation == kSoftmax || kVoxel == kRow || kVoxel == kTerm;
 
   Loss loss;
@@ -197,6 +200,13 @@ __device__ __forceinline__ VoxelTarget voxel_target(const Program& program, cons
   return found;
 }
 
+// exp(x - max_logit), with kNarrow in two instructions.
+template <class Compute>
+__device__ __forceinline__ Compute difference_exponential(Compute x, Compute max_logit) {
+  if constexpr (kNarrow && kSingle<Compute>) return exp2_ftz(fmaf(x, kLog2E, -max_logit * kLog2E));
+  return exp_of_difference(x - max_logit);
+}
+
 // Softmax of one voxel.
 template <class Program, bool kOnChip = (Program::kClasses > 0)>
 struct VoxelSoftmax {
@@ -207,6 +217,32 @@ struct VoxelSoftmax {
   Compute sum;
   int pivot;  // the label; the largest class of a target per class
   Compute e[kOnChip ? Program::kUnroll : 1];
+  // With kLabelApart: the label's logit and exponential, which is 0 in `e`.
+  Compute label_logit;
+  Compute label_e;
+
+  // The logit of the label is read again: to select it among registers takes an instruction for every class.
+  template <class Classes>
+  __device__ __forceinline__ void find_apart(const Program& program, const Classes& classes,
+                                             const VectorOffsets<Program::kVecSize, Program::kWide>& offset, int i,
+                                             int label) {
+    label_logit = widen<Compute>(
+        program.input[offset.at(kInputs, i) + static_cast<int64>(label) * program.space.class_stride[kInputs]]);
+    max_logit = classes.input(0, i);
+#pragma unroll
+    for (int c = 1; c < Program::kClasses; ++c) max_logit = max_ignoring_nan(max_logit, classes.input(c, i));
+    pivot = label;
+    others = Compute(0);
+#pragma unroll
+    for (int c = 0; c < Program::kClasses; ++c) {
+      e[c] = difference_exponential(classes.input(c, i), max_logit);
+      e[c] = c == label ? Compute(0) : e[c];
+      others += e[c];
+    }
+    label_e = difference_exponential(label_logit, max_logit);
+    sum = others + label_e;
+    inv_sum = scalar_divide_closely(Compute(1), sum);
+  }
 
   template <class Classes>
   __device__ __forceinline__ void find(const Program& program, const Classes& classes, int i, int label) {
@@ -349,8 +385,9 @@ __device__ __forceinline__ RowResult<typename Program::Compute> voxel_row(const 
   sums.softmax.exp_sum = softmax.others;
   sums.weighted_gap = sums.weight_sum = Compute(0);
   Compute z = Compute(0);
+  if constexpr (Program::kLabelApart) z = softmax.label_logit;
 #pragma unroll(Program::kUnroll)
-  for (int c = 0; c < program.classes(); ++c) {
+  for (int c = 0; c < (Program::kLabelApart ? 0 : program.classes()); ++c) {
     // Read in front of the comparison: behind it the index would be the label, and the array in local memory.
     const Compute x = force_computed(classes.input(c, i));
     z = c == label ? x : z;

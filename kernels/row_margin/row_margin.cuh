@@ -13,6 +13,7 @@
 //    that of a class depends on its own score and the label's alone.
 // 2. The group adds the hinges, and their derivatives. The thread that wrote the vector of the label overwrites the
 //    label's gradient. A row whose value is NaN is written again.
+// Rows whose classes lie apart are taken by a thread each (ThreadPerRowReader), in the same way.
 //
 // Several labels (ListReader): a warp or a block takes a row.
 // 1. Its threads read labels, as many at a time as they are, until one finds the end of the list.
@@ -37,8 +38,8 @@
 // Order of additions: within a thread in the order of its vectors, then by the group's fixed tree. Derivatives of z
 // itself are counted in integers.
 //
-// Preconditions: class stride 1 of scores and gradients; a group has a power of two of threads, at least
-// 2 (kVecSize - 1); for lists a whole warp at least.
+// Preconditions: class stride 1 of scores and gradients, but for ThreadPerRowReader; a group has a power of two of
+// threads, at least 2 (kVecSize - 1); for lists a whole warp at least.
 #pragma once
 #include "softmax/rows.cuh"
 
@@ -206,6 +207,17 @@ __device__ __forceinline__ void fill_gradients(const Program& program, const Gro
   }
 }
 
+// Loads every `threads`-th vector of a row from `first` on, as far as there are any.
+template <int kVecSize, int kVectors, class Input, class View>
+__device__ __forceinline__ void load_vectors(const Input* from, const View& view, int64 first, int threads,
+                                             Pack<Input, kVecSize> (&x)[kVectors]) {
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    const int64 v = first + k * threads;
+    if (v < view.vectors) x[k] = load_stream<kVecSize>(from + view.first(v));
+  }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // One label
 
@@ -233,38 +245,55 @@ __device__ __forceinline__ void take_classes(const Program& program, typename Pr
   if constexpr (kGradient) store_pack<kVecSize>(to, NarrowPack<typename Program::Input, kVecSize>::from(g));
 }
 
+// The label of the row that a group takes next, as loaded: nothing looks at it until its turn, so that the load is in
+// flight while a row is read.
+template <class Program>
+struct LabelAhead {
+  typename Program::LabelLoad load;
+  int64 row;  // -1: none
+};
+
 // Preconditions: every thread of the group calls it together, with a SubwarpGroup every lane of the warp. `exists` is
 // false if the warp has fewer rows left than it takes at once.
 template <bool kGradient, int kVecSize, int kVectors, class Group, class Program, class Scale>
 __device__ __forceinline__ double one_label_row(const Program& program, const Group& group, int64 row, bool exists,
-                                                SyncState& sync, Scale& scale) {
+                                                int64 next, LabelAhead<Program>& ahead, SyncState& sync, Scale& scale) {
   using Input = typename Program::Input;
-  const RowTarget<double> t = program.target(exists ? row : 0);
+  RowTarget<double> t;
+  program.space.offsets(exists ? row : 0, t.offset);
+  if (ahead.row != row) ahead.load = program.load_label(t.offset);
+  program.validate_label(t, ahead.load);
+  if (next < program.space.rows) {
+    int64 offset[kRowStreams];
+    program.space.offsets(next, offset);
+    ahead.load = program.load_label(offset);
+    ahead.row = next;
+  }
   const bool counts = exists && t.active && t.weight != 0.0;
   const int rank = group.thread_rank(), threads = group.num_threads();
   typename Program::Sums sums{0.0, typename Program::Slopes(0)};
   bool owns = false;
   double factor = 0.0;
   if (counts) {
-    const double own = program.score(t.offset, t.label);
-    if constexpr (kGradient) factor = grad_factor(scale, t.offset) * (t.weight * program.inverse);
-    const auto active = Waiting<Input>::from(factor);
     const auto view = program.template view<kVecSize>(t.offset);
     const Input* const from = program.logits(t.offset);
     Input* const to = kGradient ? program.gradient_pointer(t.offset) : nullptr;
     const int64 edge = view.edge_class(rank);
+    Pack<Input, kVecSize> x[kVectors];
+    Pack<Input, 1> of_edge;
+    // In flight beside the score of the label.
+    load_vectors(from, view, rank, threads, x);
+    if (edge >= 0) of_edge = load_stream<1>(from + edge);
+    const double own = program.score(t.offset, t.label);
+    if constexpr (kGradient) factor = grad_factor(scale, t.offset) * (t.weight * program.inverse);
+    const auto active = Waiting<Input>::from(factor);
     if (edge >= 0) {
       const int target = edge == t.label ? 0 : -1;
       owns = target == 0;
-      take_classes<kGradient, 1>(program, to + edge, load_stream<1>(from + edge), target, own, factor, active, sums);
+      take_classes<kGradient, 1>(program, to + edge, of_edge, target, own, factor, active, sums);
     }
 #pragma unroll 1
-    for (int64 v = rank; v < view.vectors; v += kVectors * threads) {
-      Pack<Input, kVecSize> x[kVectors];
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
-        if (v + k * threads < view.vectors) x[k] = load_stream<kVecSize>(from + view.first(v + k * threads));
-      }
+    for (int64 v = rank; v < view.vectors;) {
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         if (v + k * threads >= view.vectors) continue;
@@ -273,6 +302,8 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
         owns |= target >= 0;
         take_classes<kGradient>(program, to + first, x[k], target, own, factor, active, sums);
       }
+      v += kVectors * threads;
+      load_vectors(from, view, v, threads, x);
     }
   }
   sums = group_sum(group, sums, sync);
@@ -303,12 +334,13 @@ template <int kVecSize, int kVectors>
 struct OneLabelReader {
   template <bool kGradient, class Group, class Program, class Scale>
   struct Visit {
-    static constexpr bool kNeedsNextRow = false;
+    static constexpr bool kNeedsNextRow = true;
     const Program& program;
     const Group& group;
     Scale& scale;
-    __device__ __forceinline__ double operator()(int64 row, bool exists, int64, SyncState& sync) const {
-      return one_label_row<kGradient, kVecSize, kVectors>(program, group, row, exists, sync, scale);
+    LabelAhead<Program>& ahead;
+    __device__ __forceinline__ double operator()(int64 row, bool exists, int64 next, SyncState& sync) const {
+      return one_label_row<kGradient, kVecSize, kVectors>(program, group, row, exists, next, ahead, sync, scale);
     }
   };
 
@@ -318,8 +350,79 @@ struct OneLabelReader {
                                                const Workspace& work) {
     // Gradients are written before the first exchange: the scale that thread 0 has read must be there.
     if constexpr (Group::kMultiWarp) __syncthreads();
+    LabelAhead<Program> ahead;
+    ahead.row = -1;
     for_each_row(group, scale, program.space.rows, chunks, work,
-                 Visit<kGradient, Group, Program, Scale>{program, group, scale});
+                 Visit<kGradient, Group, Program, Scale>{program, group, scale, ahead});
+  }
+};
+
+// A row of one label whose classes lie apart, by one thread. Neighbouring threads take neighbouring rows, so that a
+// warp reads and writes each class of its rows together. kTogether classes are in flight.
+template <bool kGradient, int kTogether, class Program, class Scale>
+__device__ __forceinline__ double thread_row(const Program& program, int64 row, bool exists, Scale& scale) {
+  using Input = typename Program::Input;
+  if (!exists) return 0.0;
+  const RowTarget<double> t = program.target(row);
+  const bool counts = t.active && t.weight != 0.0;
+  const int64 classes = program.space.classes, step = program.space.class_stride[kGradients];
+  Input* const to = kGradient ? program.gradient_pointer(t.offset) : nullptr;
+  typename Program::Sums sums{0.0, typename Program::Slopes(0)};
+  double factor = 0.0;
+  if (counts) {
+    const double own = program.score(t.offset, t.label);
+    if constexpr (kGradient) factor = grad_factor(scale, t.offset) * (t.weight * program.inverse);
+#pragma unroll 1
+    for (int64 first = 0; first < classes; first += kTogether) {
+      Input x[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (first + i < classes) x[i] = program.raw(t.offset, first + i);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (first + i >= classes || first + i == t.label) continue;
+        const auto slope = program.add(program.excess(widen<double>(x[i]), own), sums.value);
+        sums.slopes += slope;
+        if constexpr (kGradient) to[(first + i) * step] = Narrow<Input>::from(Program::gradient(slope, factor));
+      }
+    }
+  }
+  double value = t.invalid_label ? scalar_nan(0.0) : 0.0;
+  if (counts) value = t.weight * (sums.value * program.inverse);
+  if constexpr (kGradient) {
+    if (!counts || value != value) {
+      for (int64 c = 0; c < classes; ++c) to[c * step] = Narrow<Input>::from(counts ? value : 0.0);
+    } else {
+      to[t.label * step] = Narrow<Input>::from(Program::gradient(sums.slopes, -factor));
+    }
+  }
+  if (t.invalid_label) {
+    report_label(program.status, program.site, t.offset[kResults], t.label, program.space.classes);
+  }
+  program.store(t.offset, value);
+  return value;
+}
+
+// The reader of rows of one label whose classes lie apart. The group is a lane.
+template <int kTogether>
+struct ThreadPerRowReader {
+  template <bool kGradient, class Group, class Program, class Scale>
+  struct Visit {
+    static constexpr bool kNeedsNextRow = false;
+    const Program& program;
+    Scale& scale;
+    __device__ __forceinline__ double operator()(int64 row, bool exists, int64, SyncState&) const {
+      return thread_row<kGradient, kTogether>(program, row, exists, scale);
+    }
+  };
+
+  // Visits every row once. The members of `work` may be null.
+  template <bool kGradient, class Group, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
+                                               const Workspace& work) {
+    for_each_row(group, scale, program.space.rows, chunks, work,
+                 Visit<kGradient, Group, Program, Scale>{program, scale});
   }
 };
 
@@ -361,17 +464,23 @@ struct ListExtent {
   int64 bad;  // -1 if there is none
 };
 
+// `label` is label k of the list in lane k of every warp, and -1 behind the end of a list of fewer places.
 // Preconditions: every thread of the group calls it together.
 template <class Group, class Program>
 __device__ __forceinline__ ListExtent list_extent(const Program& program, const Group& group,
-                                                  const int64 (&offset)[kRowStreams], SyncState& sync) {
+                                                  const int64 (&offset)[kRowStreams], int64 label, SyncState& sync) {
+  const unsigned others = __ballot_sync(0xffffffffu, !program.is_class(label));
+  if (others != 0u) {
+    const int place = __ffs(static_cast<int>(others)) - 1;
+    return {place, __shfl_sync(0xffffffffu, label, place) == -1 ? -1 : place};
+  }
   // Twice the place of the first label that is no class, and 1 if that is not the end.
   int64 found = 2 * program.count;
-  for (int64 first = 0; first < program.count && found == 2 * program.count; first += group.num_threads()) {
+  for (int64 first = kWarp; first < program.count && found == 2 * program.count; first += group.num_threads()) {
     const int64 k = first + group.thread_rank();
     if (k < program.count) {
-      const int64 label = program.label(offset, k);
-      if (!program.is_class(label)) found = 2 * k + (label != -1);
+      const int64 other = program.label(offset, k);
+      if (!program.is_class(other)) found = 2 * k + (other != -1);
     }
     found = group_reduce(group, found, MinOp{}, sync);
   }
@@ -397,97 +506,155 @@ __device__ __forceinline__ Slopes sum_of_warps(const Group& group, Slopes mine) 
   return mine;
 }
 
-// Some vectors of a thread against labels that the lanes of its warp hold: case 2 of the head. Elements that are labels
-// or do not exist have a score of -inf, with which a finite score has no active pair.
-template <bool kGradient, int kVecSize, int kCount, class Program>
+// The next number above x that is not subnormal, as kernels flush these.
+__device__ __forceinline__ float next_above(float x) {
+  const float smallest = 1.17549435e-38f;
+  if (x == 0.0f) return smallest;
+  if (x == -smallest) return 0.0f;
+  return __int_as_float(__float_as_int(x) + (x > 0.0f ? 1 : -1));
+}
+__device__ __forceinline__ double next_above(double x) {
+  if (x == 0.0) return __longlong_as_double(1);
+  return __longlong_as_double(__double_as_longlong(x) + (x > 0.0 ? 1 : -1));
+}
+
+// The smallest score that has an active pair with a label: the next one above own - margin, of which the difference in
+// double has the error `rest`. Comparing with it is exact, and takes no double precision. Preconditions: both are
+// finite.
+template <class Score>
+__device__ __forceinline__ Score smallest_active(double own, double margin) {
+  const double difference = own - margin, subtracted = difference - own;
+  const double rest = (own - (difference - subtracted)) - (margin + subtracted);
+  const Score nearest = static_cast<Score>(difference);
+  const double wide = static_cast<double>(nearest);
+  const bool above = wide > difference || (wide == difference && rest < 0.0);
+  return above ? nearest : next_above(nearest);
+}
+
+// What a lane holds of a list: a label, its score, the smallest score that is active with it, and the gradient of a
+// class that is active with as many labels as there are lanes before it. `lowest` is the lowest score of all labels.
+template <class Score, class Gradient>
+struct LaneOfList {
+  int64 label;
+  double own;
+  double lowest;
+  Score smallest;
+  Gradient gradient;
+};
+
+// Some vectors of a thread against labels that the lanes of its warp hold. The sum over the active pairs of class i, of
+// which there are n, is n (margin + (x_i - lowest)), without the sum over these labels of x_j - lowest: that is
+// subtracted at the end, for each label as often as it is active. Of what is left no more cancels than a factor n.
+// Elements that are labels or do not exist have a score of -inf, which no pair is active with.
+template <bool kGradient, int kVecSize, int kCount, class Program, class Lane>
 __device__ __forceinline__ void take_vectors(const Program& program, int64 first, int64 step,
                                              const Pack<typename Program::Input, kVecSize> (&x)[kCount], int present,
-                                             typename Program::Input* to, int length, int64 label, double own,
-                                             double factor, double& total, typename Program::Slopes& of_label) {
-  using Slopes = typename Program::Slopes;
+                                             typename Program::Input* to, int length, const Lane& lane, double& total,
+                                             int& of_label) {
+  using Score = typename Program::Gradient;
   constexpr int kElements = kVecSize * kCount;
-  double wide[kElements];
+  Score score[kElements];
+  bool is_nan = false;
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      wide[k * kVecSize + i] = k < present ? widen<double>(x[k].element[i]) : -scalar_infinity(0.0);
+      Score& z = score[k * kVecSize + i];
+      z = k < present ? widen<Score>(x[k].element[i]) : -scalar_infinity(Score());
+      is_nan |= z != z;
     }
   }
 #pragma unroll 1
   for (int j = 0; j < length; ++j) {
-    const int64 other = __shfl_sync(0xffffffffu, label, j);
+    const int64 other = __shfl_sync(0xffffffffu, lane.label, j) - first;
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
-      const int64 at = other - (first + k * step);
+      const int64 at = other - k * step;
       if (at < 0 || at >= kVecSize) continue;
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        if (i == at) wide[k * kVecSize + i] = -scalar_infinity(0.0);
+        if (i == at) score[k * kVecSize + i] = -scalar_infinity(Score());
       }
     }
   }
-  Slopes of_class[kElements] = {};
+  int of_class[kElements] = {};
 #pragma unroll 1
   for (int j = 0; j < length; ++j) {
-    const double other = __shfl_sync(0xffffffffu, own, j);
-    Slopes slopes = Slopes(0);
+    const Score smallest = __shfl_sync(0xffffffffu, lane.smallest, j);
+    int active = 0;
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
-      const Slopes slope = program.add(program.excess(wide[e], other), total);
-      of_class[e] += slope;
-      slopes += slope;
+      const int is_active = score[e] >= smallest ? 1 : 0;
+      of_class[e] += is_active;
+      active += is_active;
     }
-    slopes = sum_of_lanes(slopes);
-    if (static_cast<int>(threadIdx.x % kWarp) == j) of_label += slopes;
+    active = warp_sum_int(active);
+    if (static_cast<int>(threadIdx.x % kWarp) == j) of_label += active;
   }
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) {
+    if (of_class[e] > 0) total += of_class[e] * program.excess(static_cast<double>(score[e]), lane.lowest);
+  }
+  if (is_nan) total = scalar_nan(0.0);
   if constexpr (kGradient) {
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
-      if (k >= present) continue;
       typename Program::Gradient g[kVecSize];
 #pragma unroll
-      for (int i = 0; i < kVecSize; ++i) g[i] = Program::gradient(of_class[k * kVecSize + i], factor);
-      store_pack<kVecSize>(to + first + k * step, NarrowPack<typename Program::Input, kVecSize>::from(g));
+      for (int i = 0; i < kVecSize; ++i) g[i] = __shfl_sync(0xffffffffu, lane.gradient, of_class[k * kVecSize + i]);
+      if (k < present) {
+        store_pack<kVecSize>(to + first + k * step, NarrowPack<typename Program::Input, kVecSize>::from(g));
+      }
     }
   }
 }
 
-// Case 2 of the head. The lanes of every warp hold the first `length` labels and their scores, which are finite.
-// Preconditions: every thread of the group calls it together.
+// Case 2 of the head. The lanes of every warp hold the first `length` labels, fewer than there are lanes. Returns
+// false, and has written nothing, if the score of one is not finite. Preconditions: every thread of the group calls it
+// together.
 template <bool kGradient, int kVecSize, int kVectors, class Group, class Program>
-__device__ __forceinline__ double list_in_lanes(const Program& program, const Group& group,
-                                                const int64 (&offset)[kRowStreams], int length, int64 label, double own,
-                                                double factor) {
+__device__ __forceinline__ bool list_in_lanes(const Program& program, const Group& group,
+                                              const int64 (&offset)[kRowStreams], int length, int64 label,
+                                              double factor, double& total) {
   using Input = typename Program::Input;
-  using Slopes = typename Program::Slopes;
   const auto view = program.template view<kVecSize>(offset);
   const Input* const from = program.logits(offset);
   Input* const to = kGradient ? program.gradient_pointer(offset) : nullptr;
-  const int rank = group.thread_rank(), threads = group.num_threads();
-  double total = 0.0;
-  Slopes of_label = Slopes(0);
+  const int rank = group.thread_rank(), threads = group.num_threads(), place = rank % kWarp;
+  Pack<Input, kVecSize> x[kVectors];
+  // In flight beside the scores of the labels.
+  load_vectors(from, view, rank, threads, x);
+  const double own = place < length ? program.score(offset, label) : scalar_infinity(0.0);
+  const double margin = program.loss.margin();
+  if (__any_sync(0xffffffffu, (place < length && !is_finite(own)) || !is_finite(margin))) return false;
+  LaneOfList<typename Program::Gradient, typename Program::Gradient> lane;
+  lane.label = label;
+  lane.own = own;
+  lane.lowest = subwarp_reduce(own, kWarp, MinOp{});
+  lane.smallest = smallest_active<typename Program::Gradient>(place < length ? own : 0.0, margin);
+  lane.gradient = Program::gradient(place, factor);
+  int of_label = 0;
   if (view.head + view.tail > 0) {
     const int64 edge = view.edge_class(rank);
-    Pack<Input, 1> x[1];
-    if (edge >= 0) x[0] = load_stream<1>(from + edge);
-    take_vectors<kGradient>(program, edge < 0 ? 0 : edge, 0, x, edge >= 0, to, length, label, own, factor, total,
-                            of_label);
+    Pack<Input, 1> of_edge[1];
+    if (edge >= 0) of_edge[0] = load_stream<1>(from + edge);
+    take_vectors<kGradient>(program, edge < 0 ? 0 : edge, 0, of_edge, edge >= 0, to, length, lane, total, of_label);
   }
   // All lanes of a warp take as many turns: they hold labels for each other.
+  const int64 step = static_cast<int64>(threads) * kVecSize;
 #pragma unroll 1
-  for (int64 turn = rank - rank % kWarp; turn < view.vectors; turn += kVectors * threads) {
-    Pack<Input, kVecSize> x[kVectors];
-    const int64 v = turn + rank % kWarp, first = view.first(v), step = static_cast<int64>(threads) * kVecSize;
+  for (int64 turn = rank - place; turn < view.vectors;) {
+    const int64 v = turn + place;
     int present = 0;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      if (v + k * threads >= view.vectors) continue;
-      x[k] = load_stream<kVecSize>(from + first + k * step);
-      present = k + 1;
+      if (v + k * threads < view.vectors) present = k + 1;
     }
-    take_vectors<kGradient>(program, first, step, x, present, to, length, label, own, factor, total, of_label);
+    take_vectors<kGradient>(program, view.first(v), step, x, present, to, length, lane, total, of_label);
+    turn += kVectors * threads;
+    load_vectors(from, view, turn + place, threads, x);
   }
+  if (place < length) total -= of_label * (own - lane.lowest);
   if constexpr (kGradient) {
     of_label = sum_of_warps(group, of_label);
     int times = 0;
@@ -495,15 +662,13 @@ __device__ __forceinline__ double list_in_lanes(const Program& program, const Gr
     for (int j = 0; j < length; ++j) {
       const bool same = __shfl_sync(0xffffffffu, label, j) == label;
       times += same;
-      is_first &= !(same && j < static_cast<int>(threadIdx.x % kWarp));
+      is_first &= !(same && j < place);
     }
     // Other threads have written 0 there.
     group_sync(group);
-    if (rank < length && is_first) {
-      to[label] = Narrow<Input>::from(Program::gradient(of_label * static_cast<Slopes>(times), -factor));
-    }
+    if (rank < length && is_first) to[label] = Narrow<Input>::from(Program::gradient(of_label * times, -factor));
   }
-  return total;
+  return true;
 }
 
 // Marks the classes of a list. Preconditions: every thread of the group calls it together; there are mask_words.
@@ -532,6 +697,7 @@ struct IsLabel {
 
   __device__ __forceinline__ bool operator()(int64 c) const {
     if (program.mask_words > 0) return (memory.members[c / 32] >> (c % 32) & 1u) != 0;
+#pragma unroll 1
     for (int64 k = 0; k < length; ++k) {
       if (program.label(offset, k) == c) return true;
     }
@@ -540,32 +706,37 @@ struct IsLabel {
 };
 
 // Case 4 of the head. Preconditions: every thread of the group calls it together.
-template <bool kGradient, class Group, class Program, class Memory>
-__device__ __noinline__ double list_in_memory(const Program& program, const Group& group,
-                                              const int64 (&offset)[kRowStreams], int64 length, double factor,
-                                              const Memory& memory) {
+template <bool kGradient, class Group, class Program>
+__device__ __forceinline__ void list_in_memory(const Program& program, const Group& group,
+                                               const int64 (&offset)[kRowStreams], int64 length, double factor,
+                                               double& total) {
   using Input = typename Program::Input;
+  using Memory = ListMemory<Input>;
+  const Memory memory(program, group);
   using Slopes = typename Program::Slopes;
   const int rank = group.thread_rank(), threads = group.num_threads();
   group_sync(group);
   if (program.mask_words > 0) mark_members(program, group, offset, length, memory);
   Input* const to = kGradient ? program.gradient_pointer(offset) : nullptr;
   const IsLabel<Program, Memory> is_label{program, offset, length, memory};
-  double total = 0.0;
+#pragma unroll 1
   for (int64 c = rank; c < program.space.classes; c += threads) {
     if (is_label(c)) continue;
     const double x = program.score(offset, c);
     Slopes slopes = Slopes(0);
+#pragma unroll 1
     for (int64 k = 0; k < length; ++k) {
       slopes += program.add(program.excess(x, program.score(offset, program.label(offset, k))), total);
     }
     if constexpr (kGradient) to[c] = Narrow<Input>::from(Program::gradient(slopes, factor));
   }
   if constexpr (kGradient) {
+#pragma unroll 1
     for (int64 k = rank; k < length; k += threads) {
       const int64 label = program.label(offset, k);
       int times = 0;
       bool is_first = true;
+#pragma unroll 1
       for (int64 l = 0; l < length; ++l) {
         const bool same = program.label(offset, l) == label;
         times += same;
@@ -575,13 +746,13 @@ __device__ __noinline__ double list_in_memory(const Program& program, const Grou
       const double own = program.score(offset, label);
       Slopes slopes = Slopes(0);
       double unused = 0.0;
+#pragma unroll 1
       for (int64 c = 0; c < program.space.classes; ++c) {
         if (!is_label(c)) slopes += program.add(program.excess(program.score(offset, c), own), unused);
       }
       to[label] = Narrow<Input>::from(Program::gradient(slopes * static_cast<Slopes>(times), -factor));
     }
   }
-  return total;
 }
 
 // Sorts the labels of a list by score, then by class: a bitonic network for any length, in which all comparisons have
@@ -590,8 +761,11 @@ __device__ __noinline__ double list_in_memory(const Program& program, const Grou
 template <class Group, class Memory>
 __device__ __forceinline__ void sort_labels(const Group& group, int length, const Memory& memory) {
   const int rank = group.thread_rank(), threads = group.num_threads();
+#pragma unroll 1
   for (int size = 2; size < 2 * length; size *= 2) {
+#pragma unroll 1
     for (int step = size / 2; step > 0; step /= 2) {
+#pragma unroll 1
       for (int i = rank; i < length; i += threads) {
         // The first step of each size mirrors its second half.
         const int other = step == size / 2 ? i ^ (size - 1) : i ^ step;
@@ -623,6 +797,7 @@ struct SortedList {
     if ((memory.members[c / 32] >> (c % 32) & 1u) != 0) return 0;
     const double x = widen<double>(raw);
     int active = 0;
+#pragma unroll 1
     for (int above = length; active < above;) {
       const int middle = (active + above) / 2;
       const bool is_active = !(program.excess(x, static_cast<double>(memory.score[middle])) <= 0.0);
@@ -635,15 +810,30 @@ struct SortedList {
   }
 };
 
-// Case 3 of the head. The scores of the labels are in shared memory, finite. Preconditions: every thread of the group
-// calls it together.
-template <bool kGradient, int kVecSize, class Group, class Program, class Memory>
-__device__ __noinline__ double list_sorted(const Program& program, const Group& group,
-                                           const int64 (&offset)[kRowStreams], int length, double factor,
-                                           const Memory& memory) {
+// Case 3 of the head. Returns false, and has written nothing, if the score of a label is not finite. Preconditions:
+// every thread of the group calls it together.
+template <bool kGradient, int kVecSize, class Group, class Program>
+__device__ __forceinline__ bool list_sorted(const Program& program, const Group& group,
+                                            const int64 (&offset)[kRowStreams], int length, double factor,
+                                            double& total) {
   using Input = typename Program::Input;
+  using Memory = ListMemory<Input>;
   const int rank = group.thread_rank(), threads = group.num_threads(), lane = threadIdx.x % kWarp;
+  const Memory memory(program, group);
+  // What the row before has left is no longer read.
+  group_sync(group);
+  bool infinite = false;
+#pragma unroll 1
+  for (int k = rank; k < length; k += threads) {
+    const int64 label = program.label(offset, k);
+    const auto own = widen<typename Program::Gradient>(program.raw(offset, label));
+    memory.score[k] = own;
+    memory.classes[k] = static_cast<int>(label);
+    infinite |= !is_finite(own);
+  }
+  if (group_any(group, infinite)) return false;
   mark_members(program, group, offset, length, memory);
+#pragma unroll 1
   for (int k = rank; k <= length; k += threads) memory.histogram[k] = 0;
   sort_labels(group, length, memory);
   const double lowest = static_cast<double>(memory.score[0]);
@@ -651,15 +841,18 @@ __device__ __noinline__ double list_sorted(const Program& program, const Group& 
   const int begin = min(lane * part, length), end = min(begin + part, length);
   if (rank < kWarp) {
     double sum = 0.0;
+#pragma unroll 1
     for (int k = begin; k < end; ++k) {
       memory.prefix[k] = sum;
       sum += static_cast<double>(memory.score[k]) - lowest;
     }
     double before = 0.0;
+#pragma unroll 1
     for (int l = 0; l < kWarp; ++l) {
       const double of_lane = __shfl_sync(0xffffffffu, sum, l);
       before += l < lane ? of_lane : 0.0;
     }
+#pragma unroll 1
     for (int k = begin; k < end; ++k) memory.prefix[k] += before;
     if (lane == kWarp - 1) memory.prefix[length] = before + sum;
   }
@@ -667,13 +860,13 @@ __device__ __noinline__ double list_sorted(const Program& program, const Group& 
   const auto view = program.template view<kVecSize>(offset);
   const Input* const from = program.logits(offset);
   Input* const to = kGradient ? program.gradient_pointer(offset) : nullptr;
-  double total = 0.0;
   const SortedList<Program, Memory> take{program, memory, length, lowest, total};
   const int64 edge = view.edge_class(rank);
   if (edge >= 0) {
     const int active = take(edge, from[edge]);
     if constexpr (kGradient) to[edge] = Narrow<Input>::from(Program::gradient(active, factor));
   }
+#pragma unroll 1
   for (int64 v = rank; v < view.vectors; v += threads) {
     const Pack<Input, kVecSize> x = load_stream<kVecSize>(from + view.first(v));
     typename Program::Gradient g[kVecSize];
@@ -683,23 +876,27 @@ __device__ __noinline__ double list_sorted(const Program& program, const Group& 
       store_pack<kVecSize>(to + view.first(v), NarrowPack<Input, kVecSize>::from(g));
     }
   }
-  if constexpr (!kGradient) return total;
+  if constexpr (!kGradient) return true;
   group_sync(group);
   // Classes with more than k active pairs, at k.
   if (rank < kWarp) {
     int sum = 0;
+#pragma unroll 1
     for (int k = end - 1; k >= begin; --k) {
       sum += memory.histogram[k + 1];
       memory.histogram[k + 1] = sum;
     }
     int behind = 0;
+#pragma unroll 1
     for (int l = 0; l < kWarp; ++l) {
       const int of_lane = __shfl_sync(0xffffffffu, sum, l);
       behind += l > lane ? of_lane : 0;
     }
+#pragma unroll 1
     for (int k = begin; k < end; ++k) memory.histogram[k + 1] += behind;
   }
   group_sync(group);
+#pragma unroll 1
   for (int k = rank; k < length; k += threads) {
     // Labels that are listed several times are neighbours.
     const int label = memory.classes[k];
@@ -708,55 +905,54 @@ __device__ __noinline__ double list_sorted(const Program& program, const Group& 
     while (k + times < length && memory.classes[k + times] == label) ++times;
     to[label] = Narrow<Input>::from(Program::gradient(memory.histogram[k + 1] * times, -factor));
   }
-  return total;
+  return true;
+}
+
+// The first labels of the row that a group takes next, one in each lane, in flight while a row is read.
+struct ListAhead {
+  int64 label;
+  int64 row;  // -1: none
+};
+template <class Program>
+__device__ __forceinline__ int64 label_of_lane(const Program& program, const int64 (&offset)[kRowStreams]) {
+  const int lane = threadIdx.x % kWarp;
+  return lane < program.count ? program.label(offset, lane) : -1;
 }
 
 // Preconditions: every thread of the group calls it together; a group is a warp or a block.
 template <bool kGradient, int kVecSize, int kVectors, class Group, class Program, class Scale>
 __device__ __forceinline__ double list_row(const Program& program, const Group& group, int64 row, bool exists,
-                                           SyncState& sync, Scale& scale) {
+                                           int64 next, ListAhead& ahead, SyncState& sync, Scale& scale) {
   using Input = typename Program::Input;
   int64 offset[kRowStreams];
   program.space.offsets(exists ? row : 0, offset);
+  const int64 label = ahead.row == row ? ahead.label : label_of_lane(program, offset);
+  if (next < program.space.rows) {
+    int64 of_next[kRowStreams];
+    program.space.offsets(next, of_next);
+    ahead = {label_of_lane(program, of_next), next};
+  }
   bool counts = exists;
   if constexpr (Program::kMasked) counts = counts && program.mask[offset[kRowMask]];
   ListExtent list{0, -1};
-  if (counts) list = list_extent(program, group, offset, sync);
+  if (counts) list = list_extent(program, group, offset, label, sync);
   const bool invalid = list.bad >= 0;
   counts = counts && !invalid && list.length > 0;
   typename Program::Sums sums{0.0, typename Program::Slopes(0)};
   if (counts) {
-    const ListMemory<Input> memory(program, group);
     double factor = 0.0;
     if constexpr (kGradient) factor = grad_factor(scale, offset) * program.inverse;
-    const int rank = group.thread_rank(), lane = threadIdx.x % kWarp;
-    const int length = list.length <= kWarp || list.length <= program.capacity ? static_cast<int>(list.length) : 0;
-    bool infinite = false;
-    if (length > 0 && length <= kWarp) {
-      const int64 label = lane < length ? program.label(offset, lane) : -1;
-      const double own = lane < length ? program.score(offset, label) : 0.0;
-      infinite = __any_sync(0xffffffffu, !is_finite(own)) != 0;
-      if (!infinite) {
-        sums.value = list_in_lanes<kGradient, kVecSize, kVectors>(program, group, offset, length, label, own, factor);
+    bool done = false;
+    if constexpr (Program::Hinge::kLinear) {
+      if (list.length < kWarp) {
+        done = list_in_lanes<kGradient, kVecSize, kVectors>(program, group, offset, static_cast<int>(list.length),
+                                                            label, factor, sums.value);
+      } else if (list.length <= program.capacity) {
+        done =
+            list_sorted<kGradient, kVecSize>(program, group, offset, static_cast<int>(list.length), factor, sums.value);
       }
-    } else if (Program::Hinge::kLinear && length > 0) {
-      // What the row before has left is no longer read.
-      group_sync(group);
-      for (int k = rank; k < length; k += group.num_threads()) {
-        const int64 label = program.label(offset, k);
-        const auto own = widen<typename Program::Gradient>(program.raw(offset, label));
-        memory.score[k] = own;
-        memory.classes[k] = static_cast<int>(label);
-        infinite |= !is_finite(own);
-      }
-      infinite = group_any(group, infinite);
-      if constexpr (Program::Hinge::kLinear) {
-        if (!infinite) sums.value = list_sorted<kGradient, kVecSize>(program, group, offset, length, factor, memory);
-      }
-    } else {
-      infinite = true;
     }
-    if (infinite) sums.value = list_in_memory<kGradient>(program, group, offset, list.length, factor, memory);
+    if (!done) list_in_memory<kGradient>(program, group, offset, list.length, factor, sums.value);
   }
   sums = group_sum(group, sums, sync);
   if (!exists) return 0.0;
@@ -784,12 +980,13 @@ template <int kVecSize, int kVectors>
 struct ListReader {
   template <bool kGradient, class Group, class Program, class Scale>
   struct Visit {
-    static constexpr bool kNeedsNextRow = false;
+    static constexpr bool kNeedsNextRow = true;
     const Program& program;
     const Group& group;
     Scale& scale;
-    __device__ __forceinline__ double operator()(int64 row, bool exists, int64, SyncState& sync) const {
-      return list_row<kGradient, kVecSize, kVectors>(program, group, row, exists, sync, scale);
+    ListAhead& ahead;
+    __device__ __forceinline__ double operator()(int64 row, bool exists, int64 next, SyncState& sync) const {
+      return list_row<kGradient, kVecSize, kVectors>(program, group, row, exists, next, ahead, sync, scale);
     }
   };
 
@@ -799,7 +996,8 @@ struct ListReader {
                                                const Workspace& work) {
     // Gradients are written before the first exchange: the scale that thread 0 has read must be there.
     if constexpr (Group::kMultiWarp) __syncthreads();
+    ListAhead ahead{-1, -1};
     for_each_row(group, scale, program.space.rows, chunks, work,
-                 Visit<kGradient, Group, Program, Scale>{program, group, scale});
+                 Visit<kGradient, Group, Program, Scale>{program, group, scale, ahead});
   }
 };

@@ -29,6 +29,10 @@ STATISTICS = "kernels/row_statistics/row_statistics.cuh"
 RECURSION = "kernels/sequence/recursion.cuh"
 FRAMES = "kernels/sequence/frames.cuh"
 ALIGNMENT = "kernels/sequence/alignment.cuh"
+VOXELS = "kernels/regions/voxels.cuh"
+REGION_SUMS = "kernels/regions/sums.cuh"
+GROUPS = "kernels/regions/groups.cuh"
+REGIONS = "kernels/regions/regions.cuh"
 LAYOUT_RULES = "cupylosses/engines/pointwise/layout.py"
 STRIDES = "cupylosses/engines/strides.py"
 PLAN = "cupylosses/engines/pointwise/plan.py"
@@ -476,6 +480,71 @@ MUTANTS: tuple[Mutant, ...] = (
         r"words\[k - sample\.words\(\)\]",
         "words[k]",
         ("alignments",),
+    ),
+    # Losses of regions.
+    Mutant(
+        "ignored voxel counted",
+        VOXELS,
+        "voxel_target",
+        r"counts && label != program\.ignored",
+        "counts || label == program.ignored",
+        ("regions, ignored",),
+    ),
+    Mutant(
+        "false positives weighed as false negatives",
+        GROUPS,
+        "evaluate_group",
+        r"number\.alpha \* sum\[1\] \+ number\.beta \* sum\[2\]",
+        "number.alpha * sum[2] + number.beta * sum[1]",
+        ("regions",),
+    ),
+    Mutant(
+        "pool forgets its last class",
+        GROUPS,
+        "cells",
+        r"Rules::kPoolsClasses \? regions\(\) : 1",
+        "Rules::kPoolsClasses ? regions() - 1 : 1",
+        ("regions, pooled",),
+    ),
+    Mutant(
+        "absent group counted",
+        GROUPS,
+        "evaluate_groups",
+        r"Rules::kAbsent != kSkipAbsent \|\| present \|\| unknown",
+        "true",
+        ("regions, absent",),
+    ),
+    Mutant(
+        "1 - p of the label as a difference",
+        REGION_SUMS,
+        "add_voxel",
+        r"softmax\.others \* softmax\.inv_sum",
+        "Compute(1) - softmax.label_e * softmax.inv_sum",
+        ("regions, confident",),
+    ),
+    Mutant(
+        "softmax without its mean",
+        REGIONS,
+        "label_gradient",
+        r"-\(at_label \+ mean\)",
+        "-(at_label)",
+        ("regions",),
+    ),
+    Mutant(
+        "last warp left out",
+        REGION_SUMS,
+        "sum_in_registers",
+        r"w < kSumWarps; \+\+w",
+        "w < kSumWarps - 1; ++w",
+        ("regions",),
+    ),
+    Mutant(
+        "tile read before it is whole",
+        REGION_SUMS,
+        "sum_in_tiles",
+        r"tile\[v\] = kept; \} __syncthreads\(\);",
+        "tile[v] = kept; }",
+        ("regions, tiles",),
     ),
     # Log-probabilities.
     Mutant(

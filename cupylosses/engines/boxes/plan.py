@@ -40,7 +40,7 @@ class BoxLaunch:
 
     def __init__(self, plan: BoxPlan, streams: Sequence[Stream]) -> None:
         self.plan = plan
-        self.layout = pointwise_layout.layout(plan.rows_shape, streams, micro_tiles=False)
+        self.layout = pointwise_layout.layout(plan.rows_shape, streams, micro_tile=1)
         self.chunks = pointwise_layout.chunks(self.layout.vectors, self.layout.vec_size)
         self.threads = pointwise_layout.threads(self.chunks)
         self.blocks = pointwise_layout.grid(self.chunks, self.threads, plan.machine.processors)

@@ -175,9 +175,10 @@ def max_rank(operands: int) -> int:
     return MAX_RANK if operands <= MAX_OPERANDS else MAX_RANK_OF_MANY
 
 
-def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tiles: bool = True) -> Layout:
-    """The layout of a non-empty index space: the widest vectors that sizes, strides and addresses allow. Without
-    ``micro_tiles`` a lane takes single elements of streams that disagree about the innermost dimension.
+def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32) -> Layout:
+    """The layout of a non-empty index space: the widest vectors that sizes, strides and addresses allow.
+
+    Of streams that disagree about the innermost dimension, a lane takes up to ``micro_tile`` elements at a time.
     """
     sizes, strides = merge(shape, [x.strides for x in streams])
     most = max_rank(len(streams) // 2)
@@ -187,7 +188,7 @@ def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tiles: bool = 
             "make the tensors contiguous with `.contiguous()`."
         )
     flat = len(sizes) == 1 and all(s[0] in (0, 1) for s in strides)
-    tiled = _tiled(sizes, strides, streams, micro_tiles)
+    tiled = _tiled(sizes, strides, streams, micro_tile)
     if tiled:
         return tiled
     vec_size = 1
@@ -202,7 +203,7 @@ def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tiles: bool = 
 
 
 def _tiled(
-    sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], micro_tiles: bool
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], most: int
 ) -> Layout | None:
     """The layout of streams that disagree about the innermost dimension, or None if they agree, or one of the two
     dimensions is short.
@@ -212,7 +213,7 @@ def _tiled(
         return None
     order = [0, other, *(d for d in range(1, len(sizes)) if d != other)]
     sizes, ordered = tuple(sizes[d] for d in order), tuple(tuple(s[d] for d in order) for s in strides)
-    tile = _micro_tiles(sizes, ordered, streams) if micro_tiles else Tile()
+    tile = _micro_tiles(sizes, ordered, streams, most)
     if min(sizes[:2]) < (TILE if tile.a * tile.b == 1 else TILE_OF_VECTORS):
         return None
     access = ("reused",) * len(streams)
@@ -235,13 +236,15 @@ def _other_fast_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]
     return found.pop() if len(found) == 1 else None
 
 
-def _micro_tiles(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream]) -> Tile:
-    """The widest vectors in both directions, and lanes and steps that leave few outside of short dimensions."""
+def _micro_tiles(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], most: int) -> Tile:
+    """The widest vectors in both directions, of up to ``most`` elements together, and lanes and steps that leave few
+    outside of short dimensions.
+    """
     fast = [[i for i, s in enumerate(strides) if s[d] == 1] for d in (0, 1)]
     largest = max(streams[i].itemsize for i in (*fast[0], *fast[1]))
-    most = max(1, min(16 // largest, 4))
-    # Vectors of 16 bytes in both directions took twice the registers of 16 bits.
-    widths = [8 if largest <= 2 else most, most]
+    square = max(1, min(16 // largest, 4, int(most**0.5)))
+    # Of 16 bits, vectors of 16 bytes in both directions take twice the registers.
+    widths = [8 if largest <= 2 and most >= 32 else square, square]
     for d in (0, 1):
         while widths[d] > 1 and (
             sizes[d] % widths[d] != 0

@@ -37,7 +37,8 @@ class ElementLaunch:
         broadcast: Sequence[int] = (),
     ) -> None:
         self.plan = plan
-        found = pointwise_layout.layout(plan.full_shape, streams)
+        # A heavy loss has fewer registers for elements.
+        found = pointwise_layout.layout(plan.full_shape, streams, 16 if plan.loss.heavy else 32)
         self.layout = (pointwise_layout.in_strips(found, broadcast) if broadcast else None) or found
         self.chunks = pointwise_layout.chunks_of(self.layout)
         self.threads = pointwise_layout.threads(self.chunks)

@@ -191,7 +191,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     yield f"using Groups = GroupProgram<Rules, {class_weight}>;"
     fixed = ["int64 ignored", "int64 site", "int64 chunks", "int64 per_chunk", "int64 slices"]
     fixed.append("const __grid_constant__ Space space")
-    blocks = resident(kernel.held, ITEMSIZE[kernel.compute]) if kind != "groups" else 1
+    blocks = resident(kernel.held, ITEMSIZE[kernel.compute], bool(static.voxel)) if kind != "groups" else 1
     yield ""
     yield f'extern "C" __global__ void __launch_bounds__({THREADS}, {blocks})'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
@@ -206,10 +206,11 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
         given += ["status" if labels else "nullptr", "site"]
         yield f"                        {', '.join(given)}}};"
     if kind in ("value", "sums"):
+        yield "  extern __shared__ uint4 staged[];"
         if kernel.held:
-            yield "  sum_in_registers(program, chunks, per_chunk, partials);"
+            columns = "reinterpret_cast<Program::Compute*>(staged)"
+            yield f"  sum_in_registers(program, chunks, per_chunk, partials, {columns});"
         else:
-            yield "  extern __shared__ uint4 staged[];"
             yield "  sum_in_tiles(program, chunks, per_chunk, partials, reinterpret_cast<double*>(staged));"
     if kind == "value":
         yield "  if (!arrive_last(work.ticket)) return;"

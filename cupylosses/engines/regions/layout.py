@@ -16,8 +16,8 @@ from cupylosses.engines.strides import MAX_RANK, dimension_words, merge
 THREADS = 256
 TILE = 512
 #: Classes that a thread keeps in registers, by the bytes of a number of the arithmetic: of labels, and of a target per
-#: class, which takes as many registers again.
-IN_REGISTERS = {4: (24, 12), 8: (8, 4)}
+#: class, which takes as many registers again. Lanes exchange a power of two of numbers, of which 64 have room.
+IN_REGISTERS = {4: (20, 12), 8: (6, 4)}
 #: Registers of 4 bytes for the logits of a thread, and voxels of a vector, at most.
 VECTOR_REGISTERS = 20
 MAX_VECTOR = 4
@@ -28,8 +28,8 @@ CHUNKS = 400
 RECORD = 6
 #: Shared memory that the kernels declare, at most.
 DECLARED_BYTES = 24 << 10
-#: Classes from which on a thread of a block has 128 registers in place of 64.
-MANY_REGISTERS = 6
+#: Blocks of a multiprocessor, by the number of classes in registers up to which so many have room; of others 2.
+RESIDENT = ((2, 4), (5, 3))
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,9 @@ def gradient_blocks(x: Layout, processors: int) -> int:
     return max(1, min(most, -(-processors * 16 // x.samples)))
 
 
-def resident(held: int, number: int) -> int:
-    """Blocks of a multiprocessor that registers are limited for."""
-    return 2 if held == 0 or held >= MANY_REGISTERS or number == 8 else 4
+def resident(held: int, number: int, heavy: bool) -> int:
+    """Blocks of a multiprocessor that registers are limited for; ``heavy`` with a loss of voxels besides."""
+    if held == 0 or number == 8:
+        return 2
+    found = next((blocks for classes, blocks in RESIDENT if held <= classes), 2)
+    return max(2, found - heavy)

@@ -134,7 +134,11 @@ class RegionPlan(Plan):
         blocks, shared = 1, 0
         if stage in ("value", "sums"):
             blocks = min(x.samples * x.chunks, 32 * self.machine.processors)
-            shared = 0 if x.held else 24 * x.classes
+            shared = 24 * x.classes
+            if x.held:
+                # A column for each thread where labels are taken apart (``kLabelApart``).
+                apart = static.kind == "labels" and (static.activation, static.overlap) == ("softmax", "product")
+                shared = 2 * x.held * region_layout.THREADS * ITEMSIZE[self.compute] * apart
         slices = region_layout.gradient_blocks(x, self.machine.processors)
         if stage == "from_residual":
             blocks = x.samples * slices

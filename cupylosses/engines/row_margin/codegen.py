@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.row_margin.definition import MarginLoss
-from cupylosses.engines.row_margin.layout import LIST_RESIDENT_THREADS, RESIDENT_THREADS
+from cupylosses.engines.row_margin.layout import RESIDENT_THREADS
 from cupylosses.engines.softmax.codegen import SELF_COUNTED, space_rank_name
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
 from cupylosses.jit.kernel import Kernel
@@ -44,9 +44,9 @@ _CALLS = {
 class MarginKernel(Kernel):
     """A compiled module of this engine. Equal ones have equal source.
 
-    ``layout`` is "subwarp" or "block", of so many ``threads``. A thread reads ``ahead`` vectors at once. ``weight`` is
-    a dtype, or "". The divisor of the sum is an argument, or lies on the device (``counted``), or is the number of rows
-    that count, which the kernel finds itself (``self_counting``).
+    ``layout`` is one of :mod:`.layout`, of blocks of so many ``threads``. A thread reads ``ahead`` vectors at once.
+    ``weight`` is a dtype, or "". The divisor of the sum is an argument, or lies on the device (``counted``), or is the
+    number of rows that count, which the kernel finds itself (``self_counting``).
     """
 
     loss: MarginLoss
@@ -157,8 +157,9 @@ def _entry(kernel: MarginKernel) -> list[str]:
         return name if name in given else "nullptr"
 
     reader = f"{'ListReader' if several else 'OneLabelReader'}<{kernel.vec_size}, {kernel.ahead}>"
+    if kernel.layout == "thread_per_row":
+        reader = f"ThreadPerRowReader<{kernel.ahead}>"
     block = kernel.layout == "block"
-    resident = LIST_RESIDENT_THREADS if several else RESIDENT_THREADS
     fixed = ["int64 ignored", "int64 site", "int64 labels", "int64 inner", "int64 capacity", "int64 mask_words"]
     fixed += ["int64 chunks", "int width", "const __grid_constant__ Space space"]
     parameters = ", ".join(["0.0" if kind == "denominator" else f"{x.name}_" for x in kernel.loss.parameters])
@@ -168,7 +169,7 @@ def _entry(kernel: MarginKernel) -> list[str]:
         f"using Program = MarginProgram<RowProgram<Hinge, Space, {', '.join(types)}>>;",
         *([f"using Reader = {reader};"] if kind != "denominator" else []),
         "",
-        f'extern "C" __global__ void __launch_bounds__({kernel.threads}, {max(1, resident // kernel.threads)})',
+        f'extern "C" __global__ void __launch_bounds__({kernel.threads}, {max(1, RESIDENT_THREADS // kernel.threads)})',
         f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
         *counted_divisor(kernel.counted, kind != "value"),
         f"  const Program program{{{{Hinge{{{parameters}}}, space, {argument('input')}, {argument('input_gradients')},",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import is_
 from typing import Any, ClassVar
 
 from cupylosses import checks, interop
-from cupylosses.adoption import common_library
+from cupylosses.adoption import LIBRARIES, adopted
 from cupylosses.call import Call, Parts
 from cupylosses.engines.base import (
     ARGUMENTS,
@@ -24,9 +25,10 @@ from cupylosses.engines.cache import SettingsCache
 from cupylosses.engines.device import Device
 from cupylosses.engines.row_margin import checks as margin_checks
 from cupylosses.engines.row_margin import reference as margin_reference
-from cupylosses.engines.row_margin.call import Rows, Static
+from cupylosses.engines.row_margin.call import Rows, Static, without
 from cupylosses.engines.row_margin.definition import MarginLoss
-from cupylosses.engines.row_margin.plan import MarginPlan
+from cupylosses.engines.row_margin.layout import read_apart
+from cupylosses.engines.row_margin.plan import MarginPlan, rows_of
 from cupylosses.engines.softmax import checks as softmax_checks
 from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax.definition import IGNORED
@@ -53,21 +55,37 @@ class MarginEngine(Engine):
     def bind(
         self, loss: MarginLoss, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
     ) -> Parts:
-        *given, normalizer = arrays
-        named = [(n, x) for n, x in zip(loss.array_names, given, strict=False) if x is not None]
-        _, present = common_library(loss, [n for n, _ in named], tuple([x for _, x in named]))
-        if not loss.several and len(present[0].shape) == 1 and tuple(present[1].shape) == (1,):
-            # The label of a single row: torch takes it with a dimension, too.
-            present = (present[0], present[1].reshape(()), *present[2:])
-        rank, weighted, masked = len(present[0].shape), given[2] is not None, given[3] is not None
-        arguments = (loss, tuple(present[0].shape), weighted, masked, normalizer, settings, legacy)
-        if legacy and any([x is not None for x in legacy]):
-            static, scalars = checked_settings(*arguments)
-        else:
-            key = (loss, rank, weighted, masked, normalizer is not None)
-            static, scalars = _SETTINGS.find(key, settings, lambda: checked_settings(*arguments))
+        first, second, weight, mask, normalizer = arrays
+        known = interop.known_kinds
+        library = known.get(type(first))
+        if not (
+            library in LIBRARIES
+            and known.get(type(second)) == library
+            and (weight is None or known.get(type(weight)) == library)
+            and (mask is None or known.get(type(mask)) == library)
+        ):
+            named = [(n, x) for n, x in zip(loss.array_names, arrays[:4], strict=False) if x is not None]
+            names = [n for n, _ in named]
+            found = dict(zip(names, adopted(loss, names, [x for _, x in named])[1], strict=True))
+            first, second, weight, mask = (found.get(n) for n in loss.array_names[:4])
+        present = (first, second) if weight is None and mask is None else _present(first, second, weight, mask)
+        rank, tracers = first.ndim, interop.tracers
+        made: tuple[Static, tuple[float, ...]] | None = None
+        if tracers and not tracers[0]() and normalizer is None and (not legacy or legacy[0] is legacy[1] is None):
+            # Found by the identities of settings, which are mostly defaults.
+            key = (loss, rank, weight is None, mask is None)
+            if not all(map(is_, settings, loss.default_settings)):
+                key = (*key, *map(id, settings))
+            kept = _SETTINGS.get(key)
+            if kept is None:
+                kept = _SETTINGS.keep(key, checked_settings(loss, first.shape, arrays, settings, legacy), settings)
+            made = kept[0]
+        static, scalars = made or checked_settings(loss, first.shape, arrays, settings, legacy)
         if normalizer is not None:
             normalizer = checks.normalizer(loss, normalizer, static.reduction)
+        if rank == 1 and not loss.several and static.reduction != "none" and tuple(second.shape) == (1,):
+            # The label of a single row: torch takes it with a dimension, too, which its values then have.
+            present = (first, second.reshape(()), *present[2:])
         return loss, present, static, scalars, normalizer
 
     def names(self, call: Call) -> list[str]:
@@ -87,11 +105,14 @@ class MarginEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
-        """Scores whose classes are not next to each other, in the scores or in the gradient, are read from a copy; so
-        are class weights with gaps.
+        """Scores whose classes are not next to each other, in the scores or in the gradient, are read from a copy where
+        neighbouring rows are not either; so are class weights with gaps.
         """
+        loss: Any = call.loss
         x, dim, found = tensors[0], call.static.class_dim, {}
         apart = x.shape[dim] > 1 and not x.strides[dim] == x.gradient.strides[dim] == 1
+        if apart and not loss.several:
+            apart = not read_apart(without(x.shape, dim), rows_of(x, dim, 0), rows_of(x.gradient, dim, 0))
         if 0 not in x.shape and (apart or x.misalignment % ITEMSIZE[x.dtype]):
             found[0] = classes_last(x.shape, dim)
         if call.static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1:
@@ -229,16 +250,19 @@ class MarginEngine(Engine):
         return DTYPE if takes(Question(plain, (reduction,))) is not None else ARGUMENTS
 
 
+def _present(*arrays: Any) -> tuple[Any, ...]:
+    return tuple([x for x in arrays if x is not None])
+
+
 def checked_settings(
     loss: MarginLoss,
-    shape: tuple[int, ...],
-    weighted: bool,
-    masked: bool,
-    normalizer: Any,
+    shape: Sequence[int],
+    arrays: tuple[Any, ...],
     settings: tuple[Any, ...],
     legacy: tuple[Any, ...],
 ) -> tuple[Static, tuple[float, ...]]:
     """The settings of a call, checked; dtypes and shapes are checked where plans are made."""
+    _, _, weight, mask, normalizer = arrays
     any_loss: Any = loss
     given = dict(zip(loss.setting_names, settings, strict=True))
     reduction = given["reduction"]
@@ -246,9 +270,9 @@ def checked_settings(
         reduction = checks.legacy_reduction(loss, *legacy)
     out_dtype = given["out_dtype"]
     static = Static(
-        weighted=weighted,
-        masked=masked,
-        class_dim=softmax_checks.class_dimension(any_loss, given["class_dim"], shape),
+        weighted=weight is not None,
+        masked=mask is not None,
+        class_dim=softmax_checks.class_dimension(any_loss, given["class_dim"], tuple(shape)),
         ignore_index=softmax_checks.ignore_index(any_loss, given.get("ignore_index", IGNORED), "indices"),
         reduction=checks.reduction(loss, reduction),
         out_dtype=None if out_dtype is None else checks.out_dtype(loss, out_dtype),

@@ -1,7 +1,11 @@
 """Launch geometry of losses of rows of scores: which threads take which rows. Pure functions of integers.
 
-subwarp    neighbouring lanes of a warp share a row; of lists of labels all lanes of a warp
-block      a block shares a row
+subwarp         neighbouring lanes of a warp share a row; of lists of labels all lanes of a warp
+block           a block shares a row
+thread_per_row  a thread takes a row of one label whose classes lie apart, and its neighbours the rows next to it
+
+Rows of classes that lie apart are read in place only where there are many, next to each other, with one label; all
+others are first copied with their classes contiguous.
 
 A row is read once, and only its labels stay on chip: their scores in registers, or in shared memory where there may be
 more than a warp has lanes.
@@ -17,13 +21,16 @@ from cupylosses.engines.softmax.layout import MAX_CHUNKS, RowStrides, power_of_t
 from cupylosses.engines.strides import merge
 from cupylosses.jit.gpu import DECLARED_BYTES, WARP, Chip
 
-#: Vectors of a row that a thread takes, as long as there are threads to take the others: of one label, and of a list.
+#: Vectors of a row that a thread takes, as long as there are threads to take the others: of one label, also in rows
+#: without edges that a warp shares, and of a list. What a row costs besides its scores is paid by each thread.
 VECTORS = 8
+WHOLE_VECTORS = 4
 LIST_VECTORS = 4
-#: Vectors that a thread reads together, of one label, and elements of lists.
-TOGETHER = 4
+#: Vectors that a thread reads together, at most, and their elements, of one label and of lists.
+TOGETHER = 8
+ELEMENTS = 32
 LIST_ELEMENTS = 8
-#: Classes below which a thread reads single elements: a row would be nothing but edges of vectors.
+#: Classes below which vectors must divide a row: it would be nothing but edges.
 FEW_CLASSES = 32
 #: Threads of a block whose warps take rows of their own, and of one that shares a row: at most, and at most if there
 #: are rows for all multiprocessors several times over, whose barriers are then cheaper; and at least.
@@ -32,9 +39,12 @@ MAX_BLOCK_THREADS = 512
 MANY_ROWS_THREADS = 128
 MANY_ROWS = 512
 MIN_BLOCK_THREADS = 64
-#: Threads that a multiprocessor runs at once, for one label and for lists, by the registers that they are given.
-RESIDENT_THREADS = 640
-LIST_RESIDENT_THREADS = 512
+#: Threads that a multiprocessor runs at once, by the registers that they are given.
+RESIDENT_THREADS = 512
+#: Rows from which on a thread takes each of them, and classes that it reads together. The copies that others are read
+#: from and written to take three times the traffic.
+APART_ROWS = 8192
+APART_TOGETHER = 8
 #: Classes of rows that a warp takes though their lists may be sorted, at most, and labels that are sorted at most.
 WARP_CLASSES = 256
 MAX_SORTED = 4096
@@ -55,15 +65,20 @@ class Layout:
     rank: int
     words: list[int]
     together: int
-    resident: int
     capacity: int = 0
     mask_words: int = 0
     shared: int = 0
 
     def blocks(self, processors: int) -> int:
         """Blocks of a launch: as many as run at once, and no more than there are chunks for."""
-        per_block = self.threads // WARP if self.kind == "subwarp" else 1
-        return max(1, min(-(-self.chunks // per_block), processors * max(1, self.resident // self.threads)))
+        per_block = 1 if self.kind == "block" else self.threads // WARP
+        return max(1, min(-(-self.chunks // per_block), processors * max(1, RESIDENT_THREADS // self.threads)))
+
+
+def read_apart(shape: Sequence[int], scores: RowStrides, gradients: RowStrides) -> bool:
+    """True if rows of one label whose classes lie apart are read in place."""
+    neighbours = [scores.strides[d] == gradients.strides[d] == 1 for d, n in enumerate(shape) if n > 1]
+    return prod(shape) >= APART_ROWS and any(neighbours)
 
 
 def layout(
@@ -76,18 +91,30 @@ def layout(
     labels: int | None,
     chip: Chip,
 ) -> Layout:
-    """The layout of rows of a given shape, whose classes are contiguous. ``others`` are the strides of labels, mask and
-    results. Lists have so many ``labels``, which lie ``label_stride`` apart; None for one label.
+    """The layout of rows of a given shape, whose classes are contiguous unless they are `read_apart`. ``others`` are
+    the strides of labels, mask and results. Lists have so many ``labels``, which lie ``label_stride`` apart; None for
+    one label.
     """
     sizes, strides = merge(shape, [scores.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
     vec_size = 1
-    if classes > FEW_CLASSES:
+    strides_of_classes = (scores.class_stride, gradients.class_stride, label_stride, 0, 0, 0)
+    words = space_words(rows, classes, strides_of_classes, sizes, strides)
+    if classes > 1 and not scores.class_stride == gradients.class_stride == 1:
+        chunks = max(1, min(-(-rows // WARP), MAX_CHUNKS))
+        return Layout("thread_per_row", 1, 1, SUBWARP_THREADS, chunks, len(sizes) > 1, words, APART_TOGETHER)
+    if classes > 1:
         vec_size = vector_size(sizes, strides, scores, gradients, True)
+    whole = _whole(classes, vec_size, strides[:2], scores, gradients)
+    while classes <= FEW_CLASSES and not whole:
+        vec_size //= 2
+        whole = _whole(classes, vec_size, strides[:2], scores, gradients)
     vectors = -(-classes // vec_size)
     most_threads = MANY_ROWS_THREADS if rows > MANY_ROWS else MAX_BLOCK_THREADS
     width = power_of_two(max(1, 2 * (vec_size - 1), -(-vectors // VECTORS)))
-    kind, resident, together = "subwarp", RESIDENT_THREADS, TOGETHER
+    if whole and width <= WARP // 2:
+        width = power_of_two(max(1, -(-vectors // WHOLE_VECTORS)))
+    kind, together = "subwarp", min((ELEMENTS if labels is None else LIST_ELEMENTS) // vec_size, TOGETHER)
     capacity = mask_words = shared = 0
     if labels is None:
         threads = SUBWARP_THREADS
@@ -95,8 +122,7 @@ def layout(
             kind, threads = "block", min(max(width, MIN_BLOCK_THREADS), most_threads)
             width = threads
     else:
-        resident, together = LIST_RESIDENT_THREADS, max(1, min(LIST_ELEMENTS // vec_size, 2 * TOGETHER))
-        sorted_at_all = labels > WARP
+        sorted_at_all = labels >= WARP
         threads = SUBWARP_THREADS
         if width > WARP or (sorted_at_all and classes > WARP_CLASSES):
             width = power_of_two(-(-vectors // LIST_VECTORS))
@@ -116,21 +142,16 @@ def layout(
             capacity = min(labels, most, fits) if mask_words else 0
             shared = of_block * group_bytes(capacity, mask_words, score)
     chunks = max(1, min(-(-rows // (1 if kind == "block" else WARP // width)), MAX_CHUNKS))
-    words = space_words(rows, classes, (1, 1, label_stride, 0, 0, 0), sizes, strides)
-    return Layout(
-        kind,
-        vec_size,
-        width,
-        threads,
-        chunks,
-        space_rank(rows, sizes),
-        words,
-        together,
-        resident,
-        capacity,
-        mask_words,
-        shared,
-    )
+    rank = space_rank(rows, sizes)
+    return Layout(kind, vec_size, width, threads, chunks, rank, words, together, capacity, mask_words, shared)
+
+
+def _whole(
+    classes: int, vec_size: int, strides: Sequence[Sequence[int]], scores: RowStrides, gradients: RowStrides
+) -> bool:
+    """True if all rows begin and end with a vector."""
+    starts = [x.misalignment % (vec_size * x.itemsize) for x in (scores, gradients)]
+    return not (classes % vec_size or any(starts) or any(x % vec_size for s in strides for x in s))
 
 
 def group_bytes(capacity: int, mask_words: int, score: int) -> int:

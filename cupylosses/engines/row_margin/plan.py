@@ -68,8 +68,7 @@ class MarginPlan(Plan):
         if self._mask is not None:
             masks = broadcast_strides(self._mask.shape, self._mask.strides, self.rows_shape)
         scores, gradients = (
-            RowStrides(without(y.strides, dim), 1, ITEMSIZE[y.dtype], misalignment)
-            for y, misalignment in ((x, x.misalignment), (x.gradient, 0))
+            rows_of(y, dim, misalignment) for y, misalignment in ((x, x.misalignment), (x.gradient, 0))
         )
         several = self.loss.several
         labels = without(self.target.strides, dim) if several else self.target.strides
@@ -140,6 +139,11 @@ class MarginPlan(Plan):
     def count_chunks(self) -> int:
         """The partial sums of the count."""
         return max(1, min(-(-self.rows // (4 * gpu.WARP)), margin_layout.MAX_CHUNKS))
+
+
+def rows_of(x: TensorSpec, dim: int, misalignment: int) -> RowStrides:
+    """The strides of a tensor as those of its rows and of its classes."""
+    return RowStrides(without(x.strides, dim), x.strides[dim], ITEMSIZE[x.dtype], misalignment)
 
 
 class CountingPlan(Plan):

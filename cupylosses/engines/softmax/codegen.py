@@ -16,6 +16,7 @@ from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
+    COLUMN_RESIDENT,
     COLUMN_THREADS,
     LABEL_ONLY_TILES,
     PACKED_THREADS,
@@ -61,6 +62,7 @@ DENSE_FILES = {
     "two_pass": "two_pass_dense",
     "thread_per_row": "dense_thread_per_row",
     "packed_rows": "packed_dense_rows",
+    "columns": "dense_columns",
     "thread_per_row_two_pass": "dense_thread_per_row",
 }
 
@@ -484,7 +486,7 @@ class _Indices:
         if layout == "packed_rows":
             return f"{PACKED_THREADS}"
         if layout == "columns":
-            return f"{COLUMN_THREADS}"
+            return f"{COLUMN_THREADS}, {COLUMN_RESIDENT // COLUMN_THREADS}"
         if layout in ("column_tiles", "column_tiles_two_pass") and not second:
             threads = kernel.warps * WARP
             return f"{threads}, {max(1, int(TILE_RESIDENT / threads / fewer))}"
@@ -552,6 +554,7 @@ class _Dense:
             "two_pass": long,
             "thread_per_row": "DenseReader<DenseThreadPerRow<true>>",
             "thread_per_row_two_pass": "DenseReader<DenseThreadPerRow<false>>",
+            "columns": f"DenseColumnReader<{kernel.vec_size}>",
             "packed_rows": f"PackedDenseReader<{kernel.per_thread}, {kernel.vec_size * ITEMSIZE[kernel.input]}>",
         }.get(kernel.layout, long if kernel.kind == "hvp" else f"ResidentDenseReader<{kernel.vec_size}>")
 

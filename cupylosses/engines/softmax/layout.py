@@ -95,7 +95,8 @@ PACKED_CLASSES_WHOLE = 72
 COLUMN_REGISTERS = 64
 #: Classes of columns that a lane takes alone, at most: with more, shared memory serves them better.
 COLUMN_CLASSES = 8
-COLUMN_THREADS = 128
+COLUMN_THREADS = 256
+COLUMN_RESIDENT = 512
 #: Values of contiguous classes that a lane takes at once, of several rows if classes are fewer.
 PACKED_VALUES = 8
 PACKED_THREADS = 128
@@ -113,8 +114,8 @@ TILE_ROWS = 1 << 10
 THREADS = 256
 #: Layouts whose gradients are computed again from the logits, because that reads no more than a residual would; and all
 #: in which a thread writes gradients of whole rows from a residual.
-RECOMPUTED = ("packed_rows", "columns", "column_tiles", "column_tiles_two_pass")
-IN_THREADS = ("thread_per_row", "thread_per_row_packed", *RECOMPUTED)
+RECOMPUTED = ("thread_per_row", "packed_rows", "columns", "column_tiles", "column_tiles_two_pass")
+IN_THREADS = ("thread_per_row_packed", *RECOMPUTED)
 #: Partial sums, and notes of teams, at most.
 MAX_CHUNKS = 1 << 14
 
@@ -252,7 +253,7 @@ def _in_registers(
         row = each * packed_pitch(classes * size)
         threads = min(threads, power_of_two(SHARED_BYTES // row + 1) // 2)
         shared = threads * row
-        resident = 65536 // (2 * classes + 48)
+        resident = 65536 // packed_registers(classes)
     else:
         if not _near(sizes, (strides[0], strides[1])):
             return None
@@ -265,7 +266,7 @@ def _in_registers(
         vec_size, kind, warps, per_thread = found, "columns", 1, classes
         threads, shared = COLUMN_THREADS, 0
         units = -(-rows // (WARP * vec_size))
-        resident = 65536 // (vec_size * per_thread * max(size, 4) // 4 + 48)
+        resident = COLUMN_RESIDENT
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     return RowLayout(
         kind, vec_size, 1, threads, _chunks(units), threads // WARP // warps, shared, space_rank(rows, sizes), words,
@@ -276,6 +277,16 @@ def _in_registers(
 def packed_rows_of_lane(classes: int) -> int:
     """Rows of few contiguous classes that a lane takes at once."""
     return power_of_two(max(1, PACKED_VALUES // classes))
+
+
+def packed_registers(classes: int) -> int:
+    """Registers of a thread that takes rows of few contiguous classes: an upper bound, as counted. More blocks than a
+    multiprocessor has room for would wait with chunks of their own until the others have finished.
+    """
+    rows = packed_rows_of_lane(classes)
+    if rows > 1:
+        return 112 if rows > 2 else 80
+    return 64 if classes <= 8 else 72 if classes <= 12 else 96 if classes <= 33 else 64 + 11 * classes // 10
 
 
 def packed_pitch(row: int) -> int:
@@ -295,14 +306,15 @@ def _column_rows(rows: int, classes: int, size: int, vec_size: int) -> int:
 
 @dataclass(frozen=True)
 class TileShape:
-    """Columns that warps share: neighbouring rows of a lane, warps of a block, blocks of a cluster, and bytes of shared
-    memory, 0 if logits do not stay there.
+    """Columns that warps share: neighbouring rows of a lane, warps of a block, blocks of a cluster, bytes of shared
+    memory for logits, 0 if they do not stay there, and for what warps exchange.
     """
 
     vec_size: int
     warps: int
     cluster: int
     shared: int
+    exchanged: int
 
 
 def tiled(rows: int, classes: int, size: int) -> bool:
@@ -314,27 +326,32 @@ def tiled(rows: int, classes: int, size: int) -> bool:
     return stays or -(-rows // (WARP * max(1, 4 // size))) * MAX_CLUSTER >= MANY_BLOCKS
 
 
+def exchanged_bytes(lanes: int, warps: int, cluster: int, size: int, heavy: bool) -> int:
+    """The bytes of ``TileExchange`` in ``kernels/softmax/column_tiles.cuh``."""
+    numbers = max(1, size // 4) * 4
+    parts = warps + (2 * cluster if cluster > 1 else 0)
+    return WARP * lanes * numbers * (parts * (4 if heavy else 2) + 4)
+
+
 def tile_shape(rows: int, classes: int, size: int, vec_size: int, chip: Chip, heavy: bool) -> TileShape:
     """Tiles whose warps read 256 bytes of a class, or else 128, and of which a multiprocessor runs several."""
-    numbers = max(1, size // 4) * 4
-    part, coeffs = numbers * (4 if heavy else 2), numbers * 4
     clusters = (1, 2, 4, MAX_CLUSTER) if chip.clusters else (1,)
     widths = sorted({min(vec_size, max(1, x // size)) for x in (8, 4)}, reverse=True)
     choices = [(x, k) for x in widths for k in clusters]
     for limit, least in ((TILE_BYTES[0], MANY_BLOCKS), (TILE_BYTES[1], MANY_BLOCKS), (TILE_BYTES[1], 1)):
         for lanes, cluster in choices:
             rows_of_tile = WARP * lanes
-            of_warps = TILE_WARPS + (2 * cluster if cluster > 1 else 0)
-            declared = rows_of_tile * (of_warps * part + coeffs) + 1024
+            exchanged = exchanged_bytes(lanes, TILE_WARPS, cluster, size, heavy)
             shared = -(-classes // (TILE_WARPS * cluster)) * TILE_WARPS * rows_of_tile * size
             blocks = -(-rows // rows_of_tile) * cluster
             # A warp of a cluster has some classes of its own.
             shares = cluster == 1 or classes >= 4 * TILE_WARPS * cluster
-            if shares and shared + declared <= min(limit, chip.shared) and blocks >= least:
-                return TileShape(lanes, TILE_WARPS, cluster, shared)
+            if shares and shared + exchanged + 1024 <= min(limit, chip.shared) and blocks >= least:
+                return TileShape(lanes, TILE_WARPS, cluster, shared, exchanged)
     lanes, tiles = widths[-1], -(-rows // (WARP * widths[-1]))
     cluster = next((x for x in clusters if tiles * x >= 2 * MANY_BLOCKS), clusters[-1])
-    return TileShape(lanes, TWO_PASS_TILE_WARPS, cluster, 0)
+    exchanged = exchanged_bytes(lanes, TWO_PASS_TILE_WARPS, cluster, size, heavy)
+    return TileShape(lanes, TWO_PASS_TILE_WARPS, cluster, 0, exchanged)
 
 
 def _tile_layout(
@@ -349,9 +366,12 @@ def _tile_layout(
     kind = "column_tiles" if tile.shared else "column_tiles_two_pass"
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     units = -(-rows // (WARP * tile.vec_size))
+    # A block has 2 KiB besides.
+    fits = max(1, (227 << 10) // (tile.shared + tile.exchanged + 2048))
+    resident = min(TILE_RESIDENT, fits * tile.warps * WARP)
     return RowLayout(
         kind, tile.vec_size, 1, tile.warps * WARP, _chunks(units), 1, tile.shared, space_rank(rows, sizes), words,
-        tile.cluster, TILE_RESIDENT, warps=tile.warps,
+        tile.cluster, resident, warps=tile.warps,
     )  # fmt: skip
 
 
@@ -466,6 +486,10 @@ def dense_layout(
     else:
         vec_size, threads, shared = _thread_per_row(classes, 1, size)
         kind, width = "thread_per_row", 1
+        moved = 0 if together else _column_words(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
+        if moved:
+            kind, vec_size, threads = "columns", moved, min(threads, PACKED_THREADS)
+            shared = classes * size * threads
     in_warps = kind not in ("block", "two_pass")
     per_block = threads // WARP if in_warps else 1
     units = -(-rows // (WARP // width)) if in_warps else rows
@@ -485,6 +509,19 @@ def dense_layout(
         kind, vec_size, width, threads, _chunks(units), per_block, shared, rank, words, cluster, resident,
         per_thread=per_thread,
     )  # fmt: skip
+
+
+def _column_words(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> int:
+    """Neighbouring rows of a class that a lane moves as a word in all tensors; 0 if that saves nothing."""
+    itemsizes = [x.itemsize for x in tensors]
+    apart = [x for s in strides for x in s[1:]] + [x.class_stride for x in tensors]
+    for rows in (8, 4, 2):
+        if rows * max(itemsizes) > 16 or rows * min(itemsizes) < 4 or sizes[0] % rows:
+            continue
+        aligned = not any(x.misalignment % (rows * x.itemsize) for x in tensors)
+        if aligned and all(x[0] == 1 for x in strides) and not any(x % rows for x in apart):
+            return rows
+    return 0
 
 
 def _packed_dense(

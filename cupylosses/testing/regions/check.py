@@ -36,13 +36,13 @@ class Layout(NamedTuple):
 
 
 LAYOUTS: Mapping[str, Layout] = {
-    "vectors": Layout((2, 3, 6, 20)),
+    "vectors": Layout((2, 3, 16, 64)),
     "volume": Layout((2, 5, 3, 5, 7)),
     "many": Layout((2, 27, 5, 7)),
-    "channels_last": Layout((2, 3, 6, 20), "last"),
-    "strided": Layout((2, 3, 6, 20), "strided"),
-    "odd": Layout((2, 3, 6, 20), "odd"),
-    "ignored": Layout((2, 3, 6, 20), ignored=True),
+    "channels_last": Layout((2, 3, 16, 64), "last"),
+    "strided": Layout((2, 3, 16, 64), "strided"),
+    "odd": Layout((2, 3, 16, 64), "odd"),
+    "ignored": Layout((2, 3, 16, 64), ignored=True),
 }
 
 

@@ -34,6 +34,8 @@ class RegionVariants(Variants):
     """Each entry point, layout, dtype and setting."""
 
     Definition: ClassVar = RegionLoss
+    # Sums of many classes while lanes exchange them, once per chunk; or beside functions of every logit.
+    spills: ClassVar = 96
 
     def kernels(self, fast: bool = False) -> list[Any]:
         recorder = KernelRecorder(Chip(227 << 10, clusters=True))

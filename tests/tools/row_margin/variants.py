@@ -16,15 +16,16 @@ from tools.gate_subsets import BROADEST, cover
 from tools.variants import Compiled, Variants
 
 #: Scores, places for labels in lists, and the class dimension: rows that a warp takes, that a block takes, that a lane
-#: takes; of several dimensions; and long lists.
+#: takes, and of classes that lie apart; of several dimensions; and long lists.
 SHAPES: Sequence[tuple[tuple[int, ...], int, int]] = (
     ((4096, 1000), 5, 1),
     ((4096, 8192), 8192, 1),
     ((4096, 8), 4, 1),
+    ((16, 64, 1024), 5, 1),
     ((16, 64, 64), 5, -1),
     ((4096, 250), 250, 1),
 )
-_FEW = 3
+_FEW = 4
 
 
 class MarginVariants(Variants):

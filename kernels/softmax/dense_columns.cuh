@@ -1,0 +1,161 @@
+// Dense targets of images: classes lie apart, neighbouring rows between them. A lane takes a row, and its warp moves 32
+// rows together. Value and gradients of dense_rows.cuh.
+//
+//   x[n, c, h, w]: a row is (n, :, h, w); a tile is 32 neighbouring rows
+//
+// 1. A warp copies all classes of a tile to shared memory, those of kVecSize rows in a word: 32 kVecSize classes and
+//    rows at once.
+// 2. Each lane makes the passes of dense_rows.cuh over its row. The last one leaves gradients in place of what they are
+//    gradients of.
+// 3. The warp writes the gradients that are wanted, in the same words.
+//
+// Moved by one lane each, elements of 16 bits take a load and a store to shared memory, because asynchronous copies
+// have four bytes at least. A warp owns its tile; only __syncwarp separates the steps.
+//
+// Traffic: each logit and target is read once, each gradient written once. Preconditions: kVecSize divides the number
+// of rows; rows of a word are contiguous and aligned in all operands and gradients; gradients have the dtypes of their
+// operands.
+#pragma once
+#include "softmax/dense_rows.cuh"
+
+// One operand of a warp's tile in shared memory: class c of the tile's row r is element 32 c + r.
+template <class Storage, int kVecSize>
+struct ColumnsOfTile {
+  using Word = Pack<Storage, kVecSize>;
+  static constexpr int kWords = kWarp / kVecSize;  // of a class
+  Storage* stage;
+
+  // f(c, word) for each class c of the rows whose words this lane moves.
+  template <class F>
+  __device__ __forceinline__ void each(int classes, const F& f) const {
+    const int lane = threadIdx.x % kWarp;
+    Word* word = reinterpret_cast<Word*>(stage) + lane;
+#pragma unroll 4
+    for (int c = lane / kWords; c < classes; c += kVecSize, word += kWarp) f(c, word);
+  }
+  // `from` and `to`: the first class of the rows that this lane moves.
+  __device__ __forceinline__ void copy_in(const Storage* from, int64 stride, int classes) const {
+    each(classes, [&](int c, Word* word) { cp_async(word, reinterpret_cast<const Word*>(from + c * stride)); });
+  }
+  __device__ __forceinline__ void copy_out(Storage* to, int64 stride, int classes) const {
+    each(classes, [&](int c, const Word* word) { store_pack<kVecSize>(to + c * stride, load_words(word)); });
+  }
+};
+
+// The row of a lane in shared memory.
+template <class Program>
+struct ColumnDenseClasses {
+  static constexpr bool kContiguous = false;
+  static constexpr bool kPlacesGradients = true;
+  using Input = typename Program::Input;
+  using Target = typename Program::Target;
+  static constexpr int kEach = 4;
+  Input* x;
+  Target* t;
+  int classes;
+  bool exists, active;
+
+  __device__ __forceinline__ void prefetch_next() const {
+  }
+  // Packs of kEach classes, which share what is rare; then the other classes.
+  template <class F>
+  __device__ __forceinline__ void visit(F& f) const {
+    int c = 0;
+#pragma unroll 1
+    for (; c + kEach <= classes; c += kEach) f(c, gather<kEach>(x, c), gather<kEach>(t, c));
+#pragma unroll 1
+    for (; c < classes; ++c) f(c, gather<1>(x, c), gather<1>(t, c));
+  }
+  template <class F>
+  __device__ __forceinline__ void for_each(F& f) const {
+    if (active) visit(f);
+  }
+  template <class F>
+  __device__ __forceinline__ void final_pass(F& f) const {
+    for_each(f);
+  }
+  template <class F>
+  __device__ __forceinline__ void final_pass_all(const F& f) const {
+    if (exists) visit(f);
+  }
+  template <int kCount>
+  __device__ __forceinline__ void input(int64 c, const Pack<Input, kCount>& g) const {
+    scatter(x, static_cast<int>(c), g);
+  }
+  template <int kCount>
+  __device__ __forceinline__ void target(int64 c, const Pack<Target, kCount>& g) const {
+    scatter(t, static_cast<int>(c), g);
+  }
+
+ private:
+  template <int kCount, class Storage>
+  static __device__ __forceinline__ Pack<Storage, kCount> gather(const Storage* row, int c) {
+    Pack<Storage, kCount> pack;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) pack.element[i] = row[(c + i) * kWarp];
+    return pack;
+  }
+  template <int kCount, class Storage>
+  static __device__ __forceinline__ void scatter(Storage* row, int c, const Pack<Storage, kCount>& pack) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) row[(c + i) * kWarp] = pack.element[i];
+  }
+};
+
+// As TwoPassReader.
+template <int kVecSize>
+struct DenseColumnReader {
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
+                                               int64 chunks, const Workspace& work) {
+    using Input = typename Program::Input;
+    using Target = typename Program::Target;
+    using Inputs = ColumnsOfTile<Input, kVecSize>;
+    using Targets = ColumnsOfTile<Target, kVecSize>;
+    static_assert(kSameType<Input, typename Program::Gradient>, "gradients take the place of logits");
+    extern __shared__ uint4 staged[];
+    const int64 rows = program.space.rows, tiles = (rows + kWarp - 1) / kWarp;
+    const int lane = threadIdx.x % kWarp, classes = static_cast<int>(program.space.classes);
+    const auto& stride = program.space.class_stride;
+    constexpr int kRowBytes = static_cast<int>(sizeof(Input) + sizeof(Target));
+    char* const own = reinterpret_cast<char*>(staged) + threadIdx.x / kWarp * (kWarp * kRowBytes * classes);
+    const Inputs inputs{reinterpret_cast<Input*>(own)};
+    const Targets targets{reinterpret_cast<Target*>(inputs.stage + kWarp * classes)};
+    SyncState sync{0, 0};
+#pragma unroll 1
+    for (int chunk = static_cast<int>(group.worker()); chunk < chunks;
+         chunk = next_chunk(group, chunk, work.claim_counter)) {
+      double total = 0.0;
+#pragma unroll 1
+      for (int64 tile = chunk; tile < tiles; tile += chunks) {
+        // The lane's row, and the first of the rows whose words it moves.
+        const int64 row = tile * kWarp + lane, moved_row = tile * kWarp + lane % Inputs::kWords * kVecSize;
+        const bool exists = row < rows, moves = moved_row < rows;
+        int64 offset[kRowStreams], moved[kRowStreams];
+        program.space.offsets(exists ? row : 0, offset);
+        program.space.offsets(moves ? moved_row : 0, moved);
+        const bool active = exists && program.active(offset);
+        const int moved_classes = moves ? classes : 0;
+        inputs.copy_in(program.input + moved[kLogits], stride[kLogits], moved_classes);
+        targets.copy_in(program.targets + moved[kLabels], stride[kLabels], moved_classes);
+        cp_async_wait_all();
+        __syncwarp();
+        const ColumnDenseClasses<Program> own_row{inputs.stage + lane, targets.stage + lane, classes, exists, active};
+        total += visit_dense_row<kGradient>(program, group, offset, own_row, exists, sync, scale);
+        __syncwarp();
+        if constexpr (kGradient) {
+          if constexpr (Program::kInputGradient) {
+            inputs.copy_out(program.gradients + moved[kGradients], stride[kGradients], moved_classes);
+          }
+          if constexpr (Program::kTargetGradient) {
+            targets.copy_out(program.target_gradients + moved[kTargetGradients], stride[kTargetGradients],
+                             moved_classes);
+          }
+          // The next rows are copied to the same place.
+          __syncwarp();
+        }
+      }
+      finish_chunk(group, scale, chunk, total, work.partials);
+    }
+  }
+};
