@@ -247,11 +247,12 @@ def test_uniform_rows_of_any_size(frames: int) -> None:
 # Random samples
 
 
-@pytest.mark.parametrize("blank", [0, 3])
+@pytest.mark.parametrize(("classes", "blank"), [(9, 0), (9, 3), (200, 199), (1101, 3)])
 @pytest.mark.parametrize("logits", [False, True], ids=["log_probs", "logits"])
 @paths
-def test_random_samples(device: str, logits: bool, blank: int) -> None:
-    given = batch(blank=blank)
+def test_random_samples(device: str, logits: bool, classes: int, blank: int) -> None:
+    """Of few classes, of whole vectors, and of more than shared memory has a place for."""
+    given = batch(classes=classes, blank=blank)
     value, slope = given.run(device, f32, logits=logits, blank=blank, reduction="none")
     right = given.expected(logits, blank)
     close(value, right[0], 37)
