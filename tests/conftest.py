@@ -66,6 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are collected, since hardly anything of what that makes is garbage
     # Several processes run tests, and torch would start a thread per core in each: with two workers on two cores that
     # took two to six times as long.
     torch.set_num_threads(1)
@@ -151,6 +152,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     # Tens of thousands of tests live until the end; this spares the collector from scanning them again and again.
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

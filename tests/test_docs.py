@@ -32,9 +32,10 @@ EXAMPLE = ADDING.split("```python\n")[1].split("```")[0]
 NEW = re.search(r'name="(\w+)"', EXAMPLE)[1]
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A copy of the library with the documented change and no other."""
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the library with the documented change and no other. Its bytecode is kept from program to program."""
+    tmp_path = tmp_path_factory.mktemp("checkout")
     ignore = shutil.ignore_patterns("__pycache__")
     for name in ("cupylosses", "kernels", "tests/tools"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignore)
@@ -48,7 +49,6 @@ def run(checkout: Path, program: str) -> str:
     variables = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(checkout), str(checkout / "tests")]),
-        "PYTHONDONTWRITEBYTECODE": "1",
     }
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program], cwd=checkout, env=variables, capture_output=True, text=True

@@ -251,14 +251,14 @@ BATTERY: dict[str, Callable[[], None]] = {
         partial(statistics_properties.agrees_with_formula, p=inf, eps=0.0, margin=9.0), ("triplet_margin_loss", 3, 40)
     ),
     "log-probabilities": hosted(log_probs_properties.agrees_with_truth, (9, 300, 3), (3, 5000, 2)),
-    "sequences": hosted(sequence_properties.agrees_with_truth, (61, 9), (400, 70)),
-    "alignments": hosted(sequence_properties.aligns_as_truth, (61, 9), (150, 70)),
     "regions": hosted(partial(region_properties.agrees_with_truth, alpha=0.2, beta=0.7), ("tversky_loss", "vectors")),
     "regions, ignored": hosted(region_properties.leaves_voxels_out),
     "regions, pooled": hosted(partial(region_properties.agrees_with_truth, pool="class"), ("dice_loss", "vectors")),
     "regions, tiles": hosted(region_properties.agrees_with_truth, ("dice_loss", "many")),
     "regions, absent": hosted(region_properties.leaves_absent_classes_out),
     "regions, confident": hosted(region_properties.keeps_the_digits_of_confident_voxels),
+    "sequences": hosted(sequence_properties.agrees_with_truth, (61, 9), (400, 70)),
+    "alignments": hosted(sequence_properties.aligns_as_truth, (61, 9), (150, 70)),
     "records": partial(host_properties.goes_by_the_note_of_each_warp, FUNCTION, FUNCTION.loss, shape=(2503,)),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -355,15 +356,16 @@ ScaledLoss = module_of(scaled_loss)
 """
 
 
-def test_modules_of_users_are_pickled_by_name(tmp_path: Path, python: Callable[..., str]) -> None:
+def test_modules_of_users_are_pickled_by_name(
+    tmp_path: Path, python: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pickled in one process and loaded in another."""
-    (tmp_path / "mine.py").write_text(PICKLED)
-    python("""
-import pickle, torch, mine
-module = mine.ScaledLoss(gain=3.0, weight=torch.tensor([1.0, 2.0]))
-pickle.dump((module, mine.scaled_loss), open("module.pkl", "wb"))
-torch.save(module.state_dict(), "state.pt")
-""")
+    (tmp_path / "of_a_user.py").write_text(PICKLED)
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("of_a_user")
+    module = mine.ScaledLoss(gain=3.0, weight=torch.tensor([1.0, 2.0]))
+    (tmp_path / "module.pkl").write_bytes(pickle.dumps((module, mine.scaled_loss)))
+    torch.save(module.state_dict(), tmp_path / "state.pt")
     program = """
 import pickle, torch
 module, function = pickle.load(open("module.pkl", "rb"))

@@ -26,13 +26,13 @@ CHUNKS = "kernels/linear_softmax/chunks.cuh"
 LOG_PROBS = "kernels/log_probs/log_probs.cuh"
 MARGIN = "kernels/row_margin/row_margin.cuh"
 STATISTICS = "kernels/row_statistics/row_statistics.cuh"
-RECURSION = "kernels/sequence/recursion.cuh"
-FRAMES = "kernels/sequence/frames.cuh"
-ALIGNMENT = "kernels/sequence/alignment.cuh"
 VOXELS = "kernels/regions/voxels.cuh"
 REGION_SUMS = "kernels/regions/sums.cuh"
 GROUPS = "kernels/regions/groups.cuh"
 REGIONS = "kernels/regions/regions.cuh"
+RECURSION = "kernels/sequence/recursion.cuh"
+FRAMES = "kernels/sequence/frames.cuh"
+ALIGNMENT = "kernels/sequence/alignment.cuh"
 LAYOUT_RULES = "cupylosses/engines/pointwise/layout.py"
 STRIDES = "cupylosses/engines/strides.py"
 PLAN = "cupylosses/engines/pointwise/plan.py"
@@ -432,55 +432,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "kept_vector(0, kSlot)",
         ("statistics",),
     ),
-    # Sequences.
-    Mutant(
-        "alignments that skip the blank between equal labels",
-        RECURSION,
-        "walk_half",
-        r"walk\.skips = j > 0 && own\[backward \? size - 1 - j : j - 1\] != label;",
-        "walk.skips = j > 0;",
-        ("sequences",),
-    ),
-    Mutant(
-        "alignments that enter a blank at the meeting not counted",
-        RECURSION,
-        "meeting_terms",
-        r"found\.of\[0\] = sum\(b, before\);",
-        "found.of[0] = b;",
-        ("sequences",),
-    ),
-    Mutant(
-        "no barrier between rounds of warps",
-        RECURSION,
-        "walk_half",
-        r"(outgoing\[lane\]\); } } )__syncthreads\(\);",
-        r"\1",
-        ("sequences",),
-    ),
-    Mutant(
-        "posteriors of a repeated label not added up",
-        FRAMES,
-        "write_short_frame",
-        r"occ \+= row\[at\];",
-        "",
-        ("sequences",),
-    ),
-    Mutant(
-        "alignment that leaves a state at a tie",
-        ALIGNMENT,
-        "is_better",
-        r"x > best",
-        "x >= best",
-        ("alignments",),
-    ),
-    Mutant(
-        "ballots of the positions before not looked up",
-        ALIGNMENT,
-        "walk_back",
-        r"words\[k - sample\.words\(\)\]",
-        "words[k]",
-        ("alignments",),
-    ),
     # Losses of regions.
     Mutant(
         "ignored voxel counted",
@@ -545,6 +496,55 @@ MUTANTS: tuple[Mutant, ...] = (
         r"tile\[v\] = kept; \} __syncthreads\(\);",
         "tile[v] = kept; }",
         ("regions, tiles",),
+    ),
+    # Sequences.
+    Mutant(
+        "alignments that skip the blank between equal labels",
+        RECURSION,
+        "walk_half",
+        r"walk\.skips = j > 0 && own\[backward \? size - 1 - j : j - 1\] != label;",
+        "walk.skips = j > 0;",
+        ("sequences",),
+    ),
+    Mutant(
+        "alignments that enter a blank at the meeting not counted",
+        RECURSION,
+        "meeting_terms",
+        r"found\.of\[0\] = sum\(b, before\);",
+        "found.of[0] = b;",
+        ("sequences",),
+    ),
+    Mutant(
+        "no barrier between rounds of warps",
+        RECURSION,
+        "walk_half",
+        r"(outgoing\[lane\]\); } } )__syncthreads\(\);",
+        r"\1",
+        ("sequences",),
+    ),
+    Mutant(
+        "posteriors of a repeated label not added up",
+        FRAMES,
+        "write_short_frame",
+        r"occ \+= row\[at\];",
+        "",
+        ("sequences",),
+    ),
+    Mutant(
+        "alignment that leaves a state at a tie",
+        ALIGNMENT,
+        "is_better",
+        r"x > best",
+        "x >= best",
+        ("alignments",),
+    ),
+    Mutant(
+        "ballots of the positions before not looked up",
+        ALIGNMENT,
+        "walk_back",
+        r"words\[k - sample\.words\(\)\]",
+        "words[k]",
+        ("alignments",),
     ),
     # Log-probabilities.
     Mutant(

@@ -157,10 +157,24 @@ void copy_bytes(char* to, const char* from, std::size_t count) {
 #endif
 }
 
+// Calls `visit` with the first byte and the number of bytes of each part of __shared__ memory that the launch may
+// touch: all but the end of the dynamic memory, of which it asked for less.
+template <class Visit>
+void each_part_of_shared(Visit visit) {
+  const std::size_t bytes = launch->shared_bytes;
+  if (!launch->beyond) return visit(std::size_t{0}, bytes);
+  const auto first = static_cast<std::size_t>(launch->beyond - launch->shared);
+  const auto end = static_cast<std::size_t>(launch->beyond_end - launch->shared);
+  visit(std::size_t{0}, first);
+  visit(end, bytes - end);
+}
+
 void place_shared(Block& block) {
   if (in_place == &block || launch->shared_bytes == 0) return;
-  if (in_place && in_place->active) copy_bytes(in_place->shared.data(), launch->shared, launch->shared_bytes);
-  copy_bytes(launch->shared, block.shared.data(), launch->shared_bytes);
+  each_part_of_shared([&](std::size_t first, std::size_t count) {
+    if (in_place && in_place->active) copy_bytes(in_place->shared.data() + first, launch->shared + first, count);
+    copy_bytes(launch->shared + first, block.shared.data() + first, count);
+  });
   in_place = &block;
 }
 
@@ -178,7 +192,9 @@ void start(Block& block) {
   block.warps.resize((threads + kLanes - 1) / kLanes);
   if (in_place == &block) in_place = nullptr;
   // Memory that nobody has written is not zero on a GPU.
-  block.shared.assign(launch->shared_bytes, '\xff');
+  block.shared.resize(launch->shared_bytes);
+  each_part_of_shared(
+      [&](std::size_t first, std::size_t count) { std::memset(block.shared.data() + first, 0xff, count); });
   forget_shared(block.slot);
   block.ready_warps = 0;
   for (unsigned w = 0; w < block.warps.size(); ++w) {
@@ -393,6 +409,11 @@ bool meet(Wait wait, unsigned mask, const char* file, int line) {
   self.mask = mask;
   if (!(mask >> self.lane & 1)) fail_in(block, name(self) + " is not among the lanes that it names in " + name(wait));
   if (mask & ~warp.lanes) fail_in(block, name(self) + " names lanes that do not exist in " + name(wait));
+  // Most lanes leave here: the last one to arrive looks at all others.
+  if (warp.ready & mask) {
+    leave();
+    return false;
+  }
   unsigned missing = 0;
   for (unsigned lanes = mask; lanes; lanes &= lanes - 1) {
     const unsigned lane = static_cast<unsigned>(__builtin_ctz(lanes));
