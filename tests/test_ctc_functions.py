@@ -16,6 +16,7 @@ from tools import cupy_stand_in as stand_in
 from tools.gate_subsets import fast_compilers
 from tools.sequence import truth
 
+import cupylosses
 from cupylosses import functional as F
 from cupylosses.engines.sequence import alignment
 from cupylosses.engines.sequence.alignment import AlignmentKernel
@@ -367,3 +368,13 @@ def test_errors_of_posteriors() -> None:
         F.ctc_posteriors(x, torch.tensor([1, 2]), None, (1, 1), of="positions")
     with pytest.raises(ValueError, match=r"^ctc_posteriors: `of` must be one of 'classes', 'positions', got 'labels'"):
         F.ctc_posteriors(x, torch.tensor([[1], [2]]), of="labels")
+
+
+@kernels
+def test_a_warm_up_compiles_what_calls_need() -> None:
+    """The kernel that prepares samples, the recursion's two, and the one that each function ends with."""
+    place = "cpu" if KERNELS == "cpu" else None
+    shapes = (20, 3, 6), (3, 5)
+    for function, needed in ((F.ctc_forced_alignment, 2), (F.ctc_posteriors, 4)):
+        done = cupylosses.warmup(function, "float32", shapes, device=place, target_lengths=True)
+        assert done.by_loss == {function.__name__: needed}
