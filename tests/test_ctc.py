@@ -275,6 +275,7 @@ def test_numbers_of_frames(device: str, frames: int) -> None:
     close(slope, right[1], frames)
 
 
+@pytest.mark.addresses
 @pytest.mark.parametrize("labels", [31, 32, 33, 70])
 @paths
 def test_numbers_of_labels(device: str, labels: int) -> None:
@@ -447,6 +448,7 @@ def test_frames_and_labels_of_none(device: str) -> None:
     assert F.ctc_loss(nobody, nothing, None, None).isnan()
 
 
+@pytest.mark.addresses
 @paths
 def test_labels_that_are_no_class(device: str) -> None:
     """The blank is none either. Such a sample is NaN, its gradient 0, and no memory is read for it."""

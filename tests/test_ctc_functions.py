@@ -96,6 +96,7 @@ def test_best_path_of_the_exact_case(device: str) -> None:
     assert float(found.score) == pytest.approx(-log(8.0), rel=1e-7) and found.score.shape == ()
 
 
+@pytest.mark.addresses
 @kernels
 def test_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """More positions than a block has lanes: the last column of a sweep goes through memory."""
@@ -274,6 +275,7 @@ def test_posteriors_of_the_exact_case(device: str, of: str) -> None:
     torch.testing.assert_close(found.cpu(), right, rtol=0, atol=1e-7)
 
 
+@pytest.mark.addresses
 @by_kind
 @paths
 def test_posteriors(device: str, of: str) -> None:
