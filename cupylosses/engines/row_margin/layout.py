@@ -102,7 +102,7 @@ def layout(
     words = space_words(rows, classes, strides_of_classes, sizes, strides)
     if classes > 1 and not scores.class_stride == gradients.class_stride == 1:
         chunks = max(1, min(-(-rows // WARP), MAX_CHUNKS))
-        return Layout("thread_per_row", 1, 1, SUBWARP_THREADS, chunks, len(sizes) > 1, words, APART_TOGETHER)
+        return Layout("thread_per_row", 1, 1, SUBWARP_THREADS, chunks, space_rank(rows, sizes), words, APART_TOGETHER)
     if classes > 1:
         vec_size = vector_size(sizes, strides, scores, gradients, True)
     whole = _whole(classes, vec_size, strides[:2], scores, gradients)
