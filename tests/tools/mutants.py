@@ -533,8 +533,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "posteriors of a repeated label not added up",
         FRAMES,
-        "write_frame",
-        r"of_class \+= posteriors\[size \+ next\]\.m;",
+        "write_short_frame",
+        r"occ \+= row\[at\];",
         "",
         ("sequences",),
     ),
