@@ -509,8 +509,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "alignments that skip the blank between equal labels",
         RECURSION,
-        "walk_half",
-        r"walk\.skips = j > 0 && own\[backward \? size - 1 - j : j - 1\] != label;",
+        "walk_of",
+        r"walk\.skips = j > 0 && labels\[backward \? size - 1 - j : j - 1\] != label;",
         "walk.skips = j > 0;",
         ("sequences",),
     ),
@@ -536,6 +536,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "write_short_frame",
         r"occ \+= row\[at\];",
         "",
+        ("sequences",),
+    ),
+    Mutant("last label of a target lost", RECURSION, "walk_of", r"j < size - 1;", "j < size - 2;", ("sequences",)),
+    Mutant(
+        "second half that begins a frame late",
+        RECURSION,
+        "walk_half",
+        r"sample\.frames / 2",
+        "(sample.frames + kPhase - 1) / 2",
         ("sequences",),
     ),
     Mutant(
