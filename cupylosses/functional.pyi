@@ -5419,7 +5419,8 @@ def ctc_loss(
         ``log_softmax`` both lead to the same. A class of log-probability -inf has gradient 0. A target that has no
         alignment, because it is too long or every alignment has a log-probability of -inf, has loss inf, or 0 with
         `zero_infinity`, and a gradient of 0. Where the loss of a sample is NaN, so is its gradient in all frames that
-        count. Frames behind `input_lengths` have gradient 0. Log-probabilities beyond 2^26 in size count as infinite.
+        count. Frames behind `input_lengths` have gradient 0. Log-probabilities beyond 2^26 in size count as infinite,
+        and alignments below -3.7e8 as impossible.
 
     Raises:
         TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
@@ -5513,7 +5514,8 @@ def ctc_loss_with_logits(
         the class given the target. A class of log-probability -inf has gradient 0. A target that has no alignment,
         because it is too long or every alignment has a log-probability of -inf, has loss inf, or 0 with
         `zero_infinity`, and a gradient of 0. Where the loss of a sample is NaN, so is its gradient in all frames that
-        count. Frames behind `input_lengths` have gradient 0. Log-probabilities beyond 2^26 in size count as infinite.
+        count. Frames behind `input_lengths` have gradient 0. Log-probabilities beyond 2^26 in size count as infinite,
+        and alignments below -3.7e8 as impossible.
 
     Raises:
         TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,

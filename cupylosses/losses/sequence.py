@@ -26,7 +26,7 @@ CONVENTION = (
     "A class of log-probability -inf has gradient 0. A target that has no alignment, because it is too long or every "
     "alignment has a log-probability of -inf, has loss inf, or 0 with `zero_infinity`, and a gradient of 0. Where the "
     "loss of a sample is NaN, so is its gradient in all frames that count. Frames behind `input_lengths` have gradient "
-    "0. Log-probabilities beyond 2^26 in size count as infinite."
+    "0. Log-probabilities beyond 2^26 in size count as infinite, and alignments below -3.7e8 as impossible."
 )
 SOURCE = (
     "A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, Connectionist temporal classification: labelling unsegmented "

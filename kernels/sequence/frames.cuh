@@ -8,10 +8,11 @@
 //    one minus the largest probability keeps its digits. Online: each logit is read once.
 // 2. finish_sample: a block per sample adds Z in double, in the order of threads, and log-sum-exps; the block that
 //    arrives last adds the losses in the order of samples.
-// 3. write_gradient: a warp per frame. Posteriors are divided by the frame's own sum. Every class is written once; the
-//    distinct labels, and the blank, once more: the thread at the first occurrence of a class adds its posteriors in
-//    the order of positions. Where one class has more than half of softmax and of occ, its gradient is (the others'
-//    occ) - (the others' softmax).
+// 3. write_gradient: a warp per frame. Posteriors are divided by the frame's own sum, and those of a class added in the
+//    order of positions, from its first occurrence along its links. Frames of few classes are written in one pass,
+//    which looks up the first occurrence of each class in shared memory; of others every class is written once, and the
+//    distinct labels and the blank once more. Where one class has more than half of softmax and of occ, its gradient is
+//    (the others' occ) - (the others' softmax).
 //
 // Traffic: x read by 1 and again by 3, the gradient written, posteriors read.
 #pragma once

@@ -12,7 +12,7 @@
 //
 // 1. First half: alpha takes frames 0 .. M - 1, beta T - 1 .. M, with M = T / 2. Each stores its products into the
 //    lattice, if gradients are wanted, and its last ones into the meeting rows.
-// 2. The meeting rows give Z: `meeting_term` is the summand of a position.
+// 2. The meeting rows give Z: `meeting_terms` are the summands of a position.
 // 3. Second half: alpha goes on over M .. T - 1 against beta's products, beta over M - 1 .. 0 against alpha's.
 //    Posteriors, up to a factor of the frame, replace the mantissas.
 //
@@ -33,12 +33,12 @@ constexpr int kChunk = 8;
 constexpr int kMaxWarps = 4;
 constexpr int kBand = 32 * kMaxWarps;
 
-// One of the two planes of a row of states: that of labels follows that of blanks.
+// The states of all frames. A row has the blanks of a frame by position, and behind them its labels.
 template <class Mantissa>
 struct Lattice {
   StoredNumber<Mantissa>* states;
 
-  // Frame `t` of a sample with `size` positions, in a call with so many frames.
+  // The row of frame `t`, in a call of so many frames.
   __device__ __forceinline__ StoredNumber<Mantissa>* row(const Sample& sample, int64 frames, int64 t) const {
     return states + 2 * (sample.first * frames + t * (sample.labels + 1));
   }
@@ -202,7 +202,8 @@ struct Walk {
   int64 step;                        // elements from a frame to the next one of this direction
   StoredNumber<Mantissa>* at_blank;  // in the lattice, at the first frame of this half
   StoredNumber<Mantissa>* at_label;
-  int64 row_step;  // numbers from a row to the next one of this direction
+  int64 row_step;          // numbers from a row to the next one of this direction
+  int blank_at, label_at;  // of the states, in a row
 };
 
 // What a thread has loaded and computed ahead of the recursion: emissions of this chunk, elements of the next one and
@@ -350,8 +351,10 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Ahead<
         if (walk.has_blank) at_blank->m = of_b;
         if (walk.has_label) at_label->m = of_l;
       }
-      at_blank += walk.row_step;
-      at_label += walk.row_step;
+      if constexpr (kPhase == 2 || kStores) {
+        at_blank += walk.row_step;
+        at_label += walk.row_step;
+      }
       if (f < kChunk - 1 && lane == 31) outgoing[f] = walk.l;
     }
     if (kOrdinary || count >= kChunk) ahead.emit(walk, f);
@@ -362,6 +365,57 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Ahead<
     if (lane == 31) outgoing[kChunk - 1] = walk.l;
     carried = incoming[kChunk - 1];
   }
+}
+
+// Takes the label products of a chunk from the band before, `passes` of them, into `to`. `words` holds what lies at
+// `at`, the lane's place in the column, and gets what lies there a chunk later, which is in flight meanwhile.
+// Precondition: the whole warp.
+template <class Mantissa>
+__device__ __forceinline__ void receive_chunk(StoredNumber<Mantissa>* at, int passes, Words<Mantissa>& words,
+                                              Extended<Mantissa>* to) {
+  const int lane = threadIdx.x % 32;
+  bool here = lane >= passes || arrived(words);
+  while (!__all_sync(0xffffffffu, here)) {
+    if (!here) {
+      let_others_run();
+      words = look(at);
+      here = arrived(words);
+    }
+  }
+  if (lane < passes) {
+    to[lane] = number_of(words);
+    set_absent(at);
+  }
+  if (lane < kChunk) words = look(at + kChunk);
+  __syncwarp();
+}
+
+// The walk of position j, of `size` in the sample, before its first frame, `first_frame`: without what it carries.
+template <class Mantissa, class Storage>
+__device__ __forceinline__ Walk<Mantissa, Storage> walk_of(const Sequences& shape, const Storage* x, int64 n,
+                                                           const int* labels, StoredNumber<Mantissa>* row, int size,
+                                                           int j, bool backward, int64 first_frame) {
+  Walk<Mantissa, Storage> walk;
+  walk.b = walk.l = zero_number<Mantissa>();
+  walk.has_blank = j < size;
+  walk.has_label = j < size - 1;
+  // Where the states of this position lie in a row.
+  walk.blank_at = walk.has_blank ? backward ? size - 1 - j : j : 0;
+  walk.label_at = walk.has_label ? size + (backward ? size - 2 - j : j) : 0;
+  int64 label = shape.blank;
+  walk.skips = false;
+  if (walk.has_label) {
+    label = labels[backward ? size - 2 - j : j];
+    walk.skips = j > 0 && labels[backward ? size - 1 - j : j - 1] != label;
+  }
+  const Storage* const frame = x + shape.x_offset(n) + first_frame * shape.x_frame;
+  walk.x = frame + label * shape.x_class;
+  walk.blank = frame + shape.blank * shape.x_class;
+  walk.step = backward ? -shape.x_frame : shape.x_frame;
+  walk.row_step = backward ? -2 * static_cast<int64>(size) : 2 * static_cast<int64>(size);
+  walk.at_blank = row + walk.blank_at;
+  walk.at_label = row + walk.label_at;
+  return walk;
 }
 
 // One half of one direction of a sample, over one band of positions. Blocks are numbered as they start, so that a block
@@ -416,37 +470,18 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
       if (nan && reports) broken[shape.samples + n] = kNanLoss;
     }
   }
-  Walk<Mantissa, Storage> walk;
-  walk.has_blank = j < size;
-  walk.has_label = j < size - 1;
-  // Where the states of this position lie in a row.
-  const int blank_at = walk.has_blank ? backward ? size - 1 - j : j : 0;
-  const int label_at = walk.has_label ? size + (backward ? size - 2 - j : j) : 0;
-  int64 label = shape.blank;
-  walk.skips = false;
-  if (walk.has_label) {
-    label = own[backward ? size - 2 - j : j];
-    walk.skips = j > 0 && own[backward ? size - 1 - j : j - 1] != label;
-  }
   const int64 first_frame = backward ? sample.frames - 1 - steps_before : steps_before;
-  const Storage* const row = x + shape.x_offset(n) + first_frame * shape.x_frame;
-  walk.x = row + label * shape.x_class;
-  walk.blank = row + shape.blank * shape.x_class;
-  walk.step = backward ? -shape.x_frame : shape.x_frame;
-  walk.row_step = backward ? -2 * static_cast<int64>(size) : 2 * static_cast<int64>(size);
-  walk.at_blank = walk.at_label = nullptr;
+  StoredNumber<Mantissa>* row = last;  // without a lattice nothing is stored
   if constexpr (kPhase == 2 || kStores) {
-    StoredNumber<Mantissa>* const first = Lattice<Mantissa>{lattice}.row(sample, shape.frames, first_frame);
-    walk.at_blank = first + blank_at;
-    walk.at_label = first + label_at;
+    row = Lattice<Mantissa>{lattice}.row(sample, shape.frames, first_frame);
   }
-  walk.b = walk.l = zero_number<Mantissa>();
+  Walk<Mantissa, Storage> walk = walk_of(shape, x, n, own, row, size, j, backward, first_frame);
   Number carried = zero_number<Mantissa>();
   if constexpr (kPhase == 1) {
     if (j == 0) walk.b = {Mantissa(1), 0};
   } else {
-    if (walk.has_blank) walk.b = load_number(last + blank_at);
-    if (walk.has_label) walk.l = load_number(last + label_at);
+    if (walk.has_blank) walk.b = load_number(last + walk.blank_at);
+    if (walk.has_label) walk.l = load_number(last + walk.label_at);
     if (lane == 0 && j > 0 && j < size) carried = load_number(last + size + (backward ? size - 1 - j : j - 1));
   }
   for (int i = threadIdx.x; i < 2 * kChunk; i += blockDim.x)
@@ -472,24 +507,7 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
       const Number* const incoming = passed[warp][chunk & 1];
       Number* const outgoing = passed[warp + 1][chunk & 1];
       const int count = steps - chunk * kChunk, passes = count < kChunk ? count - 1 : kChunk;
-      if (receives) {
-        StoredNumber<Mantissa>* const at = from + chunk * kChunk + lane;
-        bool here = lane >= passes || arrived(words);
-        while (!__all_sync(0xffffffffu, here)) {
-          if (!here) {
-            let_others_run();
-            words = look(at);
-            here = arrived(words);
-          }
-        }
-        if (lane < passes) {
-          passed[0][chunk & 1][lane] = number_of(words);
-          set_absent(at);
-        }
-        // In flight while this chunk is computed.
-        if (lane < kChunk) words = look(at + kChunk);
-        __syncwarp();
-      }
+      if (receives) receive_chunk(from + chunk * kChunk + lane, passes, words, passed[0][chunk & 1]);
       StoredNumber<Mantissa>* at_blank = walk.at_blank;
       StoredNumber<Mantissa>* at_label = walk.at_label;
       if constexpr (kPhase == 2 || kStores) {
@@ -497,7 +515,9 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
         at_label += chunk * kChunk * walk.row_step;
       }
       ahead.fetch(walk, (chunk + 2) * kChunk, steps);
-      if constexpr (kPhase == 2 && ahead.kNext) ahead.fetch_others(walk, (chunk + 1) * kChunk, steps);
+      if constexpr (kPhase == 2 && Ahead<kPhase, Mantissa, Storage>::kNext) {
+        ahead.fetch_others(walk, (chunk + 1) * kChunk, steps);
+      }
       if (plain && ahead.ordinary && count >= kChunk) {
         walk_chunk<kPhase, kStores, true>(walk, ahead, count, carried, incoming, outgoing, at_blank, at_label,
                                           exponent);
@@ -517,7 +537,7 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
     if (nan) atomicOr(broken + n, kNanEmission);
     walk.b = renormalised(walk.b);
     walk.l = renormalised(walk.l);
-    if (walk.has_blank) store_number(last + blank_at, walk.b.m, walk.b.e);
-    if (walk.has_label) store_number(last + label_at, walk.l.m, walk.l.e);
+    if (walk.has_blank) store_number(last + walk.blank_at, walk.b.m, walk.b.e);
+    if (walk.has_label) store_number(last + walk.label_at, walk.l.m, walk.l.e);
   }
 }

@@ -274,6 +274,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, label_only",),
     ),
     Mutant(
+        "rows without a loss counted among the others",
+        "kernels/softmax/rows.cuh",
+        "store",
+        r"if \(!t\.active\) \+\+inactive_rows;",
+        "",
+        ("rows, tallied",),
+    ),
+    Mutant(
         "sums of warps added as if their largest logits were equal",
         "kernels/softmax/column_tiles.cuh",
         "combined",
@@ -379,8 +387,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "last label forgotten",
         MARGIN,
         "take_vectors",
-        r"j < length; \+\+j\) \{\s+const double other",
-        "j < length - 1; ++j) {\n    const double other",
+        r"j < length; \+\+j\) \{\s+const Score smallest",
+        "j < length - 1; ++j) {\n    const Score smallest",
         ("margins of lists",),
     ),
     Mutant(
@@ -501,8 +509,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "alignments that skip the blank between equal labels",
         RECURSION,
-        "walk_half",
-        r"walk\.skips = j > 0 && own\[backward \? size - 1 - j : j - 1\] != label;",
+        "walk_of",
+        r"walk\.skips = j > 0 && labels\[backward \? size - 1 - j : j - 1\] != label;",
         "walk.skips = j > 0;",
         ("sequences",),
     ),
@@ -525,9 +533,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "posteriors of a repeated label not added up",
         FRAMES,
-        "write_frame",
-        r"of_class \+= posteriors\[size \+ next\]\.m;",
+        "write_short_frame",
+        r"occ \+= row\[at\];",
         "",
+        ("sequences",),
+    ),
+    Mutant("last label of a target lost", RECURSION, "walk_of", r"j < size - 1;", "j < size - 2;", ("sequences",)),
+    Mutant(
+        "second half that begins a frame late",
+        RECURSION,
+        "walk_half",
+        r"sample\.frames / 2",
+        "(sample.frames + kPhase - 1) / 2",
         ("sequences",),
     ),
     Mutant(
