@@ -236,6 +236,8 @@ def _of_indices(
         _launch(total, "value_and_gradient", (True,), False)
         if logits.shape[0] > 64 and logits == contiguous(logits.dtype, logits.shape):
             operands = [contiguous(x.dtype, (64, *x.shape[1:])) for x in operands]
+        for stage in sorted(softmax_codegen.TALLYING_STAGES) if plan.tallies else ():
+            _launch(plan, stage, (stage != "value",), False)
         few = _plan(loss, operands, dim, options, machine)
         for stage in sorted(softmax_codegen.SELF_COUNTING_STAGES) if few.self_counting else ():
             _launch(few, stage, (stage != "value",), False)
@@ -297,4 +299,4 @@ def structure(variant: SoftmaxKernel) -> Iterator[Hashable]:
     yield from kernel_and_layout(variant)
     yield from compiled_options(variant)
     yield variant.loss.name, variant.indices, variant.kind == "hvp"
-    yield from ((variant.indices, x, bool(getattr(variant, x))) for x in ("weight", "mask", "counted"))
+    yield from ((variant.indices, x, bool(getattr(variant, x))) for x in ("weight", "mask", "counted", "tallies"))
