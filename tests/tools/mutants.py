@@ -438,7 +438,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "take",
         r"kept_vector\(vector, kSlot\)",
         "kept_vector(0, kSlot)",
-        ("statistics",),
+        ("statistics, held",),
     ),
     # Losses of regions.
     Mutant(
