@@ -247,11 +247,12 @@ def test_uniform_rows_of_any_size(frames: int) -> None:
 # Random samples
 
 
-@pytest.mark.parametrize("blank", [0, 3])
+@pytest.mark.parametrize(("classes", "blank"), [(9, 0), (9, 3), (200, 199), (1101, 3)])
 @pytest.mark.parametrize("logits", [False, True], ids=["log_probs", "logits"])
 @paths
-def test_random_samples(device: str, logits: bool, blank: int) -> None:
-    given = batch(blank=blank)
+def test_random_samples(device: str, logits: bool, classes: int, blank: int) -> None:
+    """Of few classes, of whole vectors, and of more than shared memory has a place for."""
+    given = batch(classes=classes, blank=blank)
     value, slope = given.run(device, f32, logits=logits, blank=blank, reduction="none")
     right = given.expected(logits, blank)
     close(value, right[0], 37)
@@ -274,6 +275,7 @@ def test_numbers_of_frames(device: str, frames: int) -> None:
     close(slope, right[1], frames)
 
 
+@pytest.mark.addresses
 @pytest.mark.parametrize("labels", [31, 32, 33, 70])
 @paths
 def test_numbers_of_labels(device: str, labels: int) -> None:
@@ -446,6 +448,7 @@ def test_frames_and_labels_of_none(device: str) -> None:
     assert F.ctc_loss(nobody, nothing, None, None).isnan()
 
 
+@pytest.mark.addresses
 @paths
 def test_labels_that_are_no_class(device: str) -> None:
     """The blank is none either. Such a sample is NaN, its gradient 0, and no memory is read for it."""

@@ -16,6 +16,7 @@ from tools import cupy_stand_in as stand_in
 from tools.gate_subsets import fast_compilers
 from tools.sequence import truth
 
+import cupylosses
 from cupylosses import functional as F
 from cupylosses.engines.sequence import alignment
 from cupylosses.engines.sequence.alignment import AlignmentKernel
@@ -95,6 +96,7 @@ def test_best_path_of_the_exact_case(device: str) -> None:
     assert float(found.score) == pytest.approx(-log(8.0), rel=1e-7) and found.score.shape == ()
 
 
+@pytest.mark.addresses
 @kernels
 def test_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """More positions than a block has lanes: the last column of a sweep goes through memory."""
@@ -273,6 +275,7 @@ def test_posteriors_of_the_exact_case(device: str, of: str) -> None:
     torch.testing.assert_close(found.cpu(), right, rtol=0, atol=1e-7)
 
 
+@pytest.mark.addresses
 @by_kind
 @paths
 def test_posteriors(device: str, of: str) -> None:
@@ -367,3 +370,13 @@ def test_errors_of_posteriors() -> None:
         F.ctc_posteriors(x, torch.tensor([1, 2]), None, (1, 1), of="positions")
     with pytest.raises(ValueError, match=r"^ctc_posteriors: `of` must be one of 'classes', 'positions', got 'labels'"):
         F.ctc_posteriors(x, torch.tensor([[1], [2]]), of="labels")
+
+
+@kernels
+def test_a_warm_up_compiles_what_calls_need() -> None:
+    """The kernel that prepares samples, the recursion's two, and the one that each function ends with."""
+    place = "cpu" if KERNELS == "cpu" else None
+    shapes = (20, 3, 6), (3, 5)
+    for function, needed in ((F.ctc_forced_alignment, 2), (F.ctc_posteriors, 4)):
+        done = cupylosses.warmup(function, "float32", shapes, device=place, target_lengths=True)
+        assert done.by_loss == {function.__name__: needed}

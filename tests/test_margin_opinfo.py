@@ -10,7 +10,7 @@ from typing import Any
 import opinfo
 import pytest
 import torch
-from devices import GPU, KERNELS
+from devices import KERNELS
 from grids import short_or_full
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from cupylosses import nn
 from cupylosses.checks import FLOATING
 from cupylosses.definition.registry import registry
 from cupylosses.engines.row_margin.definition import MarginLoss
+from cupylosses.testing import host
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*size_average")
@@ -77,9 +78,9 @@ def test_functions(definition: MarginLoss, dtype: str, device: str) -> None:
     """Every sample, and in kernels on the host, which would be compiled for each setting again, a few of them."""
     found = list(samples(definition, device, getattr(torch, dtype)))
     assert found
-    few = device == KERNELS and not GPU and device != "cpu"
-    step = 8 if dtype == "float32" else 24
-    for given in short_or_full(found[FLOATING.index(dtype) :: step] if few else found, found):
+    # Others for each dtype.
+    step = max(1, len(found) // (6 if dtype == "float32" else 2))
+    for given in short_or_full(found[FLOATING.index(dtype) :: step] if host.active() else found, found):
         single = given["input"].dim() == 1 and given["target"].shape == (1,) and given.get("reduction") == "none"
         if given["input"].dim() == 0 or (single and not definition.several):
             # As docs/differences.md says.

@@ -113,6 +113,12 @@ def streamed() -> None:
         row_properties.value_agrees_with_truth(row_properties.draw((3, 4507), 1))
 
 
+def tallied() -> None:
+    """A mean of more rows than kernels count before they evaluate them; some labels are ignored."""
+    with host.execution(seed=1):
+        row_properties.value_agrees_with_truth(row_properties.draw((1100, 4), 1))
+
+
 def in_registers(shape: tuple[int, ...], **how: Any) -> Callable[[], None]:
     """Rows that go to registers, though they are few."""
 
@@ -206,6 +212,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, thread_per_row_packed": rows(row_properties.agrees_with_truth, "thread_per_row_packed"),
     "rows, packed": in_registers((163, 6), dtype="float16"),
     "rows, column_tiles": in_registers((1, 57, 37)),
+    "rows, tallied": tallied,
     "rows, streamed": streamed,
     "rows, claimed": few_teams,
     "rows, capped": rows(row_properties.agrees_with_truth, "block, cluster", {"softcap": 3.0}, dtype="bfloat16"),

@@ -115,6 +115,8 @@ CASES: Sequence[tuple[Any, ...]] = (
     (LISTS, f64, (-inf, 1.0, 2.0), (0, -1, -1), {}, inf, (-2 / 3, 1 / 3, 1 / 3)),
     (LISTS, f64, (0.5, -inf, 0.7), (0, -1, -1), {}, 0.4, (-1 / 3, 0.0, 1 / 3)),
     (LISTS, f32, (1e8, 1e8), (0, -1), {}, 0.5, (-0.5, 0.5)),
+    (LISTS, f32, (1.0, 0.0, -0.0, 2.0), (0, -1), {}, 0.5, (-0.25, 0.0, 0.0, 0.25)),
+    (LISTS, f32, (3e38, 3e38, -3e38, -3e38), (0, -1), {}, 0.25, (-0.25, 0.25, 0.0, 0.0)),
     (LISTS, f64, X, (3,), {"margin": 0.5}, 0.025, (0.0, 0.0, 0.25, -0.25)),
 )  # fmt: skip
 
@@ -488,3 +490,19 @@ def test_the_twins_of_torch() -> None:
         for given in ({}, options):
             ours, theirs = (getattr(x, name)(**given)(scores, target) for x in (nn, torch.nn))
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+
+
+@pytest.mark.kernels
+def test_torchs_functions_are_served() -> None:
+    """By kernels within `patch_torch`, but for values whose shape or dtype would be another."""
+    with cupylosses.patch_torch() as report:
+        for function, module in ((ONE, "MultiMarginLoss"), (LISTS, "MultiLabelMarginLoss")):
+            scores, target = drawn(function, 6, 5, f32)
+            target = target.clamp(0 if function is ONE else -1, 4)
+            expected = function(scores, target)
+            assert same_bits(getattr(torch.nn.functional, function.__name__)(scores, target), expected)
+            assert same_bits(getattr(torch.nn, module)()(scores, target), expected)
+        assert report.served == {("multi_margin_loss", "float32"): 2, ("multilabel_margin_loss", "float32"): 2}
+        assert not report.passed_on
+        single = torch.nn.functional.multi_margin_loss(scores[0], target[0, :1].clamp(0), reduction="none")
+        assert single.shape == (1,) and len(report.passed_on) == 1

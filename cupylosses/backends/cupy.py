@@ -42,7 +42,12 @@ def evaluate_with_gradients(call: Call, wanted: Wanted | None, warn: bool = True
         differentiated = wanted is not None and any([wanted[i] for i in plan.divides_by])
         if on_device and (not plan.scalar or differentiated):
             return _apart(call, plan, device, wanted)
-        divisor = execute.denominator(plan, device, pointers, call.scalars, call.normalizer)
+        divisor = None
+        if call.normalizer is None and not (wanted is not None and True in wanted):
+            # Gradients that assume a divisor would have to be verified.
+            divisor = execute.tallied(plan, device, False)
+        if divisor is None:
+            divisor = execute.denominator(plan, device, pointers, call.scalars, call.normalizer)
         launch: execute.Bound = plan, device, pointers, scalars, divisor
         gradients: list[Any]
         stored = [

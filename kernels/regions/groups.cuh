@@ -58,20 +58,20 @@ struct GroupProgram {
   GroupNumbers number;
   const ClassWeight_* class_weights;
   int64 samples;
-  int classes;
+  int64 classes;
   int64 chunks;
   const double* partials;
   double* sums;          // samples x (3 C + 3)
   GroupRecord* records;  // one per group
   double* of_samples;    // divisor of each sample
 
-  __device__ __forceinline__ int numbers() const {
+  __device__ __forceinline__ int64 numbers() const {
     return 3 * classes + 3;
   }
-  __device__ __forceinline__ int first_class() const {
+  __device__ __forceinline__ int64 first_class() const {
     return Rules::kBackground ? 0 : 1;
   }
-  __device__ __forceinline__ int regions() const {
+  __device__ __forceinline__ int64 regions() const {
     return classes - first_class();
   }
   __device__ __forceinline__ int64 groups() const {
@@ -80,37 +80,39 @@ struct GroupProgram {
   __device__ __forceinline__ int64 cells() const {
     return (Rules::kPoolsBatch ? samples : 1) * (Rules::kPoolsClasses ? regions() : 1);
   }
-  // The sample and class of a cell of a group.
-  __device__ __forceinline__ void cell(int64 group, int64 i, int64& sample, int& c) const {
+  // The sample and class of a cell of a group. Classes count in 64 bits: a kernel in which NVRTC 13 computed 3 c + 3 of
+  // an int as the upper half of a product with an addend in uniform registers gave wrong values on an H100; no other
+  // did.
+  __device__ __forceinline__ void cell(int64 group, int64 i, int64& sample, int64& c) const {
     if constexpr (Rules::kPool == kPoolNone) {
       sample = group / regions();
-      c = static_cast<int>(group - sample * regions());
+      c = group - sample * regions();
     } else if constexpr (Rules::kPool == kPoolBatch) {
       sample = i;
-      c = static_cast<int>(group);
+      c = group;
     } else {
       const int64 row = i / regions();
       sample = Rules::kPool == kPoolClass ? group : row;
-      c = static_cast<int>(i - row * regions());
+      c = i - row * regions();
     }
     c += first_class();
   }
-  __device__ __forceinline__ int64 group_of(int64 sample, int c) const {
+  __device__ __forceinline__ int64 group_of(int64 sample, int64 c) const {
     const int64 row = Rules::kPoolsBatch ? 0 : sample, column = Rules::kPoolsClasses ? 0 : c - first_class();
     return row * (Rules::kPoolsClasses ? 1 : regions()) + column;
   }
-  __device__ __forceinline__ const double* cell_sums(int64 sample, int c) const {
+  __device__ __forceinline__ const double* cell_sums(int64 sample, int64 c) const {
     return sums + sample * numbers() + 3 * c;
   }
   __device__ __forceinline__ double spoilt(int64 sample) const {
     return sums[sample * numbers() + 3 * classes];
   }
-  __device__ __forceinline__ double class_weight(int c) const {
+  __device__ __forceinline__ double class_weight(int64 c) const {
     if constexpr (kWeighted) return widen<double>(load_reused<1>(class_weights + c).element[0]);
     return 1.0;
   }
   // The true voxels of a class in a cell, or in all samples if they are pooled.
-  __device__ __forceinline__ double size(int64 sample, int c) const {
+  __device__ __forceinline__ double size(int64 sample, int64 c) const {
     double total = 0.0;
     for (int64 n = Rules::kPoolsBatch ? 0 : sample; n < (Rules::kPoolsBatch ? samples : sample + 1); ++n) {
       total += cell_sums(n, c)[0] + cell_sums(n, c)[2];
@@ -118,13 +120,13 @@ struct GroupProgram {
     return total;
   }
   // 1 / T or 1 / T^2; 0 if T is 0.
-  __device__ __forceinline__ double inverse_size(int64 sample, int c) const {
+  __device__ __forceinline__ double inverse_size(int64 sample, int64 c) const {
     const double t = size(sample, c);
     if (!(t > 0.0)) return t * 0.0;
     return Rules::kWeighting == kSquare ? 1.0 / (t * t) : 1.0 / t;
   }
   // The factor of the sums of a cell.
-  __device__ __forceinline__ double weight(int64 sample, int c, double largest) const {
+  __device__ __forceinline__ double weight(int64 sample, int64 c, double largest) const {
     double weight = 1.0;
     if constexpr (Rules::kWeighting != kUniform) {
       weight = inverse_size(sample, c);
@@ -216,7 +218,7 @@ __device__ __forceinline__ void evaluate_groups(const Program& program, bool sha
     if constexpr (Rules::kWeighting != kUniform) {
       for (int64 i = lane; exists && i < cells; i += width) {
         int64 sample;
-        int c;
+        int64 c;
         program.cell(group, i, sample, c);
         largest = fmax(largest, program.inverse_size(sample, c));
       }
@@ -228,7 +230,7 @@ __device__ __forceinline__ void evaluate_groups(const Program& program, bool sha
     }
     for (int64 i = lane; exists && i < cells; i += width) {
       int64 sample;
-      int c;
+      int64 c;
       program.cell(group, i, sample, c);
       const double weight = program.weight(sample, c, largest);
       const double* of_cell = program.cell_sums(sample, c);
@@ -250,7 +252,7 @@ __device__ __forceinline__ void evaluate_groups(const Program& program, bool sha
     const bool unknown = all != all;
     double weight = 1.0;
     if constexpr (Program::kWeighted && !Rules::kWeightInScore && !Rules::kPoolsClasses) {
-      weight = program.class_weight(static_cast<int>(group % program.regions()) + program.first_class());
+      weight = program.class_weight(group % program.regions() + program.first_class());
     }
     const bool counts = Rules::kAbsent != kSkipAbsent || present || unknown;
     const bool used = (Rules::kAbsent == kKeepAbsent || present || unknown) && weight != 0.0;
@@ -321,7 +323,7 @@ __device__ __forceinline__ void store_coefficients(const Program& program, doubl
   const int64 cells = program.samples * program.classes;
   for (int64 i = threadIdx.x; i < cells; i += kSumThreads) {
     const int64 sample = i / program.classes;
-    const int c = static_cast<int>(i - sample * program.classes);
+    const int64 c = i - sample * program.classes;
     double slope[3] = {0.0, 0.0, 0.0};
     if (c >= program.first_class()) {
       const GroupRecord& record = program.records[program.group_of(sample, c)];

@@ -9,23 +9,27 @@
 // margin is added to the difference, in double, so that it is lost in no large score. A pair with z = 0 is inactive.
 //
 // One label (OneLabelReader): a group of threads takes a row, lanes of a warp or a block.
-// 1. Its threads read the label and its score, then the row as vectors, and write the gradient of each vector at once:
-//    that of a class depends on its own score and the label's alone.
+// 1. The label is loaded while the row before is read. The threads read its score and the row as vectors, and write the
+//    gradients of each vector at once: that of a class depends on its own score and the label's alone.
 // 2. The group adds the hinges, and their derivatives. The thread that wrote the vector of the label overwrites the
 //    label's gradient. A row whose value is NaN is written again.
 // Rows whose classes lie apart are taken by a thread each (ThreadPerRowReader), in the same way.
 //
 // Several labels (ListReader): a warp or a block takes a row.
-// 1. Its threads read labels, as many at a time as they are, until one finds the end of the list.
-// 2. Up to 32 labels: lane k of each warp keeps label k, its score, and the sum of its derivatives. A thread reads some
-//    vectors, marks the elements that are labels, and goes through the labels, of which it gets each by a shuffle. It
-//    writes the gradients of the vectors. Lane k of the first warp writes the gradient of label k at the end.
+// 1. Lane k of each warp loads label k, while the row before is read. If none of these is the end of the list, the
+//    threads read further labels until one finds it.
+// 2. Fewer labels than lanes, if the hinge is z itself: lane k keeps label k, the smallest score that has an active
+//    pair with it, and how many classes have. A thread reads some vectors, marks the elements that are labels, and
+//    compares all others with the smallest scores, of which it gets each by a shuffle: no double precision is needed
+//    for it. Class i has n active pairs, whose sum follows from n and the counts of the labels (take_vectors). The
+//    threads write the gradients of their vectors, and lane k of the first warp that of label k at the end.
 // 3. More labels, if the hinge is z itself: the group sorts their scores v_0 <= v_1 <= ... in shared memory, and adds
 //    them up: P_k = sum over l < k of v_l - v_0. Class i has n active pairs, found by binary search, whose sum is
 //    n (margin + (x_i - v_0)) - P_n; and it is counted in a histogram of n. Label k has as many active pairs as there
 //    are classes with n > k.
-// 4. More labels than there is room for, and rows in which a label's score is not finite: threads take classes in turn
-//    and go through the list for each, then they take labels and go through the classes (list_in_memory).
+// 4. Other hinges, more labels than there is room for, and rows in which a label's score is not finite: threads take
+//    classes in turn and go through the list for each, then they take labels and go through the classes
+//    (list_in_memory).
 //
 // Threads hold vectors of a row in registers; a group owns a row; a worker owns a chunk (softmax/rows.cuh).
 //
@@ -39,7 +43,7 @@
 // itself are counted in integers.
 //
 // Preconditions: class stride 1 of scores and gradients, but for ThreadPerRowReader; a group has a power of two of
-// threads, at least 2 (kVecSize - 1); for lists a whole warp at least.
+// threads, at least 2 (kVecSize - 1) unless vectors divide every row; for lists a whole warp at least.
 #pragma once
 #include "softmax/rows.cuh"
 
@@ -53,8 +57,7 @@ struct SlopesOf<true> {
   using type = int;
 };
 
-// A gradient as it waits for the others of its vector: a float, which rounds to 16 bits as the double does, or a
-// double.
+// A gradient as it waits for the others of its vector: a float that rounds to 16 bits as the double does, or a double.
 template <class Storage>
 struct Waiting {
   using type = float;

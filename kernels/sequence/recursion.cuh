@@ -351,8 +351,10 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Ahead<
         if (walk.has_blank) at_blank->m = of_b;
         if (walk.has_label) at_label->m = of_l;
       }
-      at_blank += walk.row_step;
-      at_label += walk.row_step;
+      if constexpr (kPhase == 2 || kStores) {
+        at_blank += walk.row_step;
+        at_label += walk.row_step;
+      }
       if (f < kChunk - 1 && lane == 31) outgoing[f] = walk.l;
     }
     if (kOrdinary || count >= kChunk) ahead.template emit<1 - kParity>(walk, f);

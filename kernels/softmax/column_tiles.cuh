@@ -65,6 +65,13 @@ struct TileClasses {
     if constexpr (kStaged) return load_words(place(k));
     return load_stream<kVecSize>(from + k * stride);
   }
+  // kCount vectors from the k-th one. Precondition: not kStaged.
+  template <int kCount>
+  __device__ __forceinline__ void load(int k, P (&x)[kCount]) const {
+    const Storage* at = from + k * stride;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j, at += stride) x[j] = load_stream<kVecSize>(at);
+  }
   __device__ __forceinline__ void store(int k, const P& gradient) const {
     store_pack<kVecSize>(to + k * gradient_stride, gradient);
   }
@@ -184,15 +191,41 @@ __device__ __forceinline__ void add_class(const Program& program, int c, const i
   }
 }
 
+// Adds kCount classes of a thread from its k-th one. All are loaded before the first is looked at, and the sums are
+// rescaled at most once.
+template <int kCount, class Classes, int kVecSize, class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ void add_classes_in_flight(const Program& program, const Classes& own, int k,
+                                                      const int (&labels)[kVecSize], const Compute (&z)[kVecSize],
+                                                      RowSums<Compute, Program::kSmoothed> (&sums)[kVecSize]) {
+  typename Classes::P x[kCount];
+  own.load(k, x);
+  Compute largest[kVecSize];
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) largest[i] = -scalar_infinity(Compute());
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    Compute raw[kVecSize];
+    unpack(x[j], raw);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) largest[i] = max_ignoring_nan(largest[i], raw[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) {
+    rescale(sums[i].softmax, max_ignoring_nan(sums[i].softmax.max_logit, program.logit.value(largest[i])));
+  }
+  Pack<Compute, kVecSize> power;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) add_class(program, own.class_of(k + j), labels, z, x[j], sums, power);
+}
+
 // The sums of a thread's classes. kKeeps: exponentials replace the logits in shared memory.
 template <bool kStaged, bool kKeeps, class Classes, int kVecSize, class Program,
           class Compute = typename Program::Compute>
 __device__ __forceinline__ void sum_of_classes(const Program& program, const Classes& own,
                                                const int (&labels)[kVecSize], const Compute (&z)[kVecSize],
                                                RowSums<Compute, Program::kSmoothed> (&sums)[kVecSize]) {
-  using P = typename Classes::P;
-  Pack<Compute, kVecSize> power;
   if constexpr (kStaged) {
+    Pack<Compute, kVecSize> power;
     own.copy_in();
     Compute largest[kVecSize];
 #pragma unroll
@@ -212,34 +245,13 @@ __device__ __forceinline__ void sum_of_classes(const Program& program, const Cla
       if constexpr (kKeeps) *own.place(k) = power;
     }
   } else {
+    int k = 0;
 #pragma unroll 1
-    for (int start = 0; start < own.count; start += kAhead) {
-      P x[kAhead];
-      Compute largest[kVecSize];
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        if (start + j < own.count) x[j] = own.read(start + j);
-      }
-#pragma unroll
-      for (int i = 0; i < kVecSize; ++i) largest[i] = -scalar_infinity(Compute());
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        Compute raw[kVecSize];
-        unpack(x[j], raw);
-        if (start + j < own.count) {
-#pragma unroll
-          for (int i = 0; i < kVecSize; ++i) largest[i] = max_ignoring_nan(largest[i], raw[i]);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kVecSize; ++i) {
-        rescale(sums[i].softmax, max_ignoring_nan(sums[i].softmax.max_logit, program.logit.value(largest[i])));
-      }
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        if (start + j < own.count) add_class(program, own.class_of(start + j), labels, z, x[j], sums, power);
-      }
+    for (; k + kAhead <= own.count; k += kAhead) {
+      add_classes_in_flight<kAhead>(program, own, k, labels, z, sums);
     }
+#pragma unroll 1
+    for (; k < own.count; ++k) add_classes_in_flight<1>(program, own, k, labels, z, sums);
   }
 }
 
@@ -262,6 +274,18 @@ __device__ __forceinline__ void store_class(const Program& program, const Classe
     g[i] = all_zero[i] ? Compute(0) : g[i];
   }
   own.store(k, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
+}
+
+// Writes the gradients of kCount classes of a thread from its k-th one, whose logits are read again.
+template <int kCount, class Classes, int kVecSize, class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ void store_classes_in_flight(const Program& program, const Classes& own, int k,
+                                                        const int (&labels)[kVecSize],
+                                                        const GradCoeffs<Compute> (&coeffs)[kVecSize],
+                                                        const bool (&all_zero)[kVecSize]) {
+  typename Classes::P x[kCount];
+  own.load(k, x);
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) store_class<false>(program, own, k + j, labels, x[j], coeffs, all_zero);
 }
 
 // Evaluates a tile and writes its gradients. Returns the sum of the values of the rows that this thread evaluates.
@@ -353,18 +377,13 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
         store_class<kKeeps>(program, own, k, labels, own.read(k), coeffs, all_zero);
       }
     } else {
+      int k = own.count;
 #pragma unroll 1
-      for (int end = own.count; end > 0; end -= kAhead) {
-        typename Classes::P x[kAhead];
-#pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-          if (end - 1 - j >= 0) x[j] = own.read(end - 1 - j);
-        }
-#pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-          if (end - 1 - j >= 0) store_class<false>(program, own, end - 1 - j, labels, x[j], coeffs, all_zero);
-        }
+      for (; k >= kAhead; k -= kAhead) {
+        store_classes_in_flight<kAhead>(program, own, k - kAhead, labels, coeffs, all_zero);
       }
+#pragma unroll 1
+      for (; k > 0; --k) store_classes_in_flight<1>(program, own, k - 1, labels, coeffs, all_zero);
     }
   }
   return total;

@@ -1,7 +1,7 @@
 """Subsets of the compile gate, for runs that do not compile every kernel.
 
 ``broad``  of each representative 115 to 174 kernels, of every other loss the training kernels (`Variants.broad`);
-``fast``   of all losses together some 200, and a few of them by CUDA 11, in every run of the tests.
+``fast``   of all losses together some 370, some of them by CUDA 11, in every run of the tests.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def fast(
     The newest of the compilers has all of them: of each loss a training kernel with each setting of its flags, in turn
     in float32 for :data:`BROADEST` and in bfloat16 for another of its architectures; of the losses ``whole`` each
     kernel, layout, dtype and access, and of losses of rows each kernel, layout and option, for BROADEST; forward with
-    gradients of rows also for the others in turn. An older compiler has each kernel and layout of ``whole``, and of
-    rows each layout and option.
+    gradients of rows also for the others in turn. An older compiler has each kernel of ``whole`` and each layout, and
+    of rows each layout and option.
 
     Args:
         losses: Losses of any engine.

@@ -274,6 +274,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, label_only",),
     ),
     Mutant(
+        "rows without a loss counted among the others",
+        "kernels/softmax/rows.cuh",
+        "store",
+        r"if \(!t\.active\) \+\+inactive_rows;",
+        "",
+        ("rows, tallied",),
+    ),
+    Mutant(
         "sums of warps added as if their largest logits were equal",
         "kernels/softmax/column_tiles.cuh",
         "combined",
@@ -379,8 +387,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "last label forgotten",
         MARGIN,
         "take_vectors",
-        r"j < length; \+\+j\) \{\s+const double other",
-        "j < length - 1; ++j) {\n    const double other",
+        r"j < length; \+\+j\) \{\s+const Score smallest",
+        "j < length - 1; ++j) {\n    const Score smallest",
         ("margins of lists",),
     ),
     Mutant(

@@ -254,7 +254,7 @@ def _micro_tiles(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams
     a, b = widths
     if a * b == 1:
         return Tile()
-    lanes = {1: 16, 8: 4}.get(a, 8)
+    lanes = min(16, max(4, 64 // (a * largest)))  # two sectors, and more of them along the other dimension
     while lanes < WARP and WARP // lanes * b >= 2 * sizes[1]:
         lanes *= 2
     while lanes > 1 and lanes * a >= 2 * sizes[0]:

@@ -37,8 +37,9 @@ class ElementLaunch:
         broadcast: Sequence[int] = (),
     ) -> None:
         self.plan = plan
-        # A heavy loss has fewer registers for elements.
-        found = pointwise_layout.layout(plan.full_shape, streams, 16 if plan.loss.heavy else 32)
+        # A heavy loss, or one of several operands, has fewer registers for elements of each.
+        most = 16 if plan.loss.heavy or len(plan.tensors) > 2 else 32
+        found = pointwise_layout.layout(plan.full_shape, streams, most)
         self.layout = (pointwise_layout.in_strips(found, broadcast) if broadcast else None) or found
         self.chunks = pointwise_layout.chunks_of(self.layout)
         self.threads = pointwise_layout.threads(self.chunks)

@@ -223,7 +223,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
             yield "  GroupRecord* const records ="
             yield "      reinterpret_cast<GroupRecord*>(sums + space.samples * (3 * space.classes + 3));"
         stored = ", ".join(["nullptr"] * 3 if kind == "from_residual" else ["sums", "records", "nullptr"])
-        yield f"  Groups groups{{{{{numbers}}}, {weights}, space.samples, static_cast<int>(space.classes), chunks,"
+        yield f"  Groups groups{{{{{numbers}}}, {weights}, space.samples, space.classes, chunks,"
         yield f"                {partials}, {stored}}};"
         if kind != "from_residual":
             yield "  groups.of_samples = reinterpret_cast<double*>(records + groups.groups());"

@@ -10,6 +10,7 @@ from cupylosses import checks, interop
 from cupylosses.adoption import common_library
 from cupylosses.call import Call, Parts
 from cupylosses.engines.base import Apart, Engine, Machine, Plan, TensorSpec, Wanted
+from cupylosses.engines.cache import SettingsCache
 from cupylosses.engines.device import Device
 from cupylosses.engines.regions import checks as region_checks
 from cupylosses.engines.regions import reference as region_reference
@@ -19,6 +20,9 @@ from cupylosses.engines.regions.plan import RegionPlan, residual_shape
 from cupylosses.engines.softmax import checks as softmax_checks
 from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax.engine import row_major
+
+#: Settings that were checked before.
+_SETTINGS = SettingsCache()
 
 
 class RegionEngine(Engine):
@@ -40,10 +44,13 @@ class RegionEngine(Engine):
         _, present = common_library(loss, list(given), tuple(given.values()))
         named = dict(zip(given, present, strict=True))
         first, second = (x.name for x in loss.operands)
-        static, scalars = checked_settings(
-            loss, dict(zip(loss.setting_names, settings, strict=True)), named, normalizer
+        x, t = named[first], named[second]
+        # Found by the identities of settings, which are mostly defaults.
+        static, scalars, change = _SETTINGS.find(
+            (loss, tuple(x.shape), tuple(t.shape), t.dtype, tuple(given), normalizer is None),
+            settings,
+            lambda: checked_settings(loss, dict(zip(loss.setting_names, settings, strict=True)), named, normalizer),
         )
-        _, change = region_checks.kind(loss, tuple(named[first].shape), static.class_dim, named[second])
         named[second] = _changed(named[second], change, static.class_dim)
         if normalizer is not None:
             normalizer = checks.normalizer(loss, normalizer, static.reduction)
@@ -169,14 +176,16 @@ def _changed(x: Any, change: str, dim: int) -> Any:
 
 def checked_settings(
     loss: RegionLoss, given: Mapping[str, Any], arrays: Mapping[str, Any], normalizer: Any
-) -> tuple[Static, tuple[float, ...]]:
-    """The static part and the numbers of a call; dtypes and shapes of arrays are checked where plans are made."""
+) -> tuple[Static, tuple[float, ...], str]:
+    """The static part and the numbers of a call, and how the target changes. Dtypes and shapes of arrays are
+    checked where plans are made.
+    """
     first, second = (x.name for x in loss.operands)
     found = region_checks.settings(loss, given)
     region_checks.combination(loss, found, arrays.get("class_weight"))
     shape = tuple(arrays[first].shape)
     dim = region_dimension(loss, given["class_dim"], shape)
-    kind, _ = region_checks.kind(loss, shape, dim, arrays[second])
+    kind, change = region_checks.kind(loss, shape, dim, arrays[second])
     voxel = ""
     if loss.has_voxels:
         softmax = found[loss.chosen_by] == "softmax"
@@ -205,7 +214,7 @@ def checked_settings(
     shares = [found[x] for x in loss.share] or [1.0, 0.0]
     empty = nan if found["empty"] is None else found["empty"]
     own = [found[x.name] for x in loss.of_voxels]
-    return static, (*[found[x] for x in PARAMETERS], empty, *shares, *own)
+    return static, (*[found[x] for x in PARAMETERS], empty, *shares, *own), change
 
 
 REGIONS = RegionEngine()

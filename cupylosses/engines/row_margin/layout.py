@@ -26,7 +26,7 @@ from cupylosses.jit.gpu import DECLARED_BYTES, WARP, Chip
 VECTORS = 8
 WHOLE_VECTORS = 4
 LIST_VECTORS = 4
-#: Vectors that a thread reads together, at most, and their elements, of one label and of lists.
+#: Vectors that a thread reads together, at most, and their elements, of one label and of lists (half of it in float64).
 TOGETHER = 8
 ELEMENTS = 32
 LIST_ELEMENTS = 8
@@ -102,7 +102,8 @@ def layout(
     words = space_words(rows, classes, strides_of_classes, sizes, strides)
     if classes > 1 and not scores.class_stride == gradients.class_stride == 1:
         chunks = max(1, min(-(-rows // WARP), MAX_CHUNKS))
-        return Layout("thread_per_row", 1, 1, SUBWARP_THREADS, chunks, len(sizes) > 1, words, APART_TOGETHER)
+        rank = space_rank(rows, sizes)
+        return Layout("thread_per_row", 1, 1, SUBWARP_THREADS, chunks, rank, words, APART_TOGETHER)
     if classes > 1:
         vec_size = vector_size(sizes, strides, scores, gradients, True)
     whole = _whole(classes, vec_size, strides[:2], scores, gradients)
@@ -114,7 +115,8 @@ def layout(
     width = power_of_two(max(1, 2 * (vec_size - 1), -(-vectors // VECTORS)))
     if whole and width <= WARP // 2:
         width = power_of_two(max(1, -(-vectors // WHOLE_VECTORS)))
-    kind, together = "subwarp", min((ELEMENTS if labels is None else LIST_ELEMENTS) // vec_size, TOGETHER)
+    elements = ELEMENTS if labels is None else LIST_ELEMENTS * 4 // max(4, scores.itemsize)
+    kind, together = "subwarp", min(elements // vec_size, TOGETHER)
     capacity = mask_words = shared = 0
     if labels is None:
         threads = SUBWARP_THREADS

@@ -283,8 +283,8 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     fixed = ["int64 chunks", "int64 rows_per_chunk", "int64 width", "const __grid_constant__ Layout layout"]
     yield ""
     # 128 registers per thread: vectors of all operands, and their arithmetic in double. 85 where fewer numbers wait for
-    # the others of their vector, so that one more block has room.
-    few = kernel.layout == "block" and len(vectors) * kernel.vec_size <= FEW_NUMBERS
+    # the others of their vector, so that one more block has room; with a mask, that of ccc_loss would be spilled.
+    few = kernel.layout == "block" and not kernel.mask and len(vectors) * kernel.vec_size <= FEW_NUMBERS
     together = RESIDENT_THREADS if few else MAX_BLOCK_THREADS
     bounds = f"{kernel.threads}, {max(1, together // kernel.threads)}"
     yield f'extern "C" __global__ void __launch_bounds__({bounds})'

@@ -63,7 +63,7 @@ class DistanceLoss(StatisticsLoss):
             given |= options
         else:
             swap = bool(given["swap"])
-            served = self.composed[swap]
+            served = self.composed[1 if swap else 0]
             if given["feature_dim"] != -1:
                 raise ValueError(
                     f"{self.name}: `feature_dim` must be -1 with a `distance_function` of your own, got "

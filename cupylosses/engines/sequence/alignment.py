@@ -266,7 +266,7 @@ class AlignmentPlan(SequencePlan):
         columns = device.empty((2 * every * self.sizes.frames,), (1,), "float64") if sweeps else None
         workspace = device.address(came_from), 0 if columns is None else device.address(columns)
         read = device.address(arrays[0]), device.address(memory)
-        launch(device.stream(), *read, *auxiliary, device.address(score), *workspace)
+        launch(device.stream(), *read, *(auxiliary or self.no_auxiliary), device.address(score), *workspace)
         return score
 
     def run_value_and_gradients(self, *_: Any) -> tuple[Any, Any]:

@@ -89,6 +89,10 @@ class SequenceFunctionEngine(SequenceEngine):
         """Nothing is divided."""
         return call._replace(static=call.static._replace(check="off")), grad_output
 
+    def trained(self, call: Call) -> Wanted:
+        """Kernels have values alone."""
+        return (False,) * len(call.arrays)
+
 
 def wide_dtype(dtype: str) -> str:
     """The dtype of floating results: no narrower than the arithmetic."""

@@ -83,16 +83,16 @@ class RegionVariants(Variants):
         kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
         for variant in cover(kernels, structure):
             yield variant, broadest
-        for variant in cover([x for x in kernels if x.kind in ("value", "from_residual")], layout):
+        for variant in cover([x for x in kernels if x.kind in ("value", "from_residual")], entry_point):
             yield variant, next(others)
 
     @classmethod
     def older(
         cls, losses: Sequence[RegionLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """Each kernel and layout."""
+        """Each kernel, layout and kind of voxel."""
         kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
-        yield from ((x, broadest) for x in cover(kernels, layout))
+        yield from ((x, broadest) for x in cover(kernels, entry_point))
 
     @staticmethod
     def wide_accesses(variant: RegionKernel) -> tuple[int, int]:
@@ -117,10 +117,16 @@ class RegionVariants(Variants):
         }
 
 
+def entry_point(variant: RegionKernel) -> Iterator[Hashable]:
+    """The kernel in its layout, and what it reads."""
+    yield variant.kind, bool(variant.held)
+    yield variant.static.kind, variant.static.voxel
+
+
 def layout(variant: RegionKernel) -> Iterator[Hashable]:
-    """The kernel and its layout."""
+    """Each of these with each other."""
     yield variant.kind, bool(variant.held), variant.static.kind
-    yield variant.kind, variant.static.voxel, bool(variant.held)
+    yield variant.kind, variant.static.voxel
 
 
 def structure(variant: RegionKernel) -> Iterator[Hashable]:
@@ -128,7 +134,7 @@ def structure(variant: RegionKernel) -> Iterator[Hashable]:
     yield from layout(variant)
     yield variant.loss, variant.static.voxel
     s = variant.static
-    yield variant.kind, s.activation, s.overlap, bool(variant.held)
+    yield variant.kind, s.activation, s.overlap
     yield variant.kind, s.pool, s.average
     yield variant.kind, s.weighting, s.log_loss, s.power
     yield variant.class_weight, variant.weight, variant.mask

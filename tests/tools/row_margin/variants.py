@@ -81,9 +81,9 @@ class MarginVariants(Variants):
     def older(
         cls, losses: Sequence[MarginLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """Each kernel and layout."""
+        """Each kernel, and each layout."""
         kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
-        yield from ((x, broadest) for x in cover(kernels, layout))
+        yield from ((x, broadest) for x in cover(kernels, entry_point))
 
     @staticmethod
     def wide_accesses(variant: MarginKernel) -> tuple[int, int]:
@@ -104,6 +104,12 @@ class MarginVariants(Variants):
         }
 
 
+def entry_point(variant: MarginKernel) -> Iterator[Hashable]:
+    """The kernel, its layout, and one label or a list."""
+    yield variant.kind
+    yield variant.loss.several, variant.layout
+
+
 def layout(variant: MarginKernel) -> Iterator[Hashable]:
     """The kernel and its layout, for one label and for lists."""
     yield variant.loss.several, variant.kind
@@ -114,9 +120,8 @@ def structure(variant: MarginKernel) -> Iterator[Hashable]:
     """Besides, what a call has, and the formula."""
     yield from layout(variant)
     yield from formula(variant)
-    yield variant.loss.several, variant.kind, variant.layout
-    yield variant.weight, variant.mask
-    yield variant.counted, variant.self_counting, variant.kind
+    yield bool(variant.weight), variant.mask
+    yield variant.counted, variant.self_counting
 
 
 def formula(variant: MarginKernel) -> Iterator[Hashable]:

@@ -32,6 +32,7 @@ _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
     ((16384, 10), None, 1),
     ((8, 5, 64, 64), None, 1),
     ((8, 300, 64, 64), None, 1),  # shared by warps
+    ((4, 32000, 32, 32), None, 1),  # too long for shared memory
     ((4096, 1000), (1001, 1), 1),  # shifted
     ((16, 64, 1000), (100 * 1024, 1024, 1), 2),  # dimensions that do not merge
     ((8, 19, 64, 63), None, 1),
@@ -42,7 +43,7 @@ _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
 _CHIPS = (Chip(227 << 10, clusters=True), Chip())
 
 #: The shapes of the fast subset.
-_FEW = 11
+_FEW = 12
 
 
 class SoftmaxVariants(Variants):
