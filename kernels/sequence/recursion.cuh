@@ -374,8 +374,12 @@ __device__ __forceinline__ bool take_chunk(Walk<Mantissa, Storage>& walk, Ahead<
                                            int chunk, int steps, bool plain, Extended<Mantissa>& carried,
                                            const Extended<Mantissa>* incoming, Extended<Mantissa>* outgoing,
                                            int64 exponent) {
-  StoredNumber<Mantissa>* const at_blank = walk.at_blank + chunk * kChunk * walk.row_step;
-  StoredNumber<Mantissa>* const at_label = walk.at_label + chunk * kChunk * walk.row_step;
+  StoredNumber<Mantissa>* at_blank = walk.at_blank;
+  StoredNumber<Mantissa>* at_label = walk.at_label;
+  if constexpr (kPhase == 2 || kStores) {
+    at_blank += chunk * kChunk * walk.row_step;
+    at_label += chunk * kChunk * walk.row_step;
+  }
   const int count = steps - chunk * kChunk;
   ahead.template fetch<kParity>(walk, (chunk + 2) * kChunk, steps);
   if constexpr (kPhase == 2 && Ahead<kPhase, Mantissa, Storage>::kNext) {
