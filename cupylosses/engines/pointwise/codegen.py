@@ -340,9 +340,9 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
     most 8 gradients at a time, and at most 8 elements where operands have offsets of their own; of heavy losses
     only those in float whose elements lie one behind the other, and of the heaviest only if no operand is one number:
     what depends on that alone is kept in registers. The heaviest with more gradients than that (than of one operand in
-    tiles) and offsets of their own have an SM to themselves. Two operands that are shifted, with offsets of their own, take
-    more registers, too, and so do tiles and sums of gradients. What is differentiated twice takes more than any of
-    these.
+    tiles) and offsets of their own have an SM to themselves. Two operands that are shifted, with offsets of their own,
+    take more registers, too, and so do tiles and sums of gradients. What is differentiated twice takes more than any
+    of these.
     """
     if isinstance(variant.loss, TangentLoss):
         return BLOCKS_PER_SM_OTHERS
