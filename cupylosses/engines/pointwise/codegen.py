@@ -350,6 +350,15 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
     most = 8 if not tiled else 4 if wide else 16
     if variant.loss.heavy > (0 if tiled and wide else 1) and variant.layout != "flat" and stored > most:
         return 1
+    # Three operands of a heavy loss with a gradient in float32 spill 76 bytes with 128 registers.
+    if (
+        tiled
+        and variant.loss.heavy
+        and variant.kind == "value_and_gradient"
+        and len(variant.storage) > 2
+        and stored > 8
+    ):
+        return 1
     if variant.summed or tiled:
         return BLOCKS_PER_SM_OTHERS
     widths = {ITEMSIZE[x] for x in variant.storage}
