@@ -339,16 +339,25 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
     then (`scripts/compile_kernels.py` looks): forward kernels of a reduced loss whose operands have one width, with at
     most 8 gradients at a time, and at most 8 elements where operands have offsets of their own; of heavy losses
     only those in float whose elements lie one behind the other, and of the heaviest only if no operand is one number:
-    what depends on that alone is kept in registers. The heaviest with more gradients than that (than of one operand in
-    tiles) and offsets of their own have an SM to themselves. Two operands that are shifted, with offsets of their own,
-    take more registers, too, and so do tiles and sums of gradients. What is differentiated twice takes more than any
-    of these.
+    what depends on that alone is kept in registers. The heaviest with more gradients than that and offsets of their own
+    have an SM to themselves, and so have tiles of the heaviest, or of heavy ones in double, with the gradients of two
+    operands. Two operands that are shifted, with offsets of their own, take more registers, too, and so do other tiles
+    and sums of gradients. What is differentiated twice takes more than any of these.
     """
     if isinstance(variant.loss, TangentLoss):
         return BLOCKS_PER_SM_OTHERS
-    stored, tiled = variant.vec_size * sum(variant.stored), variant.layout in TILED
-    most = 8 if not tiled else 4 if variant.compute == "float64" else 16
-    if variant.loss.heavy > 1 and variant.layout != "flat" and stored > most:
+    stored, tiled, wide = variant.vec_size * sum(variant.stored), variant.layout in TILED, variant.compute == "float64"
+    most = 8 if not tiled else 4 if wide else 16
+    if variant.loss.heavy > (0 if tiled and wide else 1) and variant.layout != "flat" and stored > most:
+        return 1
+    # Three operands of a heavy loss with a gradient in float32 spill 76 bytes with 128 registers.
+    if (
+        tiled
+        and variant.loss.heavy
+        and variant.kind == "value_and_gradient"
+        and len(variant.storage) > 2
+        and stored > 8
+    ):
         return 1
     if variant.summed or tiled:
         return BLOCKS_PER_SM_OTHERS
