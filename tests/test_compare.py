@@ -545,6 +545,7 @@ def test_every_row_is_right_and_written_down(compare: Compare, tmp_path: Path) -
         "subwarp",
         "block",
         "cluster",
+        "columns",
         "two_pass",
         "thread_per_row",
         "packed_rows",

@@ -31,6 +31,8 @@ TAILS = (1, WIDEST - 1, WIDEST + 1, 32 * 4 * 4 - 1, 32 * 4 * 4 + 1, 32 * 4 * WID
 #: Many blocks; and enough elements that there are fewer partial sums than batches, so that a warp takes several.
 BLOCKS: Shape = (515, 517)
 BATCHES: Shape = ((1 << 21) + 3,)
+#: Whole tiles of vectors of 16-bit operands along both dimensions.
+TILES: Shape = (64, 64)
 
 REDUCTIONS = ("mean", "none")
 
@@ -53,6 +55,7 @@ def selection(loss: Loss, device: str) -> Iterator[Check]:
         yield from (replace(some, dtypes=("float32", x)) for x in ("bfloat16", *checks.INTEGER))
         yield from (replace(some, shape=(x,), dtypes=(y,)) for x, y in product(TAILS, ("float32", "bfloat16")))
         yield replace(some, shape=(2, WIDEST + 1))
+        yield replace(some, shape=TILES, dtypes=("bfloat16",), layout="mixed")
         yield from (replace(some, shape=BLOCKS, layout=x) for x in ("contiguous", "row", "column", "scalar"))
         yield replace(some, shape=BATCHES)
     yield replace(base, loss=modified(loss, mask=True))

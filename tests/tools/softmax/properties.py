@@ -40,7 +40,7 @@ TERM_LAYOUTS: Mapping[str, tuple[int, ...]] = {
     "block": (3, 301),
     "block, cluster": (3, 803),
     "two_pass": (2, 4103),
-    "thread_per_row": (3, 5, 3, 9),
+    "thread_per_row": (3, 4, 5, 7),
     "columns": (3, 5, 4, 8),
     "packed_rows": (333, 5),
     "subwarp, copied": (2, 199, 5, 3),

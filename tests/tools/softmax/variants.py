@@ -126,7 +126,7 @@ class SoftmaxVariants(Variants):
         target, wanted = variant.target, (*variant.gradients, False)[:2]
         flags = [x.name for x, on in zip(variant.loss.flags, variant.flags, strict=False) if on]
         flags += ["smoothed"] * variant.smoothed + ["prefetch"] * variant.prefetch + ["shifted"] * variant.shifted
-        flags += ["counts its rows"] * variant.self_counting
+        flags += ["counts its rows"] * variant.self_counting + ["tallies"] * variant.tallies
         flags += [f"cluster of {variant.cluster}"] if variant.cluster > 1 else []
         flags += ["plain"] * variant.plain
         flags += [f"{variant.per_thread} per thread"] if variant.per_thread else []
