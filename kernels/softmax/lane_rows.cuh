@@ -2,11 +2,10 @@
 //
 // 1. LaneLabels loads the labels of kVecSize rows, which lie `apart` rows from each other.
 // 2. active_classes reduces each label to its class, or to -1 if the row is inactive: masked, ignored, absent, or with
-// a
-//    label out of range.
+//    a label out of range.
 // 3. evaluate_lane_rows evaluates all rows at once, inactive ones too, whose results are dropped. Inactive rows,
-// outputs
-//    per row and rows without a gradient are rare, or rare enough: each has one branch for all rows of the lane.
+//    outputs per row and rows without a gradient are rare, or rare enough: each has one branch for all rows of the
+//    lane.
 //
 // What a row costs besides its logits limits short rows: all of it is here. Preconditions: stated at each function.
 #pragma once
@@ -15,7 +14,8 @@
 // The labels of a lane's rows, as loaded.
 template <int kVecSize, class Program>
 struct LaneLabels {
-  typename Program::LabelLoad label_load[kVecSize];
+  // Those of rows that do not exist are masked: the branchless evaluation looks at them too.
+  typename Program::LabelLoad label_load[kVecSize] = {};
 
   // Labels of the first `count` rows of kVecSize: that at `offset`, and each `apart` rows further.
   __device__ __forceinline__ void read(const Program& program, const int64 (&offset)[kRowStreams], int count,
