@@ -59,7 +59,7 @@ __host__ __device__ constexpr int vectors_in_flight(int vectors, int words, int 
 // their offsets are in components.
 enum class Access { kStream, kReused, kSplat, kShifted, kScalars };
 
-// How a micro-tile lies in memory: rows of kA elements of unit stride, columns of kB, or neither.
+// Layout of a micro-tile in memory: rows of kA elements of unit stride, columns of kB, or neither.
 enum class Along { kA, kB, kNeither };
 
 struct Absent {};
@@ -432,7 +432,7 @@ __device__ __forceinline__ double sum_tree(const Compute (&x)[kCount]) {
   return total;
 }
 
-// What a lane adds up of the derivatives of an operand: nothing, but of a SummedSink.
+// Sums of a lane over the derivatives of an operand: none, but of a SummedSink.
 template <class Compute, int kVecSize, class S>
 struct LaneSum {
   template <class X>
@@ -806,7 +806,7 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
   }
 }
 
-// The same of strips. A chunk is every chunks-th task; a group has kUnroll steps down.
+// Sweep of strips. A chunk is every chunks-th task; a group has kUnroll steps down.
 template <bool kSum, int kUnroll, class Program, class Scale>
 __device__ __forceinline__ void sweep_strips(const Program& program, Scale& scale, int64 chunks, double* partials) {
   using Layout = typename Program::Layout;

@@ -285,7 +285,7 @@ __device__ __forceinline__ double mean_of_groups(const Program& program, double 
         count += program.records[g].divisor;
       }
       const bool has = count != 0.0, stands = program.number.empty == program.number.empty;
-      // What there is of a sample without a group is the NaN of a bad label.
+      // A sample without a group has nothing but the NaN of a bad label.
       total += has ? value / count : (stands ? program.number.empty : 0.0) + value;
       below += has || stands ? 1.0 : 0.0;
       program.of_samples[n] = has ? count : 1.0;

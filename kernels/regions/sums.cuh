@@ -65,7 +65,7 @@ __device__ __forceinline__ int halved_index(int lane) {
   return index;
 }
 
-// What a thread adds up: for each class, and for voxels.
+// Sums of a thread: for each class, and for voxels.
 template <class Program, bool kApart = Program::kLabelApart>
 struct ThreadSums {
   using Compute = typename Program::Compute;

@@ -106,7 +106,7 @@ template <bool kLast, class Program, class Storage>
 __device__ __forceinline__ Pack<Storage, Program::kVecSize> load_voxels(
     const Storage* from, const VectorOffsets<Program::kVecSize, Program::kWide>& offset, int stream) {
   if constexpr (Program::kWide) {
-    // What kernel 2 reads will not be read again.
+    // Nothing reads again what kernel 2 reads.
     if constexpr (kLast) return load_stream<Program::kVecSize>(from + offset.at(stream, 0));
     return load_reused<Program::kVecSize>(from + offset.at(stream, 0));
   } else {
@@ -373,7 +373,7 @@ struct VoxelCost {
   Compute count;
 };
 
-// What the loss of a label under a softmax leaves for the gradient.
+// Numbers that the loss of a label under a softmax leaves for its gradient.
 template <class Program, class Classes>
 __device__ __forceinline__ RowResult<typename Program::Compute> voxel_row(const Program& program,
                                                                           const Classes& classes,

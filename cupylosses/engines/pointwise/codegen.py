@@ -61,7 +61,7 @@ ACCESS = {
     "stream": "kStream", "reused": "kReused", "splat": "kSplat", "shifted": "kShifted", "scalars": "kScalars",
 }  # fmt: skip
 
-#: The same of micro-tiles.
+#: Spelling of the accesses of micro-tiles.
 ALONG = {"along_a": "kA", "along_b": "kB", "elements": "kNeither"}
 
 
@@ -133,7 +133,7 @@ class PointwiseKernel(Kernel):
 
     @property
     def _written(self) -> tuple[bool, ...]:
-        """Whether the gradients and, last, values are written."""
+        """True for each gradient, and last for values, if they are written."""
         return (*self.stored, self.kind == "elements")
 
     @property

@@ -419,7 +419,7 @@ def chunks(vectors: int, vec_size: int) -> int:
 
 
 def chunks_of(found: Layout) -> int:
-    """The same of a layout: of strips, tasks are dealt out to chunks."""
+    """Chunks of a layout: of strips, tasks are dealt out to chunks."""
     if found.kind not in STRIPS:
         return chunks(found.vectors, found.vec_size)
     rounds = -(-found.tasks // MAX_TASKS)

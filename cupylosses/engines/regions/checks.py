@@ -86,7 +86,7 @@ def combination(loss: RegionLoss, found: Mapping[str, Any], class_weight: Any) -
 
 
 def kind(loss: RegionLoss, input_shape: tuple[int, ...], dim: int, target: Any) -> tuple[str, str]:
-    """What a target is, "labels" or "dense", and how its class dimension is to be changed: "" not, "drop" or "add".
+    """Kind of a target, "labels" or "dense", and how its class dimension is to be changed: "" not, "drop" or "add".
 
     Integer targets without a class dimension, or with one of size 1 beside several classes, hold labels. Those of the
     input's shape have a value per class.

@@ -33,7 +33,7 @@ _POOL = {"none": "kPoolNone", "batch": "kPoolBatch", "class": "kPoolClass", "bot
 _ABSENT = {"skip": "kSkipAbsent", "zero": "kZeroAbsent", "keep": "kKeepAbsent"}
 _WEIGHTING = {"uniform": "kUniform", "simple": "kSimple", "square": "kSquare"}
 
-#: What the functor of each expression of a voxel is called with.
+#: Arguments of the functor of each expression of a voxel.
 _CALLED_WITH = {
     "row": ("nll", "rest", "lse", "smooth", "weight"),
     "term": ("log_p", "target", "weight", "classes"),

@@ -25,7 +25,7 @@ from cupylosses.engines.softmax.definition import IGNORED, REDUCTIONS
 #: The hinge that is what is left of the margin itself, of which pairs can be counted.
 EXCESS = "excess"
 
-#: What ends a list of labels.
+#: The number that ends a list of labels.
 END = -1
 
 

@@ -89,7 +89,7 @@ class SequencePlan(CompositePlan):
         loss: Any = call.loss
         self.at = {name: i for i, name in enumerate(names(loss, static))}
         self.input = tensors[0]
-        #: What lies as the words of ``Sequences`` say of a gradient.
+        #: The array whose strides are those of gradients in ``Sequences``.
         self.written = self.input.gradient
         self.sizes = sizes(static, tensors[0].shape, tensors[1].shape)
         self.scalar = static.reduction != "none"
@@ -121,7 +121,7 @@ class SequencePlan(CompositePlan):
 
     @cached_property
     def _layout(self) -> tuple[list[int], int]:
-        """Where the buffers of a call begin in its memory, in bytes, and its size; in the order of ``Buffers``."""
+        """Offsets of the buffers of a call in its memory, in bytes, in the order of ``Buffers``; and its size."""
         wide = ITEMSIZE[self.compute]
         found, count = self.sizes, self.positions
         sums = found.every * found.frames * (2 * wide + 8) if self.added == SOFTMAX else 0

@@ -28,7 +28,7 @@ from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.kernel import Kernel
 from cupylosses.reference_math import detached
 
-#: What there may be a posterior of.
+#: Things that a posterior may be of.
 OF = ("classes", "positions")
 
 
@@ -128,7 +128,7 @@ def _posteriors(xp: Any, samples: sequence_reference.Samples, static: Static, ro
     nothing = xp.zeros_like(states, dtype=x.dtype) - inf
 
     def moved(a: Any, by: int) -> Any:
-        """What lies ``by`` states before, or behind if that is negative."""
+        """The states ``by`` places before, or behind if that is negative."""
         outside = s < by if by > 0 else s >= s.shape[1] + by
         return xp.where(outside, nothing, xp.roll(a, by, axis=1))
 
