@@ -163,7 +163,7 @@ def adopt(x: Any, to: str | None) -> Any:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What the host knows, beside arrays on a device
+# Facts that the host knows, beside arrays on a device
 
 
 def integers(values: Sequence[int], shape: tuple[int, ...]) -> Any:

@@ -186,7 +186,7 @@ def test_broadcast(shapes: Sequence[Sequence[int]], reduction: str) -> None:
 
 
 def placed(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same boxes: with components apart, in columns of a wider array, at an odd address, with gaps."""
+    """Boxes that lie otherwise: with components apart, in columns of a wider array, at an odd address, with gaps."""
     if layout == "apart":
         return x.movedim(-1, 0).contiguous().movedim(0, -1)
     if layout == "columns":

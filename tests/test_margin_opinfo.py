@@ -116,7 +116,7 @@ def test_modules(definition: MarginLoss) -> None:
 
 @each_twin
 def test_errors(definition: MarginLoss) -> None:
-    """What torch refuses is refused, but for what docs/differences.md says."""
+    """Arguments that torch refuses are refused, but for those of docs/differences.md."""
     info = opinfo.databases()[0][str(definition.torch)]
     if info.error_inputs_func is None:
         pytest.skip("torch has no error inputs")

@@ -944,7 +944,7 @@ __device__ __forceinline__ void verify_gradient(const Program& program, int64 ch
   sweep_all<false, kUnroll>(program, known, chunks, nullptr);
 }
 
-// How the partial sums of a broadcast operand belong to the elements of its gradient: streams of `kept` are the partial
+// Partial sums of a broadcast operand by the elements of its gradient: streams of `kept` are the partial
 // sums and the gradient, the stream of `reduced` the partial sums.
 template <int kRank>
 struct Combination {

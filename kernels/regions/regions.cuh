@@ -183,7 +183,7 @@ struct SharedCoeffs {
       return derivative_by_p<Program::kOverlap>(of_class(c), p, target_of<Program>(classes, target, c, i));
     }
   }
-  // The same of a class that is not known to the compiler: an index into registers would put them into local memory.
+  // Version for a class that is not known to the compiler: an index into registers would put them into local memory.
   template <class Classes>
   __device__ __forceinline__ Compute at(const Classes& classes, const VoxelTarget& target, int c, int i,
                                         const Probability<Compute>& p) const {

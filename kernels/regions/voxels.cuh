@@ -147,7 +147,7 @@ struct ClassesOf {
   }
 };
 
-// The same in memory, of one voxel.
+// Classes of one voxel, read from memory: logits, and a target per class.
 template <class Program>
 struct ClassesOf<Program, false> {
   using Compute = typename Program::Compute;

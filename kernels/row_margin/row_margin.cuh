@@ -461,7 +461,7 @@ struct ListMemory {
   }
 };
 
-// What a list of labels is: its length, or the place of a label before its end that is no class.
+// Description of a list of labels: its length, or the place of a label before its end that is no class.
 struct ListExtent {
   int64 length;
   int64 bad;  // -1 if there is none
@@ -534,7 +534,7 @@ __device__ __forceinline__ Score smallest_active(double own, double margin) {
   return above ? nearest : next_above(nearest);
 }
 
-// What a lane holds of a list: a label, its score, the smallest score that is active with it, and the gradient of a
+// A lane's share of a list: a label, its score, the smallest score that is active with it, and the gradient of a
 // class that is active with as many labels as there are lanes before it. `lowest` is the lowest score of all labels.
 template <class Score, class Gradient>
 struct LaneOfList {
@@ -823,7 +823,7 @@ __device__ __forceinline__ bool list_sorted(const Program& program, const Group&
   using Memory = ListMemory<Input>;
   const int rank = group.thread_rank(), threads = group.num_threads(), lane = threadIdx.x % kWarp;
   const Memory memory(program, group);
-  // What the row before has left is no longer read.
+  // Nothing reads any more what the row before has left.
   group_sync(group);
   bool infinite = false;
 #pragma unroll 1

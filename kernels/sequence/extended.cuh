@@ -19,7 +19,7 @@
 #pragma once
 #include "core/types.cuh"
 
-// What counts as infinite: logits and log-probabilities beyond it.
+// Bound of what counts as infinite: logits and log-probabilities beyond it.
 constexpr double kLargestLogit = 67108864.0;  // 2^26
 constexpr double kOrdinaryLogit = 2097152.0;  // 2^21
 constexpr int kLowest = -(1 << 29);

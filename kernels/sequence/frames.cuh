@@ -152,7 +152,7 @@ __device__ __forceinline__ void read_frames(const Sequences& shape, const Storag
   }
 }
 
-// What the meeting says of a sample that runs. Z = `total` 2^`exponent`. Preconditions: all threads of a block, which
+// Outcome of the meeting for a sample that runs. Z = `total` 2^`exponent`. Preconditions: all threads of a block, which
 // is a power of two from 32 to 1024; it ends in a barrier. The result is thread 0's.
 template <class Mantissa>
 __device__ __forceinline__ double alignments(const StoredNumber<Mantissa>* alpha, const StoredNumber<Mantissa>* beta,
@@ -327,8 +327,8 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   if (lane == 0) write(shape.blank, of_blank);
 }
 
-// What a block shares about a sample of few labels in frames of few classes: the position of the first label of each
-// class, plus one, or 0, with kRepeated if there are more; and the posteriors of labels in the frame of each warp.
+// Shared memory of a block about a sample of few labels in frames of few classes: the position of the first label of
+// each class, plus one, or 0, with kRepeated if there are more; and the posteriors of labels in the frame of each warp.
 constexpr int kShortClasses = 1024;
 constexpr unsigned kRepeated = 0x80000000u;
 template <class Mantissa>
@@ -350,7 +350,7 @@ struct ShortFrames {
   }
 };
 
-// The same as write_frame, in one pass over the classes: each is written once. Bits are the same, too.
+// Does what write_frame does, in one pass over the classes: each is written once. Bits are the same, too.
 template <GradientKind kKind, class Mantissa, class Storage>
 __device__ __forceinline__ void write_short_frame(const Sequences& shape, const Storage* x, Storage* g,
                                                   const int* labels, const unsigned* links, const unsigned* head,

@@ -206,8 +206,8 @@ struct Walk {
   int blank_at, label_at;  // of the states, in a row
 };
 
-// What a thread has loaded and computed ahead of the recursion: emissions of this chunk, elements of the next one and
-// of that behind it, and what the other direction has stored for this chunk and the next one. So loads are a chunk
+// State that a thread has loaded and computed ahead of the recursion: emissions of this chunk, elements of the next one
+// and of that behind it, and what the other direction has stored for this chunk and the next one. So loads are a chunk
 // ahead, and exponentials run beside the recursion's chain. The blank's are of frame lane % kChunk.
 //
 // Buffers alternate with the parity of their chunk: a copy from one to the other would wait for the loads.
@@ -427,7 +427,7 @@ __device__ __forceinline__ Walk<Mantissa, Storage> walk_of(const Sequences& shap
   walk.b = walk.l = zero_number<Mantissa>();
   walk.has_blank = j < size;
   walk.has_label = j < size - 1;
-  // Where the states of this position lie in a row.
+  // Place of the states of this position in a row.
   walk.blank_at = walk.has_blank ? backward ? size - 1 - j : j : 0;
   walk.label_at = walk.has_label ? size + (backward ? size - 2 - j : j) : 0;
   int64 label = shape.blank;

@@ -51,7 +51,7 @@ constexpr unsigned kNanLogit = 1u, kNanEmission = 2u, kNanLoss = 4u, kNoAlignmen
 // In a link: there is an earlier occurrence of the class.
 constexpr unsigned kEarlier = 0x80000000u;
 
-// What can be said of a sample. kRuns: the recursion decides.
+// Verdict on a sample. kRuns: the recursion decides.
 enum Outcome { kRuns, kSkipped, kBad, kImpossible, kTrivial, kNan };
 enum Report { kLabel, kInputLength, kTargetLength, kTotalLength };
 

@@ -7,7 +7,7 @@
 //    outputs per row and rows without a gradient are rare, or rare enough: each has one branch for all rows of the
 //    lane.
 //
-// What a row costs besides its logits limits short rows: all of it is here. Preconditions: stated at each function.
+// The cost of a row besides its logits limits short rows: all of it is here. Preconditions: stated at each function.
 #pragma once
 #include "softmax/rows.cuh"
 
@@ -31,7 +31,7 @@ struct LaneLabels {
       if constexpr (Program::kMasked) mask += apart * step[kRowMask][0];
     }
   }
-  // The same of rows that are found one by one: offsets(i, at) sets the offsets of row i.
+  // Labels of rows that are found one by one: offsets(i, at) sets the offsets of row i.
   template <class Offsets>
   __device__ __forceinline__ void read_each(const Program& program, int count, const Offsets& offsets) {
 #pragma unroll

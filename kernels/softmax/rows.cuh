@@ -710,7 +710,7 @@ __device__ __forceinline__ void row_value_and_gradient(const Program& program, c
   divide_sum(chunks, memory, divisor, value);
 }
 
-// The same for a mean whose divisor is not known before: gradients assume that all rows are active. The divisor is
+// Version for a mean whose divisor is not known before: gradients assume that all rows are active. The divisor is
 // recorded behind the records of grad_output. If the assumption was wrong, *missed becomes 1, which the host reads at
 // any time: it counts rows first from then on, because gradients are written twice where labels are ignored.
 template <class Reader, class Group, class Program, class Result>

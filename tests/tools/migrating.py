@@ -59,7 +59,7 @@ def sections(text: str | None = None) -> list[Section]:
 
 
 def operands() -> dict[str, Any]:
-    """What the first code block of the page defines, with floating operands as leaves."""
+    """Names that the first code block of the page defines, with floating operands as leaves."""
     namespace: dict[str, Any] = {}
     exec(PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0], namespace)
     return as_leaves(namespace)

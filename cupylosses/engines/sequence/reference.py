@@ -165,7 +165,7 @@ def _losses(
         values = values + detached(xp.where(values < 0, -values, xp.zeros_like(values)))
         impossible = impossible & ~broken
     values = xp.where(impossible, xp.full_like(values, 0.0 if static.zero_infinity else inf), values)
-    # Where a loss is NaN, so is its gradient in all frames that count.
+    # A loss that is NaN has a gradient of NaN in all frames that count.
     nan = xp.isnan(detached(values))
     broken = nan[None, :, None] & inside[..., None]
     total = xp.sum(xp.where(broken, given, xp.zeros_like(given)), axis=(0, 2))

@@ -628,7 +628,7 @@ def inverse_words(size: int) -> list[int]:
 def label_words(
     shape: Sequence[int], classes: int, labels: Sequence[int], mask: Sequence[int]
 ) -> tuple[int, list[int]]:
-    """Where labels and mask alone lie, which merge where logits do not: the rank of the space, and its words."""
+    """Rank and words of the space of labels and mask alone, which merge where logits do not."""
     sizes, strides = merge(shape, [labels, mask])
     nowhere = (0,) * len(sizes)
     streams = [nowhere, nowhere, *strides, nowhere, nowhere]

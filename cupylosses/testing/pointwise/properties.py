@@ -179,7 +179,7 @@ def reads_beyond_32_bits(
         a, b = (run(_bind(function, loss, case, reduction), operands, wanted, 1.5) for operands in (near, far))
         require(same_bits(a.value, b.value), f"value, reduction {reduction}: {b.value}, not {a.value}")
         for operand, w, x, y in zip(loss.operands, wanted, a.gradients, b.gradients, strict=True):
-            # Where elements lie determines the order in which gradients of a broadcast operand are summed.
+            # The order in which gradients of a broadcast operand are summed depends on where elements lie.
             same = not w or (equal_bits(x, y) if reduction == "none" else torch.allclose(x, y, rtol=1e-5, atol=1e-5))
             require(same, f"gradient of {operand.name}, reduction {reduction}: {y}, not {x}")
 

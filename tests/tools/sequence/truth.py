@@ -88,7 +88,7 @@ def in_digits(log_rows: Sequence[Sequence[float]], target: Sequence[int], blank:
 
 
 def in_fractions(rows: Sequence[Sequence[Fraction]], target: Sequence[int], blank: int = 0) -> Exact:
-    """The same recursion, in fractions, of factors: what ties it to `by_paths`."""
+    """The recursion in fractions, of factors: what ties it to `by_paths`."""
     found = _recursion(rows, target, blank, Fraction(0), Fraction(1), lambda p: p)
     return Exact(found.loss, found.occ)
 
@@ -185,7 +185,7 @@ def in_float64(log_probs: Floats, target: Sequence[int], blank: int = 0) -> tupl
 
 
 def _shifted(x: Any, by: int, backwards: bool, fill: Any) -> Any:
-    """What lies ``by`` states before; behind, if the states are gone through backwards."""
+    """The states ``by`` places before; behind, if the states are gone through backwards."""
     found = numpy.full_like(x, fill)
     if by < len(x):
         if backwards:
