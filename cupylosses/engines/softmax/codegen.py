@@ -479,7 +479,7 @@ class _Indices:
         if layout == "subwarp" and kernel.kind != "denominator" and not second:
             return f"{SUBWARP_BLOCK_THREADS}, {int(SUBWARP_BLOCKS / fewer)}"
         if layout == "block" and kernel.kind != "from_residual" and not second:
-            of_block = block_blocks(kernel.cluster, kernel.smoothed or kernel.capped)
+            of_block = block_blocks(kernel.cluster, kernel.smoothed or kernel.capped, kernel.capped)
             return f"{BLOCK_THREADS}, {int(of_block / fewer)}"
         if layout == "thread_per_row" and not second:
             return f"{bounds}, 3"

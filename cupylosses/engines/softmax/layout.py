@@ -169,10 +169,12 @@ def row_layout(
     kept: int = 0,
     heavy: bool = False,
     shifts: bool = True,
+    capped: bool = False,
 ) -> RowLayout:
     """The layout of rows of a given shape. ``others`` are the strides of labels, mask and results; ``kept`` the bytes
     that stay on chip of each class, if those are more than its logit's; ``heavy`` whether more is computed than a loss;
-    ``shifts`` whether logits may lie otherwise than their gradients, if that takes wider vectors.
+    ``shifts`` whether logits may lie otherwise than their gradients, if that takes wider vectors; ``capped`` whether
+    logits have a cap.
     """
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
@@ -210,7 +212,7 @@ def row_layout(
         width, per_block = 1, threads // WARP
         units = -(-rows // (vec_size * WARP))
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
-    resident = _resident(kind, vec_size, block_blocks(cluster, heavy))
+    resident = _resident(kind, vec_size, block_blocks(cluster, heavy, capped))
     prefetch = kind == "block" and cluster == 1 and not (heavy or shifted)
     prefetch = prefetch and classes * logits.itemsize <= PREFETCH_BYTES
     streamed = 0
@@ -380,9 +382,9 @@ def _near(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
     return sizes[0] > 1 and all(x[0] == 1 for x in strides)
 
 
-def block_blocks(cluster: int, heavy: bool) -> int:
-    """Blocks of BLOCK_THREADS that a multiprocessor has registers for."""
-    return BLOCK_BLOCKS if cluster > 1 or heavy else PLAIN_BLOCKS
+def block_blocks(cluster: int, heavy: bool, capped: bool) -> int:
+    """Blocks of BLOCK_THREADS that a multiprocessor has registers for. With a cap more of them would spill."""
+    return BLOCK_BLOCKS if (cluster > 1 or heavy) and not capped else PLAIN_BLOCKS
 
 
 def copied(

@@ -133,7 +133,7 @@ class SoftmaxPlan(Plan):
             return softmax_layout.label_only_layout(*given, chip)
         kept = ITEMSIZE[self.compute] if self._once else 0
         heavy, shifts = static.smoothed or static.capped, not x.in_place
-        return softmax_layout.row_layout(*given, chip, kept, heavy, shifts)
+        return softmax_layout.row_layout(*given, chip, kept, heavy, shifts, static.capped)
 
     def _dense_layout(self, masks: tuple[int, ...], results: tuple[int, ...]) -> softmax_layout.RowLayout:
         tensors = [
