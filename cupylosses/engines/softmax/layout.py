@@ -65,9 +65,9 @@ RESIDENT_THREADS = 1024
 THREAD_PER_ROW_RESIDENT = 768
 #: Rows of which every warp counts the labels itself, at most, instead of a launch before.
 SELF_COUNTING_ROWS = 1024
-#: Bytes of a row that a block takes, where a cluster can take the others. Rows with targets per class take the first
-#: number if two blocks are enough then, because two blocks of a multiprocessor hide each other's barriers; otherwise
-#: the second, because larger clusters leave multiprocessors idle.
+#: Bytes of a row that a block takes, where a cluster can take the others. Rows with targets per class that exchange
+#: several times take the first number if two blocks are enough then, because two blocks of a multiprocessor hide each
+#: other's barriers; otherwise the second, because larger clusters leave multiprocessors idle.
 PART_BYTES = 65 << 10
 DENSE_PART_BYTES = 130 << 10
 #: Threads of a block that takes a row of logits, at most, and how many such blocks a multiprocessor has registers for:
@@ -462,10 +462,15 @@ def label_only_staged(vectors: int) -> bool:
 
 
 def dense_layout(
-    shape: Sequence[int], classes: int, operands: Sequence[RowStrides], others: Sequence[Sequence[int]], chip: Chip
+    shape: Sequence[int],
+    classes: int,
+    operands: Sequence[RowStrides],
+    others: Sequence[Sequence[int]],
+    chip: Chip,
+    affine: bool = False,
 ) -> RowLayout:
     """The layout of rows with a target per class. ``operands`` are the logits, their gradients, the targets and theirs;
-    ``others`` the strides of mask and results.
+    ``others`` the strides of mask and results; ``affine`` whether the threads of a row exchange but once.
     """
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
@@ -480,7 +485,7 @@ def dense_layout(
         vec_size, threads, shared = packed
     elif together and classes > FEW_CLASSES:
         vec_size = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
-        part = PART_BYTES if classes * size <= 2 * PART_BYTES else DENSE_PART_BYTES
+        part = PART_BYTES if classes * size <= 2 * PART_BYTES and not affine else DENSE_PART_BYTES
         kind, width, threads, cluster = _on_chip(
             classes, vec_size, vec_size * size, rows, chip, (THREADS, MAX_THREADS), DENSE_VECTORS, part
         )
