@@ -477,8 +477,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "1 - p of the label as a difference",
         REGION_SUMS,
         "add_voxel",
-        r"softmax\.others \* softmax\.inv_sum",
-        "Compute(1) - softmax.label_e * softmax.inv_sum",
+        r"softmax\.others \* factor",
+        "Compute(1) - softmax.label_e * factor",
         ("regions, confident",),
     ),
     Mutant(
