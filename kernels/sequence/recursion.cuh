@@ -470,7 +470,8 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   const bool backward = which % 2 != 0;
   const Sample sample = samples[n];
   if (sample.outcome != kRuns) return;
-  const int size = sample.labels + 1, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int size = sample.labels + 1, lane = threadIdx.x % 32;
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
   const int first = static_cast<int>(band) * kBand, j = first + static_cast<int>(threadIdx.x);
   if (first >= size) return;
   const int* const own = labels + sample.first;
