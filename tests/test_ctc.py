@@ -458,7 +458,9 @@ def test_labels_that_are_no_class(device: str) -> None:
     value, slope = run(x, targets, None, lengths, reduction="none", check_targets="off")
     assert value.isnan().tolist() == [False, True, True, True, False]
     assert slope.isfinite().all() and not slope[:, 1:4].any() and slope[:, 4].any()
-    with pytest.raises(IndexError, match=r"^ctc_loss: `targets\[1, 1\]` must be a class, 0 to 3, .*got 4"):
+    # One of them is reported: the first to be seen.
+    reported = r"^ctc_loss: `targets\[(1, 1|2, 1|3, 0)\]` must be a class, 0 to 3, .*got (4|0|-1)\."
+    with pytest.raises(IndexError, match=reported):
         F.ctc_loss(x, targets, None, lengths, check_targets="sync")
 
 

@@ -87,6 +87,12 @@ def _peak(call: Call, operands: tuple[torch.Tensor, ...]) -> int:
 
 
 def _cudnn(eager: Call, inputs: Inputs) -> Call:
-    """torch's call with targets and lengths as cuDNN wants them, which are those of the sets of operands."""
-    kept = {x[1].data_ptr(): [y.to("cpu", torch.int32) for y in (x[1].flatten(), *x[2:])] for x in inputs.sets}
+    """torch's call with operands that it hands to cuDNN: targets of 32 bits in a row on the CPU, and lengths as numbers.
+    Lengths in tensors would have to lie on the GPU, with the targets.
+    """
+
+    def numbers(lengths: torch.Tensor) -> tuple[int, ...]:
+        return tuple(lengths.tolist())
+
+    kept = {x[1].data_ptr(): (x[1].flatten().to("cpu", torch.int32), *map(numbers, x[2:])) for x in inputs.sets}
     return lambda x, targets, *_: eager(x, *kept[targets.data_ptr()])
