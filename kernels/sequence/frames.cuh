@@ -180,8 +180,9 @@ __device__ __forceinline__ double alignments(const StoredNumber<Mantissa>* alpha
 template <bool kLogits, class Mantissa, class Result>
 __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, const Sample* samples, const int* labels,
                                               const StoredNumber<Mantissa>* meeting, const FrameSum<Mantissa>* sums,
-                                              const unsigned* broken, double* losses, Result* values, Result* value,
-                                              double multiple, const double* count, unsigned* ticket) {
+                                              const unsigned* broken, const int64* blanks, double* losses,
+                                              Result* values, Result* value, double multiple, const double* count,
+                                              unsigned* ticket) {
   __shared__ bool last;
   const Sample sample = samples[n];
   double loss = 0.0;
@@ -199,7 +200,8 @@ __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, c
       rows = block_sum(rows);
       __syncthreads();
     }
-    loss = rows - (0.6931471805599453 * static_cast<double>(exponent) + log(z));
+    const double all = static_cast<double>(exponent + blanks[2 * n] + blanks[2 * n + 1]);
+    loss = rows - (0.6931471805599453 * all + log(z));
     if (kLogits && loss < 0.0) loss = 0.0;
     if (exponent == kNoExponent) loss = shape.zero_infinity != 0 ? 0.0 : infinity(0.0);
   } else if (sample.outcome == kImpossible) {
@@ -237,7 +239,7 @@ constexpr int kKept = 4;
 
 template <GradientKind kKind, class Mantissa, class Storage>
 __device__ __forceinline__ void write_frame(const Sequences& shape, const Storage* x, Storage* g, const int* labels,
-                                            const unsigned* links, const StoredNumber<Mantissa>* posteriors, int size,
+                                            const unsigned* links, const Mantissa* posteriors, int size,
                                             const FrameSum<Mantissa>& sum, Mantissa scale) {
   const int lane = threadIdx.x % 32;
   const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
@@ -256,8 +258,8 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   // A lane has positions lane, lane + 32, ...: the first kKept of them in registers.
   Mantissa kept[kKept], of_blank = 0, of_labels = 0, of_others = 0;
   auto add = [&](int j) -> Mantissa {
-    const Mantissa blank = posteriors[j].m;
-    const Mantissa label = j < size - 1 ? posteriors[size + j].m : Mantissa(0);
+    const Mantissa blank = posteriors[j];
+    const Mantissa label = j < size - 1 ? posteriors[size + j] : Mantissa(0);
     of_blank += blank;
     of_labels += label;
     if (likely >= 0) {
@@ -313,7 +315,7 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
     if (link & kEarlier) return;
     while (link != 0u) {
       const int next = static_cast<int>(link) - 1;
-      of_class += posteriors[size + next].m;
+      of_class += posteriors[size + next];
       link = links[next] & ~kEarlier;
     }
     write(labels[j], of_class);
@@ -323,7 +325,7 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   for (int i = 0; i < kKept; ++i) {
     if (lane + 32 * i < size - 1) write_label(lane + 32 * i, kept[i]);
   }
-  for (int j = lane + 32 * kKept; j < size - 1; j += 32) write_label(j, posteriors[size + j].m);
+  for (int j = lane + 32 * kKept; j < size - 1; j += 32) write_label(j, posteriors[size + j]);
   if (lane == 0) write(shape.blank, of_blank);
 }
 
@@ -354,7 +356,7 @@ struct ShortFrames {
 template <GradientKind kKind, class Mantissa, class Storage>
 __device__ __forceinline__ void write_short_frame(const Sequences& shape, const Storage* x, Storage* g,
                                                   const int* labels, const unsigned* links, const unsigned* head,
-                                                  Mantissa* row, const StoredNumber<Mantissa>* posteriors, int size,
+                                                  Mantissa* row, const Mantissa* posteriors, int size,
                                                   const FrameSum<Mantissa>& sum, Mantissa scale) {
   const int lane = threadIdx.x % 32, classes = static_cast<int>(shape.classes);
   const int blank = static_cast<int>(shape.blank);
@@ -363,9 +365,9 @@ __device__ __forceinline__ void write_short_frame(const Sequences& shape, const 
   Mantissa of_blank = 0, of_labels = 0, of_others = 0;
   __syncwarp();  // the row is still read
   for (int j = lane; j < size; j += 32) {
-    of_blank += posteriors[j].m;
+    of_blank += posteriors[j];
     if (j < size - 1) {
-      const Mantissa label = posteriors[size + j].m;
+      const Mantissa label = posteriors[size + j];
       row[j] = label;
       of_labels += label;
       if (likely >= 0) of_others += labels[j] != likely ? label : Mantissa(0);
@@ -437,7 +439,7 @@ __device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sam
 template <GradientKind kKind, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradient(const Sequences& shape, const Storage* x, Storage* g,
                                                const Sample* samples, const int* labels, const unsigned* links,
-                                               const StoredNumber<Mantissa>* lattice, const FrameSum<Mantissa>* sums,
+                                               const Mantissa* lattice, const FrameSum<Mantissa>* sums,
                                                const unsigned* broken, const Result* grad_output, const double* used,
                                                int64 per_sample, double multiple, const double* count, unsigned block) {
   const unsigned runs = runs_of(shape);
@@ -466,8 +468,7 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
     if (t < sample.frames && exists && !is_nan) {
       FrameSum<Mantissa> sum = {Mantissa(0), Mantissa(0), 0};
       if constexpr (kKind == kSoftmax) sum = sums[n * shape.frames + t];
-      const StoredNumber<Mantissa>* const posteriors =
-          lattice + 2 * (sample.first * shape.frames + t * static_cast<int64>(size));
+      const Mantissa* const posteriors = lattice + Lattice<Mantissa>::row(shape, sample, t);
       const Storage* const logits = x + x_offset + t * shape.x_frame;
       const int* const own = labels + sample.first;
       const unsigned* const next = links + sample.first;

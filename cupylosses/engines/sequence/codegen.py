@@ -67,7 +67,7 @@ class SequenceKernel(Kernel):
     @property
     def arguments(self) -> list[str]:
         dtype, result, compute = STORAGE[self.dtype][0], STORAGE[self.result][0], STORAGE[self.compute][0]
-        memory, lattice = "char* memory", f"StoredNumber<{compute}>* lattice"
+        memory, lattice = "char* memory", "char* lattice"
         divisor = ["double multiple", "const double* count"]
         x, grad_output = f"const {dtype}* x", f"const {result}* grad_output"
         return {
@@ -77,7 +77,7 @@ class SequenceKernel(Kernel):
             "first": [x, memory, lattice, grad_output],
             "second": [x, memory, lattice, grad_output],
             "finish": [memory, f"{result}* values", f"{result}* value", *divisor],
-            "gradient": [x, f"{dtype}* g", memory, f"const {lattice}", grad_output, "int64 per_sample",
+            "gradient": [x, f"{dtype}* g", memory, f"const {compute}* lattice", grad_output, "int64 per_sample",
                          "double* expected", f"{result}* value", *divisor],
         }[self.kind]  # fmt: skip
 
@@ -99,12 +99,12 @@ class SequenceKernel(Kernel):
         logits = str(self.added == SOFTMAX).lower()
         finish = (
             f"finish_sample<{logits}, Compute, {STORAGE[self.result][0]}>(shape, blockIdx.x, at.samples, at.labels, "
-            "at.meeting, at.sums, at.broken, at.losses, {values}, value, multiple, count, at.ticket);"
+            "at.meeting, at.sums, at.broken, at.blanks, at.losses, {values}, value, multiple, count, at.ticket);"
         )
         stores = str(self.stores).lower()
         walk = (
             "walk_half<{}>(shape, x, at.samples, at.labels, lattice, at.meeting, at.columns, at.started + {}, "
-            "at.broken);"
+            "at.broken, at.blanks);"
         )
         if self.kind == "prepare":
             return ["if (blockIdx.x >= shape.samples) empty_columns(shape, "

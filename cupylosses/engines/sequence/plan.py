@@ -34,6 +34,8 @@ from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 from cupylosses.jit.gpu import WARP
 
+#: Frames between two barriers (``kChunk``).
+CHUNK = 8
 #: Frames of a block that reads logits or writes gradients (``kFrames``).
 FRAMES = 16
 #: Codes of dtypes, as kernels read integers and weights (``load_integer``, ``load_weight``).
@@ -135,6 +137,7 @@ class SequencePlan(CompositePlan):
             sums,
             8 * found.every,
             columns,
+            16 * found.every,
         ]
         starts, end = [], 32
         for size in sized:
@@ -143,8 +146,10 @@ class SequencePlan(CompositePlan):
         return starts, end
 
     def _lattice(self, device: Device) -> Any:
-        words = 4 * self.positions * self.sizes.frames * ITEMSIZE[self.compute] // 8
-        return device.empty((words,), (1,), "float64")
+        """Memory of the states: values and exponents of all frames, and shared exponents of each run of ``CHUNK``."""
+        found, states = self.sizes, 2 * self.positions
+        size = states * found.frames * (ITEMSIZE[self.compute] + 4) + 4 * states * -(-found.frames // CHUNK)
+        return device.empty((-(-size // 8),), (1,), "float64")
 
     # Launches
 

@@ -210,7 +210,7 @@ class PosteriorKernel(Kernel):
     @property
     def arguments(self) -> list[str]:
         compute = STORAGE[self.compute][0]
-        return ["char* memory", f"const StoredNumber<{compute}>* lattice", f"{compute}* out"]
+        return ["char* memory", f"const {compute}* lattice", f"{compute}* out"]
 
     def glue(self) -> str:
         compute = STORAGE[self.compute][0]
