@@ -263,15 +263,17 @@ __device__ __forceinline__ double scaled_by(double m, int by) {
   return __longlong_as_double(__double_as_longlong(m) + static_cast<int64>(static_cast<unsigned long long>(by) << 52));
 }
 
-// What a chunk must be for the fast path, in powers of two, so that nothing is flushed that counts:
+// Bounds of the fast path, in powers of two, so that nothing is flushed that counts. Each state has an exponent for a
+// chunk, about that of its largest value.
 //
-// - Emissions over the blank's are within kLeast and kMost. Where the front of the reachable states passes, a state can
-//   consist of them alone: there, none is below kLeastAhead.
-// - A state that is reached has a blank no less than kLeastBlank below its label. Blanks lose at most 2^-4 in a chunk,
-//   and labels never have less than their emission times their blank.
-// - Positions next to each other differ by kMostApart at most.
+// - Emissions over the blank's are within kLeast and kMost.
+// - A blank loses at most 2^-4 in a chunk. A label has no less than its own path keeps, and no less than its emission
+//   times the blank before it: one of them is to be above kSmall. What is below kNothing is nothing beside kCounts.
+// - What comes to a state is at most 2^kAbove times as large as it. Beyond 2^kSteep, exponents follow what comes.
+// - States that are reached within the chunk consist of their emissions, along all that one path can reach.
 // - No value has grown beyond 2^kMost at the end; infinities last.
-constexpr int kLeast = -50, kMost = 50, kLeastAhead = -8, kLeastBlank = -20, kLeastFront = -10, kMostApart = 100;
+constexpr int kLeast = -100, kMost = 50, kSmall = -74, kCounts = -50, kNothing = -126, kAbove = 60;
+constexpr int kLeastFront = -10, kSteep = 12, kSlack = 4;
 
 // State that a thread has loaded and computed ahead of the recursion: emissions of this chunk, elements of the next one
 // and of that behind it, and what the other direction has stored for this chunk and the next one. So loads are a chunk
@@ -286,8 +288,9 @@ struct Ahead {
   Mantissa y[kChunk];  // emissions over the power of two of the blank's
   Mantissa blank, next_blank;
   int k, next_k;  // exponents of the blank's emission
-  // Of this chunk and the next one: bounds of the exponents of y, and of the size of elements, as ordered words.
-  int least, most, next_least, next_most;
+  // Of this chunk and the next one: bounds of the exponents of y, the sum of the
+  // negative ones, and the largest size of elements, as an ordered word.
+  int least, most, loss, next_least, next_most, next_loss;
   unsigned largest, next_largest;
   Storage raw[2][kChunk], raw_blank[2];
   // Doubles are read when they are used: two chunks of them do not fit the registers.
@@ -334,7 +337,7 @@ struct Ahead {
     const Extended<Mantissa> e = ordinary_exponential(x);
     next_blank = e.m;
     next_k = e.e;
-    next_least = next_most = 0;
+    next_loss = 0;
     next_largest = size_word(x);
   }
   // Precondition: the whole warp.
@@ -343,8 +346,9 @@ struct Ahead {
     const Mantissa x = widen<Mantissa>(raw[kParity][f]);
     const Extended<Mantissa> e = ordinary_exponential(x);
     const int by = e.e - __shfl_sync(0xffffffffu, next_k, f);
-    next_least = min(next_least, by);
-    next_most = max(next_most, by);
+    next_least = f == 0 ? by : min(next_least, by);
+    next_most = f == 0 ? by : max(next_most, by);
+    next_loss += min(by, 0);
     next_largest = max(next_largest, size_word(x));
     y[f] = walk.has_label ? scaled_by(e.m, by) : Mantissa(0);
   }
@@ -354,6 +358,7 @@ struct Ahead {
     k = next_k;
     least = next_least;
     most = next_most;
+    loss = next_loss;
     largest = next_largest;
   }
 
@@ -377,17 +382,19 @@ struct Ahead {
   }
 };
 
-// The states of a lane in a chunk of the fast path: values over 2^e, and factors of what comes from the lane before.
+// The states of a lane in a chunk of the fast path: values over 2^e, with an exponent for each state.
 template <class Mantissa>
 struct Aligned {
   Mantissa b, l;
-  int e;
-  Mantissa ratio;     // from the exponent of the lane before to this one; 0 for lane 0
+  int e_b, e_l;
+  // Powers of two between exponents: from the blank's to the label's, from those of the label of the lane before to
+  // both. Lane 0 takes `incoming` instead, which is over its blank's.
+  Mantissa across, to_blank, to_label;
   Mantissa incoming;  // label product before lane 0 and frame `lane`
 };
 
-// Gives each lane one exponent for a chunk. Returns false if the chunk is not for the fast path. Precondition: the
-// whole warp.
+// Gives the states of each lane exponents for a chunk. Returns false if a lane's states are not for the fast path.
+// Precondition: the whole warp.
 template <int kPhase, class Mantissa, class Storage>
 __device__ __forceinline__ bool align(const Walk<Mantissa, Storage>& walk,
                                       const Ahead<kPhase, Mantissa, Storage>& ahead, const Extended<Mantissa>& carried,
@@ -396,21 +403,22 @@ __device__ __forceinline__ bool align(const Walk<Mantissa, Storage>& walk,
   const int lane = threadIdx.x % 32;
   const Extended<Mantissa> before = lane == 0 ? carried : incoming[(lane - 1) % kChunk];
   const Extended<Mantissa> in = renormalised(before);
-  const bool zero = (walk.b.m == Mantissa(0)) & (walk.l.m == Mantissa(0));
+  const bool no_blank = walk.b.m == Mantissa(0), no_label = walk.l.m == Mantissa(0), zero = no_blank & no_label;
   const bool comes = (lane < kChunk) & (in.m != Mantissa(0));
   // False for NaN.
   bool fine = (walk.b.m < Mantissa(2)) & (walk.l.m < Mantissa(2)) & ((lane >= kChunk) | (in.m < Mantissa(2)));
-  int e = max(walk.b.e, walk.l.e);
+  fine &= zero | !no_blank;
+  int e_b = walk.b.e, e_l = max(walk.l.e, walk.b.e + ahead.most), small = ahead.least + e_b - e_l - 4;
+  small = no_label ? small : max(small, walk.l.e - e_l + ahead.loss);
   const unsigned zeros = __ballot_sync(kAll, zero);
-  int least = kLeast;
   if (zeros != 0u) {
-    // The lane of the last state that is reached, or -1.
+    // The lane of the last state that is reached, or -1. States behind it get exponents from what can reach them.
     const int front = 31 - __clz(static_cast<int>(~zeros));
-    int top = e;
+    int top = e_l;
     if (front >= 0) {
-      top = __shfl_sync(kAll, e, front);
+      top = __shfl_sync(kAll, e_l, front);
       fine &= (zeros & ((1u << front) - 1u)) == 0u;
-      fine &= (lane != front) | (walk.l.m == Mantissa(0)) | (walk.l.e >= e + kLeastFront);
+      fine &= (lane != front) | no_label | (walk.l.e >= e_l + kLeastFront);
     } else {
       top = comes ? in.e : kZero;
 #pragma unroll
@@ -418,25 +426,53 @@ __device__ __forceinline__ bool align(const Walk<Mantissa, Storage>& walk,
       fine &= !comes | (in.e >= top + kLeastFront);
       top = top == kZero ? 0 : top;
     }
-    if (zero) {
-      e = top;
-      if (lane <= front + kChunk) least = kLeastAhead;
+    int most = zero ? ahead.most : 0, spread = zero ? ahead.most - ahead.least : 0;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int more = __shfl_up_sync(kAll, most, offset), wider = __shfl_up_sync(kAll, spread, offset);
+      most += lane >= offset ? more : 0;
+      spread += lane >= offset ? wider : 0;
     }
+    e_l = zero ? top + most : e_l;
+    e_b = zero ? e_l - ahead.most : e_b;
+    small = zero ? lane > front + kChunk ? -kNothing : kLeastFront - spread : small;
   }
   fine &= ahead.largest < size_word(Mantissa(kOrdinaryLogit));
-  fine &= ahead.least >= least;
-  fine &= ahead.most <= kMost;
-  fine &= zero | ((walk.b.m != Mantissa(0)) & (walk.b.e >= e + kLeastBlank));
-  const int before_e = __shfl_up_sync(kAll, e, 1), apart = lane == 0 ? 0 : before_e - e;
-  fine &= max(apart, -apart) <= kMostApart;
-  const int by = in.e - __shfl_sync(kAll, e, 0);
+  fine &= (ahead.least >= kLeast) & (ahead.most <= kMost);
+  int before_e = __shfl_up_sync(kAll, e_l, 1), small_blank = 0;
+  if (__any_sync(kAll, (lane != 0) & (before_e - e_b > kSteep))) {
+    // Much comes from the lanes before, within the chunk: exponents are no less than theirs allow, a scan.
+    int most = ahead.most - kSlack, largest = e_l;
+#pragma unroll
+    for (int offset = 1; offset <= kChunk / 2; offset *= 2) {
+      const int more = __shfl_up_sync(kAll, most, offset), larger = __shfl_up_sync(kAll, largest, offset);
+      largest = lane >= offset ? max(largest, larger + most) : largest;
+      most += lane >= offset ? more : 0;
+    }
+    small += e_l - largest;
+    e_l = largest;
+    before_e = __shfl_up_sync(kAll, e_l, 1);
+    small_blank = e_b;
+    e_b = lane == 0 ? e_b : max(e_b, before_e - kSlack);
+    small_blank = zero ? 0 : small_blank - e_b;
+  }
+  fine &= (small >= kSmall) & (small_blank >= kSmall);
+  const int first_e = __shfl_sync(kAll, e_b, 0);
+  const int across = e_b - e_l, to_blank = lane == 0 ? 0 : before_e - e_b, to_label = lane == 0 ? 0 : before_e - e_l;
+  fine &= (to_blank <= kAbove) & (to_label <= kAbove);
+  fine &= ((to_label >= kNothing) & (across >= kNothing)) | (small >= kCounts);
+  fine &= (to_blank >= kNothing) | (small_blank >= kCounts);
+  const int by = in.e - first_e;
   fine &= !comes | (by <= kMost);
-  to.b = walk.b.m * power_of_two(max(walk.b.e - e, -1023), Mantissa(0));
-  to.l = walk.l.m * power_of_two(max(walk.l.e - e, -1023), Mantissa(0));
-  to.e = e;
-  to.ratio = lane == 0 ? Mantissa(0) : power_of_two(apart, Mantissa(0));
+  to.b = walk.b.m * power_of_two(walk.b.e - e_b, Mantissa(0));
+  to.l = walk.l.m * power_of_two(walk.l.e - e_l, Mantissa(0));
+  to.e_b = e_b;
+  to.e_l = e_l;
+  to.across = power_of_two(across, Mantissa(0));
+  to.to_blank = lane == 0 ? Mantissa(0) : power_of_two(to_blank, Mantissa(0));
+  to.to_label = (lane == 0) | !walk.skips ? Mantissa(0) : power_of_two(to_label, Mantissa(0));
   to.incoming = comes ? in.m * power_of_two(by, Mantissa(0)) : Mantissa(0);
-  return __all_sync(kAll, fine) != 0;
+  return fine;
 }
 
 // A chunk of kChunk frames on the fast path: exponents stay, so a step is a shuffle and sums of products. Returns
@@ -451,15 +487,16 @@ __device__ __forceinline__ bool walk_fast(const Lattice<Mantissa>& lattice, Walk
   constexpr int kBuffer = Ahead<kPhase, Mantissa, Storage>::kNext ? kParity : 0;
   const int lane = threadIdx.x % 32;
   Mantissa b = from.b, l = from.l, labels[kChunk];
-  const Mantissa skip_ratio = walk.skips ? from.ratio : Mantissa(0), is_first = lane == 0 ? Mantissa(1) : Mantissa(0);
-  const Mantissa skips_first = walk.skips ? is_first : Mantissa(0);
+  const Mantissa is_first = lane == 0 ? Mantissa(1) : Mantissa(0);
+  const Mantissa skips_first = (lane == 0) & walk.skips ? from.across : Mantissa(0);
   const int64 at = walk.at + static_cast<int64>(chunk) * kChunk * walk.row_step;
   // The powers of two of posteriors, as two factors each: values are up to 2^kMost, and so is their product.
   Mantissa factor[2][2];
   if constexpr (kPhase == 2) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int e = min(max(from.e + ahead.scales[kBuffer][i] - static_cast<int>(exponent), -2000), 3 * kMost);
+      const int own = i == 0 ? from.e_b : from.e_l;
+      const int e = min(max(own + ahead.scales[kBuffer][i] - static_cast<int>(exponent), -2000), 3 * kMost);
       factor[i][0] = power_of_two(e >> 1, Mantissa(0));
       factor[i][1] = power_of_two(e - (e >> 1), Mantissa(0));
     }
@@ -468,8 +505,8 @@ __device__ __forceinline__ bool walk_fast(const Lattice<Mantissa>& lattice, Walk
   for (int f = 0; f < kChunk; ++f) {
     const Mantissa inside = __shfl_up_sync(kAll, l, 1), outside = __shfl_sync(kAll, from.incoming, f);
     const Mantissa of_blank = __shfl_sync(kAll, ahead.blank, f);
-    const Mantissa bracket_b = fused(from.ratio, inside, fused(outside, is_first, b));
-    const Mantissa bracket_l = fused(skip_ratio, inside, fused(outside, skips_first, l + b));
+    const Mantissa bracket_b = fused(from.to_blank, inside, fused(outside, is_first, b));
+    const Mantissa bracket_l = fused(from.to_label, inside, fused(outside, skips_first, fused(from.across, b, l)));
     b = bracket_b * of_blank;
     l = bracket_l * ahead.y[f];
     labels[f] = l;
@@ -487,14 +524,14 @@ __device__ __forceinline__ bool walk_fast(const Lattice<Mantissa>& lattice, Walk
   }
   if (lane == 31) {
 #pragma unroll
-    for (int f = 0; f < kChunk; ++f) outgoing[f] = {labels[f], from.e};
+    for (int f = 0; f < kChunk; ++f) outgoing[f] = {labels[f], from.e_l};
   }
   const Mantissa limit = power_of_two(kMost, Mantissa(0));
   if (__all_sync(kAll, b < limit && l < limit) == 0) return false;
   if constexpr (kPhase == 1 && kStores) {
     int* const scales = lattice.scales + walk.scale + chunk * walk.row_step;
-    if (walk.has_blank) scales[walk.blank_at] = from.e;
-    if (walk.has_label) scales[walk.label_at] = from.e;
+    if (walk.has_blank) scales[walk.blank_at] = from.e_b;
+    if (walk.has_label) scales[walk.label_at] = from.e_l;
   }
   if constexpr (kPhase == 2) {
     Mantissa* const row = lattice.values + at;
@@ -504,9 +541,71 @@ __device__ __forceinline__ bool walk_fast(const Lattice<Mantissa>& lattice, Walk
       if (walk.has_label) row[f * walk.row_step + walk.label_at] = ahead.others[kBuffer][f][1];
     }
   }
-  walk.b = renormalised(Extended<Mantissa>{b, from.e});
-  walk.l = renormalised(Extended<Mantissa>{l, from.e});
+  walk.b = renormalised(Extended<Mantissa>{b, from.e_b});
+  walk.l = renormalised(Extended<Mantissa>{l, from.e_l});
   return true;
+}
+
+// A chunk of kChunk frames with an exponent of each number, of emissions that the fast path could take.
+// Precondition: the whole warp.
+template <int kPhase, bool kStores, int kParity, class Mantissa, class Storage>
+__device__ __forceinline__ void walk_apart(const Lattice<Mantissa>& lattice, Walk<Mantissa, Storage>& walk,
+                                           Ahead<kPhase, Mantissa, Storage>& ahead, int chunk,
+                                           const Extended<Mantissa>& carried, const Extended<Mantissa>* incoming,
+                                           Extended<Mantissa>* outgoing, int64 exponent) {
+  using Number = Extended<Mantissa>;
+  constexpr unsigned kAll = 0xffffffffu;
+  constexpr int kBuffer = Ahead<kPhase, Mantissa, Storage>::kNext ? kParity : 0;
+  const int lane = threadIdx.x % 32;
+  const int64 scales = walk.scale + chunk * walk.row_step;
+  const int64 at = walk.at + static_cast<int64>(chunk) * kChunk * walk.row_step;
+  int exponents[kPhase == 2 ? kChunk : 1][2];
+  if constexpr (kPhase == 2) {
+#pragma unroll
+    for (int f = 0; f < kChunk; ++f) {
+      const int* const row = lattice.exponents + at + f * walk.row_step;
+      exponents[f][0] = ahead.scales[kBuffer][0];
+      exponents[f][1] = ahead.scales[kBuffer][1];
+      if (exponents[f][0] == kOwnExponents) exponents[f][0] = row[walk.blank_at];
+      if (exponents[f][1] == kOwnExponents) exponents[f][1] = row[walk.label_at];
+    }
+  }
+  if constexpr (kPhase == 1 && kStores) {
+    if (walk.has_blank) lattice.scales[scales + walk.blank_at] = kOwnExponents;
+    if (walk.has_label) lattice.scales[scales + walk.label_at] = kOwnExponents;
+  }
+  // Before lane 0.
+  const Number before = renormalised(lane == 0 ? carried : incoming[(lane - 1) % kChunk]);
+#pragma unroll
+  for (int f = 0; f < kChunk; ++f) {
+    const Number inside = shuffled_up(walk.l);
+    const Number outside = {__shfl_sync(kAll, before.m, f), __shfl_sync(kAll, before.e, f)};
+    const Number from = {lane == 0 ? outside.m : inside.m, lane == 0 ? outside.e : inside.e};
+    const Number skipped = {walk.skips ? from.m : Mantissa(0), walk.skips ? from.e : kZero};
+    const Number bracket_b = sum(walk.b, from), bracket_l = sum(walk.l, walk.b, skipped);
+    walk.b = renormalised(Number{bracket_b.m * __shfl_sync(kAll, ahead.blank, f), bracket_b.e});
+    walk.l = renormalised(Number{bracket_l.m * ahead.y[f], bracket_l.e});
+    const int64 row = at + f * walk.row_step;
+    if constexpr (kPhase == 1 && kStores) {
+      if (walk.has_blank) {
+        lattice.values[row + walk.blank_at] = walk.b.m;
+        lattice.exponents[row + walk.blank_at] = walk.b.e;
+      }
+      if (walk.has_label) {
+        lattice.values[row + walk.label_at] = walk.l.m;
+        lattice.exponents[row + walk.label_at] = walk.l.e;
+      }
+    }
+    if constexpr (kPhase == 2) {
+      const Mantissa* const other = ahead.others[kBuffer][f];
+      const Mantissa of_b = posterior(bracket_b, {other[0], exponents[f][0]}, exponent);
+      const Mantissa of_l = posterior(bracket_l, {other[1], exponents[f][1]}, exponent);
+      if (walk.has_blank) lattice.values[row + walk.blank_at] = of_b;
+      if (walk.has_label) lattice.values[row + walk.label_at] = of_l;
+    }
+    if (lane == 31) outgoing[f] = walk.l;
+    ahead.template emit<1 - kParity>(walk, f);
+  }
 }
 
 // The frames from `begin` to `end` of a chunk, with an exponent of each number: for any numbers. Returns true if a NaN
@@ -568,8 +667,8 @@ __device__ __forceinline__ bool walk_slowly(const Lattice<Mantissa>& lattice, Wa
   return found;
 }
 
-// Loads ahead of chunk `chunk`, emissions of the next one, and the chunk itself on the fast path. Returns false if it
-// is not for that, with the states as they were. `plain`: the chunk has all frames, the sample no NaN, and Z an
+// Loads ahead of chunk `chunk`, emissions of the next one, and the chunk itself. Returns false if it is not for the
+// paths of whole chunks, with the states as they were. `plain`: the chunk has all frames, the sample no NaN, and Z an
 // ordinary exponent. `carried` is the label product before the warp's first position of the frame before, `incoming`
 // has those of the frames of this chunk. Precondition: the whole warp.
 template <int kPhase, bool kStores, int kParity, class Mantissa, class Storage>
@@ -577,6 +676,7 @@ __device__ __forceinline__ bool take_chunk(const Lattice<Mantissa>& lattice, Wal
                                            Ahead<kPhase, Mantissa, Storage>& ahead, int chunk, bool plain,
                                            const Extended<Mantissa>& carried, const Extended<Mantissa>* incoming,
                                            Extended<Mantissa>* outgoing, int64 exponent, int64& blanks) {
+  constexpr unsigned kAll = 0xffffffffu;
   constexpr bool kNext = Ahead<kPhase, Mantissa, Storage>::kNext;
   constexpr int kBuffer = kNext ? kParity : 0;
   const int first = chunk * kChunk;
@@ -588,21 +688,25 @@ __device__ __forceinline__ bool take_chunk(const Lattice<Mantissa>& lattice, Wal
     }
   }
   ahead.template fetch<kParity>(walk, first + 2 * kChunk);
-  bool done = plain;
-  if constexpr (kPhase == 2) {
-    const bool shared = ahead.scales[kBuffer][0] != kOwnExponents && ahead.scales[kBuffer][1] != kOwnExponents;
-    done = done && __all_sync(0xffffffffu, shared) != 0;
-  }
   Aligned<Mantissa> aligned;
-  done = done && align(walk, ahead, carried, incoming, aligned);
+  bool fine = align(walk, ahead, carried, incoming, aligned);
+  bool tame = (ahead.largest < size_word(Mantissa(kOrdinaryLogit))) & (ahead.least >= kLeast) & (ahead.most <= kMost);
+  if constexpr (kPhase == 2) {
+    fine &= (ahead.scales[kBuffer][0] != kOwnExponents) & (ahead.scales[kBuffer][1] != kOwnExponents);
+  }
+  const bool fast = plain && __all_sync(kAll, fine), apart = plain && !fast && __all_sync(kAll, tame);
   ahead.template begin_emissions<1 - kParity>();
-  if (done) {
+  bool done = true;
+  if (fast) {
     done = walk_fast<kPhase, kStores, kParity>(lattice, walk, ahead, chunk, aligned, outgoing, exponent);
-    if (done && threadIdx.x % 32 < kChunk) blanks += ahead.k;
+  } else if (apart) {
+    walk_apart<kPhase, kStores, kParity>(lattice, walk, ahead, chunk, carried, incoming, outgoing, exponent);
   } else {
+    done = false;
 #pragma unroll
     for (int f = 0; f < kChunk; ++f) ahead.template emit<1 - kParity>(walk, f);
   }
+  if (done && threadIdx.x % 32 < kChunk) blanks += ahead.k;
   ahead.advance();
   return done;
 }
