@@ -128,8 +128,80 @@ __device__ __forceinline__ void read_frame(const Sequences& shape, const Storage
   }
 }
 
+// Finds the sums of kAtOnce frames of few classes, so that their loads and exchanges overlap. The order of additions is
+// that of classes, whatever the strides. Preconditions: all lanes of the warp; at most kFewClasses classes.
+constexpr int kFewClasses = 128, kAtOnce = 4;
+
+template <class Compute, class Storage>
+__device__ __forceinline__ void read_few_classes(const Sequences& shape, const Storage* x, const Sample& sample,
+                                                 int64 n, int64 first, int64 end, FrameSum<Compute>* sums,
+                                                 unsigned* broken) {
+  constexpr int kEach = kFewClasses / 32;
+  constexpr unsigned kAll = 0xffffffffu;
+  const int lane = threadIdx.x % 32, classes = static_cast<int>(shape.classes);
+  const Storage* const rows = x + shape.x_offset(n);
+  Compute found[kAtOnce][kEach], largest[kAtOnce], others[kAtOnce];
+  int at[kAtOnce];
+#pragma unroll
+  for (int u = 0; u < kAtOnce; ++u) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int c = lane + 32 * i;
+      found[u][i] = -infinity(Compute(0));
+      if (first + u < end && c < classes) {
+        found[u][i] = logit<Compute>(rows[(first + u) * shape.x_frame + c * shape.x_class]);
+      }
+    }
+  }
+#pragma unroll
+  for (int u = 0; u < kAtOnce; ++u) {
+    Compute most = static_cast<Compute>(-3e38f);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) most = found[u][i] > most ? found[u][i] : most;
+    largest[u] = most;
+  }
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const Compute other = __shfl_xor_sync(kAll, largest[u], offset);
+      largest[u] = other > largest[u] ? other : largest[u];
+    }
+  }
+#pragma unroll
+  for (int u = 0; u < kAtOnce; ++u) {
+    // The first class that has it.
+    at[u] = 0;
+#pragma unroll
+    for (int i = kEach - 1; i >= 0; --i) {
+      const unsigned have = __ballot_sync(kAll, found[u][i] == largest[u]);
+      if (have != 0u) at[u] = 32 * i + 31 - __clz(static_cast<int>(have & (0u - have)));
+    }
+    others[u] = Compute(0);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const Compute e = exp_below(found[u][i] - largest[u]);
+      others[u] += lane + 32 * i == at[u] ? Compute(0) : e;
+    }
+  }
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) others[u] += __shfl_xor_sync(kAll, others[u], offset);
+  }
+#pragma unroll
+  for (int u = 0; u < kAtOnce; ++u) {
+    if (lane == u && first + u < end) {
+      sums[n * shape.frames + first + u] = FrameSum<Compute>{largest[u], others[u], at[u]};
+      if (others[u] != others[u]) atomicOr(broken + n, kNanLogit);
+    }
+  }
+}
+
 // Frames of a sample that a block takes together.
 constexpr int kFrames = 16;
+// More classes than these are many: a block takes a frame of them, and writes its softmax at once.
+constexpr int kShortClasses = 1024;
 
 // Runs of kFrames frames of a sample.
 __device__ __forceinline__ unsigned runs_of(const Sequences& shape) {
@@ -146,8 +218,163 @@ __device__ __forceinline__ void read_frames(const Sequences& shape, const Storag
     const int64 n = i / runs, first = static_cast<int64>(i % runs) * kFrames;
     const Sample sample = samples[n];
     const int64 end = min(first + kFrames, static_cast<int64>(sample.frames));
-    for (int64 t = first + threadIdx.x / 32; t < end; t += blockDim.x / 32) {
-      read_frame(shape, x, sample, n, t, sums, broken);
+    if (shape.classes <= kFewClasses) {
+      for (int64 t = first + threadIdx.x / 32 * kAtOnce; t < end; t += blockDim.x / 32 * kAtOnce) {
+        read_few_classes(shape, x, sample, n, t, end, sums, broken);
+      }
+    } else {
+      for (int64 t = first + threadIdx.x / 32; t < end; t += blockDim.x / 32) {
+        read_frame(shape, x, sample, n, t, sums, broken);
+      }
+    }
+  }
+}
+
+// Vector `v` of a row, by one load if it `is_whole`: elements are the same threads' whatever the strides.
+template <int kVec, class Storage>
+__device__ __forceinline__ Pack<Storage, kVec> load_part(const Storage* row, int64 step, int64 v, bool is_whole) {
+  if (is_whole) return load_vector<kVec>(row + v * kVec);
+  Pack<Storage, kVec> pack;
+#pragma unroll
+  for (int k = 0; k < kVec; ++k) pack.element[k] = row[(v * kVec + k) * step];
+  return pack;
+}
+
+// The scale of the gradient of a sample: that of its loss in the value.
+template <class Result>
+__device__ __forceinline__ double scale_of(const Sequences& shape, const Sample& sample, int64 n,
+                                           const Result* grad_output, const double* used, int64 per_sample,
+                                           double multiple, const double* count) {
+  const double divisor = count == nullptr ? multiple : multiple * __ldcg(count);
+  double scale = grad_output == nullptr ? *used : widen<double>(grad_output[per_sample != 0 ? n : 0]);
+  // A mean of nothing has no gradient.
+  scale = divisor == 0.0 ? 0.0 : scale * sample.weight / divisor;
+  if (shape.averages != 0 && sample.labels > 1) scale /= static_cast<double>(sample.labels);
+  return scale;
+}
+
+// Finds the sum of a frame of many classes, and writes `scale` times softmax into `g`, if that is not null. The row is
+// read three times, of which the first fills the cache. Preconditions: blocks of 128 threads; it ends in a barrier.
+template <class Compute, class Storage>
+__device__ __forceinline__ void read_many_classes(const Sequences& shape, const Storage* row, Storage* g, Compute scale,
+                                                  FrameSum<Compute>* sum, unsigned* broken) {
+  constexpr int kVec = 16 / sizeof(Storage), kWarps = 4, kAhead = 4;
+  __shared__ Compute largest_of[kWarps], others_of[kWarps];
+  __shared__ int64 at_of[kWarps];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64 vectors = shape.classes / kVec, rest = vectors * kVec + threadIdx.x;
+  const bool whole = is_vector(row, shape.x_class);
+  const Compute limit = static_cast<Compute>(kLargestLogit), none = static_cast<Compute>(-3e38f);
+  Compute largest = none;
+  int64 at = 0;
+  auto take = [&](Compute x, int64 c) {
+    at = x > largest ? c : at;
+    largest = x > largest ? x : largest;
+  };
+  int64 v = threadIdx.x;
+  for (; v + (kAhead - 1) * blockDim.x < vectors; v += kAhead * blockDim.x) {
+    Pack<Storage, kVec> raw[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) raw[i] = load_part<kVec>(row, shape.x_class, v + i * blockDim.x, whole);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) take(widen<Compute>(raw[i].element[k]), (v + i * blockDim.x) * kVec + k);
+    }
+  }
+  for (; v < vectors; v += blockDim.x) {
+    const Pack<Storage, kVec> raw = load_part<kVec>(row, shape.x_class, v, whole);
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) take(widen<Compute>(raw.element[k]), v * kVec + k);
+  }
+  if (rest < shape.classes) take(widen<Compute>(row[rest * shape.x_class]), rest);
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    const Compute other = __shfl_xor_sync(0xffffffffu, largest, offset);
+    const int64 other_at = __shfl_xor_sync(0xffffffffu, at, offset);
+    const bool second = other > largest || (other == largest && other_at < at);
+    largest = second ? other : largest;
+    at = second ? other_at : at;
+  }
+  if (lane == 0) {
+    largest_of[warp] = largest;
+    at_of[warp] = at;
+  }
+  __syncthreads();
+  largest = largest_of[0];
+  at = at_of[0];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) {
+    const bool second = largest_of[w] > largest || (largest_of[w] == largest && at_of[w] < at);
+    largest = second ? largest_of[w] : largest;
+    at = second ? at_of[w] : at;
+  }
+  // Below -limit, all classes are at -inf. Infinities beyond the limit leave NaN.
+  if (largest < -limit) largest = none, at = -1;
+  if (largest > limit) largest = not_a_number(largest);
+  auto power = [&](Compute x) -> Compute { return x < -limit ? Compute(0) : exp_below(x - largest); };
+  Compute others = 0;
+  for (v = threadIdx.x; v < vectors; v += blockDim.x) {
+    const Pack<Storage, kVec> raw = load_part<kVec>(row, shape.x_class, v, whole);
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) {
+      const Compute e = power(widen<Compute>(raw.element[k]));
+      others += v * kVec + k == at ? Compute(0) : e;
+    }
+  }
+  if (rest < shape.classes && rest != at) others += power(widen<Compute>(row[rest * shape.x_class]));
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) others += __shfl_xor_sync(0xffffffffu, others, offset);
+  if (lane == 0) others_of[warp] = others;
+  __syncthreads();
+  others = others_of[0];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) others += others_of[w];
+  if (threadIdx.x == 0) {
+    *sum = FrameSum<Compute>{largest, others, at < 0 ? 0 : at};
+    if (others != others) atomicOr(broken, kNanLogit);
+  }
+  if (g != nullptr) {
+    const Compute inverse = Compute(1) / (Compute(1) + others);
+    if (whole && is_vector(g, shape.g_class)) {
+      for (v = threadIdx.x; v < vectors; v += blockDim.x) {
+        const Pack<Storage, kVec> raw = load_vector<kVec>(row + v * kVec);
+        Compute found[kVec];
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) found[k] = power(widen<Compute>(raw.element[k])) * inverse * scale;
+        store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
+      }
+      v = rest;
+    } else {
+      v = threadIdx.x;
+    }
+    for (; v < shape.classes; v += blockDim.x) {
+      g[v * shape.g_class] = Narrow<Storage>::from(power(widen<Compute>(row[v * shape.x_class])) * inverse * scale);
+    }
+  }
+  __syncthreads();
+}
+
+// Frames of many classes, a block to each: `block`, `block` + `blocks`, ... of all frames. If the gradient is written
+// early (`Sequences::early`), write_gradient has only labels and the blank to add.
+template <bool kLogits, class Compute, class Storage, class Result>
+__device__ __forceinline__ void read_rows(const Sequences& shape, const Storage* x, Storage* g, const Sample* samples,
+                                          FrameSum<Compute>* sums, unsigned* broken, const Result* grad_output,
+                                          const double* used, int64 per_sample, double multiple, const double* count,
+                                          unsigned block, unsigned blocks) {
+  const unsigned frames = static_cast<unsigned>(shape.frames);
+  const int64 all = shape.frames * shape.samples;
+  for (int64 i = block; i < all; i += blocks) {
+    // Neighbours in memory: frames of one sample are far apart.
+    const int64 n = i % shape.samples, t = i / shape.samples;
+    const Sample sample = samples[n];
+    if (t >= sample.frames) continue;
+    Storage* const to = g == nullptr ? nullptr : g + shape.g_offset(n) + t * shape.g_frame;
+    if constexpr (kLogits) {
+      const double scale =
+          g == nullptr ? 0.0 : scale_of(shape, sample, n, grad_output, used, per_sample, multiple, count);
+      read_many_classes(shape, x + shape.x_offset(n) + t * shape.x_frame, to, static_cast<Compute>(scale),
+                        sums + n * shape.frames + t, broken + n);
     }
   }
 }
@@ -191,12 +418,22 @@ __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, c
     const StoredNumber<Mantissa>* const alpha = meeting + 2 * sample.first;
     const StoredNumber<Mantissa>* const beta = meeting + 2 * (shape.positions + sample.first);
     const double z = alignments(alpha, beta, labels + sample.first, sample.labels + 1, exponent);
-    double rows = 0.0;
+    double rows = 0.0, product = 0.0;
+    int factors = 0;
     if constexpr (kLogits) {
       for (int64 t = threadIdx.x; t < sample.frames; t += blockDim.x) {
         const FrameSum<Mantissa> sum = sums[n * shape.frames + t];
-        rows += static_cast<double>(sum.largest) + log1p(static_cast<double>(sum.others));
+        rows += static_cast<double>(sum.largest);
+        // The product of 1 + others, less 1: a logarithm for 16 frames.
+        const double others = sum.others;
+        product += others + product * others;
+        if (++factors == 16) {
+          rows += log1p(product);
+          product = 0.0;
+          factors = 0;
+        }
       }
+      rows += log1p(product);
       rows = block_sum(rows);
       __syncthreads();
     }
@@ -240,7 +477,7 @@ constexpr int kKept = 4;
 template <GradientKind kKind, class Mantissa, class Storage>
 __device__ __forceinline__ void write_frame(const Sequences& shape, const Storage* x, Storage* g, const int* labels,
                                             const unsigned* links, const Mantissa* posteriors, int size,
-                                            const FrameSum<Mantissa>& sum, Mantissa scale) {
+                                            const FrameSum<Mantissa>& sum, Mantissa scale, bool written) {
   const int lane = threadIdx.x % 32;
   const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
   // The class that has more than half of softmax, or none.
@@ -282,8 +519,8 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   }
   const Mantissa share = Mantissa(1) / (of_blank + of_labels);
   constexpr int kVec = 16 / sizeof(Storage);
-  int64 done = 0;
-  if (is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
+  int64 done = written ? shape.classes : 0;
+  if (!written && is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
     const int64 vectors = shape.classes / kVec;
 #pragma unroll 2
     for (int64 v = lane; v < vectors; v += 32) {
@@ -331,7 +568,6 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
 
 // Shared memory of a block about a sample of few labels in frames of few classes: the position of the first label of
 // each class, plus one, or 0, with kRepeated if there are more; and the posteriors of labels in the frame of each warp.
-constexpr int kShortClasses = 1024;
 constexpr unsigned kRepeated = 0x80000000u;
 template <class Mantissa>
 struct ShortFrames {
@@ -339,14 +575,18 @@ struct ShortFrames {
   static constexpr int kWarps = 4;
   alignas(16) unsigned head[kShortClasses];
   Mantissa row[kWarps][kLabels];
+  unsigned links[kLabels];
+  int labels[kLabels];
 
-  // Precondition: all threads of the block, before any reads `head`.
-  __device__ __forceinline__ void begin(const Sequences& shape, const int* labels, const unsigned* links, int count) {
+  // Precondition: all threads of the block, before any reads it.
+  __device__ __forceinline__ void begin(const Sequences& shape, const int* own, const unsigned* next, int count) {
     for (int c = threadIdx.x; c < shape.classes; c += blockDim.x) head[c] = 0u;
     __syncthreads();
     for (int j = threadIdx.x; j < count; j += blockDim.x) {
-      const unsigned link = links[j];
-      if ((link & kEarlier) == 0u) head[labels[j]] = (j + 1u) | (link != 0u ? kRepeated : 0u);
+      const unsigned link = next[j];
+      links[j] = link & ~kEarlier;
+      labels[j] = own[j];
+      if ((link & kEarlier) == 0u) head[own[j]] = (j + 1u) | (link != 0u ? kRepeated : 0u);
     }
     __syncthreads();
   }
@@ -364,13 +604,25 @@ __device__ __forceinline__ void write_short_frame(const Sequences& shape, const 
   const int likely = kKind == kSoftmax && sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
   Mantissa of_blank = 0, of_labels = 0, of_others = 0;
   __syncwarp();  // the row is still read
-  for (int j = lane; j < size; j += 32) {
-    of_blank += posteriors[j];
-    if (j < size - 1) {
-      const Mantissa label = posteriors[size + j];
-      row[j] = label;
-      of_labels += label;
-      if (likely >= 0) of_others += labels[j] != likely ? label : Mantissa(0);
+  // Loads of several positions are in flight together.
+  constexpr int kAhead = 4;
+  for (int first = lane; first < size; first += 32 * kAhead) {
+    Mantissa blanks[kAhead], found[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int j = first + 32 * i;
+      blanks[i] = j < size ? posteriors[j] : Mantissa(0);
+      found[i] = j < size - 1 ? posteriors[size + j] : Mantissa(0);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int j = first + 32 * i;
+      of_blank += blanks[i];
+      of_labels += found[i];
+      if (j < size - 1) {
+        row[j] = found[i];
+        if (likely >= 0) of_others += labels[j] != likely ? found[i] : Mantissa(0);
+      }
     }
   }
 #pragma unroll
@@ -394,8 +646,8 @@ __device__ __forceinline__ void write_short_frame(const Sequences& shape, const 
       int at = static_cast<int>(first & ~kRepeated) - 1;
       occ = row[at];
       if (first & kRepeated) {
-        for (unsigned link = links[at]; (link & ~kEarlier) != 0u; link = links[at]) {
-          at = static_cast<int>(link & ~kEarlier) - 1;
+        for (unsigned link = links[at]; link != 0u; link = links[at]) {
+          at = static_cast<int>(link) - 1;
           occ += row[at];
         }
       }
@@ -447,11 +699,7 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   const int64 end = min(first + kFrames, shape.frames);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   const Sample sample = samples[n];
-  const double divisor = count == nullptr ? multiple : multiple * __ldcg(count);
-  double scale = grad_output == nullptr ? *used : widen<double>(grad_output[per_sample != 0 ? n : 0]);
-  // A mean of nothing has no gradient.
-  scale = divisor == 0.0 ? 0.0 : scale * sample.weight / divisor;
-  if (shape.averages != 0 && sample.labels > 1) scale /= static_cast<double>(sample.labels);
+  const double scale = scale_of(shape, sample, n, grad_output, used, per_sample, multiple, count);
   bool is_nan;
   const bool exists =
       has_alignments(shape, sample, broken, n, kKind == kSoftmax ? kNanLogit | kNanLoss : kNanLoss, is_nan);
@@ -459,7 +707,7 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   const int64 x_offset = shape.x_offset(n), g_offset = shape.g_offset(n);
   using Short = ShortFrames<Mantissa>;
   __shared__ Short few;
-  const bool is_short = shape.classes <= kShortClasses && size <= Short::kLabels;
+  const bool is_short = shape.classes <= kShortClasses && size <= Short::kLabels && shape.early == 0;
   if (is_short && exists && first < sample.frames) {
     few.begin(shape, labels + sample.first, links + sample.first, size - 1);
   }
@@ -473,10 +721,11 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
       const int* const own = labels + sample.first;
       const unsigned* const next = links + sample.first;
       if (is_short) {
-        write_short_frame<kKind>(shape, logits, row, own, next, few.head, few.row[warp], posteriors, size, sum,
-                                 static_cast<Mantissa>(scale));
+        write_short_frame<kKind>(shape, logits, row, few.labels, few.links, few.head, few.row[warp], posteriors, size,
+                                 sum, static_cast<Mantissa>(scale));
       } else {
-        write_frame<kKind>(shape, logits, row, own, next, posteriors, size, sum, static_cast<Mantissa>(scale));
+        write_frame<kKind>(shape, logits, row, own, next, posteriors, size, sum, static_cast<Mantissa>(scale),
+                           shape.early != 0);
       }
     } else {
       const bool nan = is_nan && t < sample.frames;

@@ -30,6 +30,7 @@ struct Sequences {
   int64 averages, zero_infinity;  // whether the loss of a sample is divided by its labels; 0 for inf
   int64 site;                     // number of the first of four reports, in the order of Report
   int64 bands, column;            // blocks that share a direction of a sample; numbers that one passes to the next
+  int64 early;                    // whether the first kernel writes softmax of the gradient
   int64 buffer[9];                // where the buffers of a call begin in its memory, in bytes, in the order of Buffers
 
   // Divisions of 32 bits: those of 64 are calls, around which registers are spilled.

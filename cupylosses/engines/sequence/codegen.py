@@ -74,7 +74,8 @@ class SequenceKernel(Kernel):
             "prepare": ["const void* targets", "const void* input_lengths", "const void* target_lengths",
                         "const void* weights", "const bool* mask", "const double* expected", "SequenceStatus* status",
                         memory],
-            "first": [x, memory, lattice, grad_output],
+            "first": [x, memory, lattice, f"const {result}* unless", f"{dtype}* g", grad_output, "int64 per_sample",
+                      *divisor],
             "second": [x, memory, lattice, grad_output],
             "finish": [memory, f"{result}* values", f"{result}* value", *divisor],
             "gradient": [x, f"{dtype}* g", memory, f"const {compute}* lattice", grad_output, "int64 per_sample",
@@ -116,11 +117,18 @@ class SequenceKernel(Kernel):
             return [fresh, walk.format("2, true, Compute", 1)]
         if self.kind == "first":
             own = walk.format(f"1, {stores}, Compute", 0)
-            lines = [fresh, f"if (blockIdx.x < walks) {own}"]
+            lines = [fresh.replace("grad_output", "unless"), f"if (blockIdx.x < walks) {own}"]
             links = "link_labels(at.samples[blockIdx.x - walks], at.labels, at.links);"
             lines += [f"else if (blockIdx.x < walks + links) {links}"] * self.stores
             reads = "blockIdx.x - walks - links, gridDim.x - walks - links"
-            lines += [f"else read_frames(shape, x, at.samples, at.sums, at.broken, {reads});"] * (self.added == SOFTMAX)
+            if self.added == SOFTMAX:
+                common = f"at.broken, {reads});"
+                lines += [
+                    "else if (shape.classes > kShortClasses)",
+                    "  read_rows<true>(shape, x, g, at.samples, at.sums, at.broken, grad_output, at.used, per_sample, "
+                    f"multiple, count, {reads});",
+                    f"else read_frames(shape, x, at.samples, at.sums, {common}",
+                ]
             return lines
         if self.kind == "finish":
             return [finish.format(values="values")]
