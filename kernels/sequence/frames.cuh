@@ -602,6 +602,22 @@ __device__ __forceinline__ void write_short_frame(const Sequences& shape, const 
   const int blank = static_cast<int>(shape.blank);
   const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
   const int likely = kKind == kSoftmax && sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
+  constexpr int kVec = 16 / sizeof(Storage), kFirst = 4;
+  const bool vectors =
+      classes >= 32 * kVec && is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class));
+  // The first logits are on their way while posteriors are added.
+  Pack<Storage, kVec> first_vector = {};
+  Storage first_elements[kFirst] = {};
+  if constexpr (kKind != kPlain) {
+    if (vectors) {
+      first_vector = load_vector<kVec>(x + lane * kVec);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kFirst; ++i) {
+        if (lane + 32 * i < classes) first_elements[i] = x[(lane + 32 * i) * shape.x_class];
+      }
+    }
+  }
   Mantissa of_blank = 0, of_labels = 0, of_others = 0;
   __syncwarp();  // the row is still read
   // Loads of several positions are in flight together.
@@ -656,18 +672,24 @@ __device__ __forceinline__ void write_short_frame(const Sequences& shape, const 
     const Mantissa rest = of_others * share - sum.others * inverse;
     return (c == likely && occ > Mantissa(0.5) ? rest : before - occ) * scale;
   };
-  constexpr int kVec = 16 / sizeof(Storage);
   int done = 0;
-  if (classes >= 32 * kVec && is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
+  if (vectors) {
     for (int v = lane; v < classes / kVec; v += 32) {
-      Pack<Storage, kVec> raw = {};
-      if constexpr (kKind != kPlain) raw = load_vector<kVec>(x + v * kVec);
+      Pack<Storage, kVec> raw = first_vector;
+      if (kKind != kPlain && v != lane) raw = load_vector<kVec>(x + v * kVec);
       Mantissa found[kVec];
 #pragma unroll
       for (int k = 0; k < kVec; ++k) found[k] = gradient(v * kVec + k, head[v * kVec + k], raw.element[k]);
       store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
     }
     done = classes / kVec * kVec;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kFirst; ++i) {
+      const int c = lane + 32 * i;
+      if (c < classes) g[c * shape.g_class] = Narrow<Storage>::from(gradient(c, head[c], first_elements[i]));
+    }
+    done = 32 * kFirst;
   }
   for (int c = done + lane; c < classes; c += 32) {
     Storage raw = Storage();
@@ -685,7 +707,7 @@ __device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sam
   return sample.outcome == kRuns && (found & kNoAlignment) == 0u;
 }
 
-// The gradient of run `block` of frames, for grad_output of the sample over the divisor.
+// The gradients of runs `block`, `block` + `blocks`, ... of frames, for grad_output of the sample over the divisor.
 //
 // Preconditions: blocks of 128 threads.
 template <GradientKind kKind, class Mantissa, class Storage, class Result>
@@ -693,44 +715,48 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
                                                const Sample* samples, const int* labels, const unsigned* links,
                                                const Mantissa* lattice, const FrameSum<Mantissa>* sums,
                                                const unsigned* broken, const Result* grad_output, const double* used,
-                                               int64 per_sample, double multiple, const double* count, unsigned block) {
-  const unsigned runs = runs_of(shape);
-  const int64 n = block / runs, first = static_cast<int64>(block % runs) * kFrames;
-  const int64 end = min(first + kFrames, shape.frames);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  const Sample sample = samples[n];
-  const double scale = scale_of(shape, sample, n, grad_output, used, per_sample, multiple, count);
-  bool is_nan;
-  const bool exists =
-      has_alignments(shape, sample, broken, n, kKind == kSoftmax ? kNanLogit | kNanLoss : kNanLoss, is_nan);
-  const int size = sample.labels + 1;
-  const int64 x_offset = shape.x_offset(n), g_offset = shape.g_offset(n);
+                                               int64 per_sample, double multiple, const double* count, unsigned block,
+                                               unsigned blocks) {
   using Short = ShortFrames<Mantissa>;
   __shared__ Short few;
-  const bool is_short = shape.classes <= kShortClasses && size <= Short::kLabels && shape.early == 0;
-  if (is_short && exists && first < sample.frames) {
-    few.begin(shape, labels + sample.first, links + sample.first, size - 1);
-  }
-  for (int64 t = first + warp; t < end; t += warps) {
-    Storage* const row = g + g_offset + t * shape.g_frame;
-    if (t < sample.frames && exists && !is_nan) {
-      FrameSum<Mantissa> sum = {Mantissa(0), Mantissa(0), 0};
-      if constexpr (kKind == kSoftmax) sum = sums[n * shape.frames + t];
-      const Mantissa* const posteriors = lattice + Lattice<Mantissa>::row(shape, sample, t);
-      const Storage* const logits = x + x_offset + t * shape.x_frame;
-      const int* const own = labels + sample.first;
-      const unsigned* const next = links + sample.first;
-      if (is_short) {
-        write_short_frame<kKind>(shape, logits, row, few.labels, few.links, few.head, few.row[warp], posteriors, size,
-                                 sum, static_cast<Mantissa>(scale));
-      } else {
-        write_frame<kKind>(shape, logits, row, own, next, posteriors, size, sum, static_cast<Mantissa>(scale),
-                           shape.early != 0);
-      }
-    } else {
-      const bool nan = is_nan && t < sample.frames;
-      const Storage fill = Narrow<Storage>::from(nan ? not_a_number(Mantissa(0)) : Mantissa(0));
-      for (int64 c = lane; c < shape.classes; c += 32) row[c * shape.g_class] = fill;
+  const unsigned runs = runs_of(shape), all = runs * static_cast<unsigned>(shape.samples);
+  for (; block < all; block += blocks) {
+    const int64 n = block / runs, first = static_cast<int64>(block % runs) * kFrames;
+    const int64 end = min(first + kFrames, shape.frames);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    const Sample sample = samples[n];
+    const double scale = scale_of(shape, sample, n, grad_output, used, per_sample, multiple, count);
+    bool is_nan;
+    const bool exists =
+        has_alignments(shape, sample, broken, n, kKind == kSoftmax ? kNanLogit | kNanLoss : kNanLoss, is_nan);
+    const int size = sample.labels + 1;
+    const int64 x_offset = shape.x_offset(n), g_offset = shape.g_offset(n);
+    const bool is_short = shape.classes <= kShortClasses && size <= Short::kLabels && shape.early == 0;
+    if (is_short && exists && first < sample.frames) {
+      few.begin(shape, labels + sample.first, links + sample.first, size - 1);
     }
+    for (int64 t = first + warp; t < end; t += warps) {
+      Storage* const row = g + g_offset + t * shape.g_frame;
+      if (t < sample.frames && exists && !is_nan) {
+        FrameSum<Mantissa> sum = {Mantissa(0), Mantissa(0), 0};
+        if constexpr (kKind == kSoftmax) sum = sums[n * shape.frames + t];
+        const Mantissa* const posteriors = lattice + Lattice<Mantissa>::row(shape, sample, t);
+        const Storage* const logits = x + x_offset + t * shape.x_frame;
+        const int* const own = labels + sample.first;
+        const unsigned* const next = links + sample.first;
+        if (is_short) {
+          write_short_frame<kKind>(shape, logits, row, few.labels, few.links, few.head, few.row[warp], posteriors, size,
+                                   sum, static_cast<Mantissa>(scale));
+        } else {
+          write_frame<kKind>(shape, logits, row, own, next, posteriors, size, sum, static_cast<Mantissa>(scale),
+                             shape.early != 0);
+        }
+      } else {
+        const bool nan = is_nan && t < sample.frames;
+        const Storage fill = Narrow<Storage>::from(nan ? not_a_number(Mantissa(0)) : Mantissa(0));
+        for (int64 c = lane; c < shape.classes; c += 32) row[c * shape.g_class] = fill;
+      }
+    }
+    if (block + blocks < all) __syncthreads();
   }
 }

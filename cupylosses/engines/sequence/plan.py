@@ -236,7 +236,9 @@ class SequencePlan(CompositePlan):
                 blocks += min(rows, ROW_BLOCKS * self.machine.processors)
             blocks += links
         if kind == "gradient":
-            blocks = sized.every * (-(-sized.frames // FRAMES) + finishes)
+            runs = sized.every * -(-sized.frames // FRAMES)
+            # A second time, few blocks: most often they leave at once.
+            blocks = sized.every + runs if finishes else min(runs, ROW_BLOCKS * self.machine.processors)
             fixed += [sized.every * finishes]
         dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
         result = self.result if stores or kind not in ("prepare", "first") else "float32"

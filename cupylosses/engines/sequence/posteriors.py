@@ -221,7 +221,7 @@ class PosteriorKernel(Kernel):
             nothing = f"static_cast<const {compute}*>(nullptr)"
             call = (
                 f"write_gradient<kPlain>(shape, {nothing}, out, at.samples, at.labels, at.links, lattice, at.sums, "
-                "at.broken, static_cast<const double*>(nullptr), at.used, 0, -1.0, nullptr, blockIdx.x);"
+                "at.broken, static_cast<const double*>(nullptr), at.used, 0, -1.0, nullptr, blockIdx.x, gridDim.x);"
             )
         return (
             f'extern "C" __global__ void __launch_bounds__({THREADS["gradient"]})\n'
