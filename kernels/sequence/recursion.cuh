@@ -29,6 +29,8 @@
 #include "softmax/row_ptx.cuh"
 
 constexpr int kChunk = 8;
+// Chunks ahead of the recursion that are prefetched.
+constexpr int kPrefetched = 5;
 // Warps of a block of the recursion, and positions, of which a sample may need several blocks.
 constexpr int kMaxWarps = 4;
 constexpr int kBand = 32 * kMaxWarps;
@@ -327,6 +329,21 @@ struct Ahead {
       const Mantissa* const at = lattice.values + walk.at + walk.label_at;
 #pragma unroll
       for (int f = 0; f < kChunk; ++f) others[kBuffer][f][1] = at[walk.within(first + f) * walk.row_step];
+    }
+  }
+
+  // Moves what a chunk reads towards the multiprocessor: a chunk takes less time than memory.
+  __device__ __forceinline__ void prefetch(const Lattice<Mantissa>& lattice, const Walk<Mantissa, Storage>& walk,
+                                           int first) const {
+    if (first + kChunk > walk.end) return;
+#pragma unroll
+    for (int f = 0; f < kChunk; ++f) {
+      prefetch_line_l2(walk.x + (first + f) * walk.step);
+      if constexpr (kPhase == 2) {
+        const Mantissa* const row = lattice.values + walk.at + (first + f) * walk.row_step;
+        if (walk.has_blank) prefetch_line_l2(row + walk.blank_at);
+        if (walk.has_label) prefetch_line_l2(row + walk.label_at);
+      }
     }
   }
 
@@ -688,6 +705,7 @@ __device__ __forceinline__ bool take_chunk(const Lattice<Mantissa>& lattice, Wal
     }
   }
   ahead.template fetch<kParity>(walk, first + 2 * kChunk);
+  if constexpr (kPrefetched > 0) ahead.prefetch(lattice, walk, first + kPrefetched * kChunk);
   Aligned<Mantissa> aligned;
   bool fine = align(walk, ahead, carried, incoming, aligned);
   bool tame = (ahead.largest < size_word(Mantissa(kOrdinaryLogit))) & (ahead.least >= kLeast) & (ahead.most <= kMost);
