@@ -8,13 +8,14 @@
 //
 //   posterior of a state at frame t = (alpha's bracket at t) (beta's product at t) / Z, and the other way round
 //
-// so nothing is divided by y, and y = 0 is no special case. Numbers are extended (extended.cuh).
+// so nothing is divided by y, and y = 0 is no special case. Numbers are extended (extended.cuh), with exponents relative
+// to those of the blank's emissions up to there: blanks have mantissas alone, and the exponents' sum is added to log Z.
 //
-// 1. First half: alpha takes frames 0 .. M - 1, beta T - 1 .. M, with M = T / 2. Each stores its products into the
-//    lattice, if gradients are wanted, and its last ones into the meeting rows.
+// 1. First half: alpha takes frames 0 .. M - 1, beta T - 1 .. M, with M about T / 2, a multiple of 8. Each stores its
+//    products into the lattice, if gradients are wanted, and its last ones into the meeting rows.
 // 2. The meeting rows give Z: `meeting_terms` are the summands of a position.
 // 3. Second half: alpha goes on over M .. T - 1 against beta's products, beta over M - 1 .. 0 against alpha's.
-//    Posteriors, up to a factor of the frame, replace the mantissas.
+//    Posteriors, up to a factor of the frame, replace the values.
 //
 // A block takes one direction of one sample, a thread one position; longer targets take several blocks, one for each
 // band of 128 positions, and pass label products through memory. A shuffle brings l_(j-1) from the lane before. The
@@ -22,8 +23,16 @@
 // that warp w - 1 has left in shared memory. One barrier serves 8 frames. Emissions are computed a chunk ahead, from
 // elements that were loaded another chunk ahead.
 //
-// Traffic, in numbers of 8 bytes (16 in double): (2 S + 1) T written, read and half of them written again; T (S + 1)
-// elements of x, each in a sector of its own, in both halves.
+// A chunk takes one of three paths, each exact; which one depends on the numbers alone:
+//
+//   walk_fast    exponents stay for 8 frames, those of neighbours differ by fixed powers of two: a step is a shuffle,
+//                fused sums of products, and two products
+//   walk_apart   an exponent of each number: for states whose sizes change by more than a float holds in 8 frames, as
+//                where a trained model is sure
+//   walk_slowly  the same, and any number: infinities, NaN, huge logits, chunks that are not whole
+//
+// Traffic: (2 S + 1) T numbers written, read, replaced by posteriors, and an exponent for each 8 of them, or for each;
+// T (S + 1) elements of x, each in a sector of its own, in both halves.
 #pragma once
 #include "sequence/sequences.cuh"
 #include "softmax/row_ptx.cuh"
