@@ -8,8 +8,9 @@
 //
 //   posterior of a state at frame t = (alpha's bracket at t) (beta's product at t) / Z, and the other way round
 //
-// so nothing is divided by y, and y = 0 is no special case. Numbers are extended (extended.cuh), with exponents relative
-// to those of the blank's emissions up to there: blanks have mantissas alone, and the exponents' sum is added to log Z.
+// so nothing is divided by y, and y = 0 is no special case. Numbers are extended (extended.cuh), with exponents
+// relative to those of the blank's emissions up to there: blanks have mantissas alone, and the exponents' sum is added
+// to log Z.
 //
 // 1. First half: alpha takes frames 0 .. M - 1, beta T - 1 .. M, with M about T / 2, a multiple of 8. Each stores its
 //    products into the lattice, if gradients are wanted, and its last ones into the meeting rows.
@@ -306,9 +307,9 @@ struct Ahead {
   Storage raw[2][kChunk], raw_blank[2];
   // Doubles are read when they are used: two chunks of them do not fit the registers.
   static constexpr bool kNext = sizeof(Mantissa) == 4;
-  static constexpr int kFetched = kPhase == 2 ? kChunk : 1;
-  Mantissa others[kNext ? 2 : 1][kFetched][2];
-  int scales[kNext ? 2 : 1][2];
+  static constexpr int kFetched = kPhase == 2 && kNext ? kChunk : 1;
+  Mantissa others[2][kFetched][2];
+  int scales[2][2];
 
   // The elements of the chunk that begins at step `first`.
   template <int kParity>
@@ -323,21 +324,21 @@ struct Ahead {
       for (int f = 0; f < kChunk; ++f) raw[kParity][f] = walk.x[walk.within(first + f) * walk.step];
     }
   }
-  template <int kBuffer>
+  template <int kParity>
   __device__ __forceinline__ void fetch_others(const Lattice<Mantissa>& lattice, const Walk<Mantissa, Storage>& walk,
                                                int first) {
     const int64 scales_at = walk.scale + (walk.within(first) / kChunk) * walk.row_step;
     if (walk.has_blank) {
-      scales[kBuffer][0] = lattice.scales[scales_at + walk.blank_at];
+      scales[kParity][0] = lattice.scales[scales_at + walk.blank_at];
       const Mantissa* const at = lattice.values + walk.at + walk.blank_at;
 #pragma unroll
-      for (int f = 0; f < kChunk; ++f) others[kBuffer][f][0] = at[walk.within(first + f) * walk.row_step];
+      for (int f = 0; f < kFetched; ++f) others[kParity][f][0] = at[walk.within(first + f) * walk.row_step];
     }
     if (walk.has_label) {
-      scales[kBuffer][1] = lattice.scales[scales_at + walk.label_at];
+      scales[kParity][1] = lattice.scales[scales_at + walk.label_at];
       const Mantissa* const at = lattice.values + walk.at + walk.label_at;
 #pragma unroll
-      for (int f = 0; f < kChunk; ++f) others[kBuffer][f][1] = at[walk.within(first + f) * walk.row_step];
+      for (int f = 0; f < kFetched; ++f) others[kParity][f][1] = at[walk.within(first + f) * walk.row_step];
     }
   }
 
@@ -393,12 +394,12 @@ struct Ahead {
     fetch<0>(walk, 0);
     if constexpr (kPhase == 2) {
 #pragma unroll
-      for (int i = 0; i < (kNext ? 2 : 1); ++i) {
+      for (int i = 0; i < 2; ++i) {
         scales[i][0] = scales[i][1] = 0;
 #pragma unroll
-        for (int f = 0; f < kChunk; ++f) others[i][f][0] = others[i][f][1] = Mantissa(0);
+        for (int f = 0; f < kFetched; ++f) others[i][f][0] = others[i][f][1] = Mantissa(0);
       }
-      if constexpr (kNext) fetch_others<0>(lattice, walk, 0);
+      fetch_others<0>(lattice, walk, 0);
     }
     fetch<1>(walk, kChunk);
     begin_emissions<0>();
@@ -510,7 +511,6 @@ __device__ __forceinline__ bool walk_fast(const Lattice<Mantissa>& lattice, Walk
                                           Ahead<kPhase, Mantissa, Storage>& ahead, int chunk,
                                           const Aligned<Mantissa>& from, Extended<Mantissa>* outgoing, int64 exponent) {
   constexpr unsigned kAll = 0xffffffffu;
-  constexpr int kBuffer = Ahead<kPhase, Mantissa, Storage>::kNext ? kParity : 0;
   const int lane = threadIdx.x % 32;
   Mantissa b = from.b, l = from.l, labels[kChunk];
   const Mantissa is_first = lane == 0 ? Mantissa(1) : Mantissa(0);
@@ -522,7 +522,7 @@ __device__ __forceinline__ bool walk_fast(const Lattice<Mantissa>& lattice, Walk
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int own = i == 0 ? from.e_b : from.e_l;
-      const int e = min(max(own + ahead.scales[kBuffer][i] - static_cast<int>(exponent), -2000), 3 * kMost);
+      const int e = min(max(own + ahead.scales[kParity][i] - static_cast<int>(exponent), -2000), 3 * kMost);
       factor[i][0] = power_of_two(e >> 1, Mantissa(0));
       factor[i][1] = power_of_two(e - (e >> 1), Mantissa(0));
     }
@@ -542,7 +542,7 @@ __device__ __forceinline__ bool walk_fast(const Lattice<Mantissa>& lattice, Walk
       if (walk.has_label) row[walk.label_at] = l;
     }
     if constexpr (kPhase == 2) {
-      Mantissa* const other = ahead.others[kBuffer][f];
+      Mantissa* const other = ahead.others[kParity][f];
       other[0] = (bracket_b * factor[0][0]) * (other[0] * factor[0][1]);
       other[1] = (bracket_l * factor[1][0]) * (other[1] * factor[1][1]);
     }
@@ -563,8 +563,8 @@ __device__ __forceinline__ bool walk_fast(const Lattice<Mantissa>& lattice, Walk
     Mantissa* const row = lattice.values + at;
 #pragma unroll
     for (int f = 0; f < kChunk; ++f) {
-      if (walk.has_blank) row[f * walk.row_step + walk.blank_at] = ahead.others[kBuffer][f][0];
-      if (walk.has_label) row[f * walk.row_step + walk.label_at] = ahead.others[kBuffer][f][1];
+      if (walk.has_blank) row[f * walk.row_step + walk.blank_at] = ahead.others[kParity][f][0];
+      if (walk.has_label) row[f * walk.row_step + walk.label_at] = ahead.others[kParity][f][1];
     }
   }
   walk.b = renormalised(Extended<Mantissa>{b, from.e_b});
@@ -581,20 +581,22 @@ __device__ __forceinline__ void walk_apart(const Lattice<Mantissa>& lattice, Wal
                                            Extended<Mantissa>* outgoing, int64 exponent) {
   using Number = Extended<Mantissa>;
   constexpr unsigned kAll = 0xffffffffu;
-  constexpr int kBuffer = Ahead<kPhase, Mantissa, Storage>::kNext ? kParity : 0;
   const int lane = threadIdx.x % 32;
   const int64 scales = walk.scale + chunk * walk.row_step;
   const int64 at = walk.at + static_cast<int64>(chunk) * kChunk * walk.row_step;
-  int exponents[kPhase == 2 ? kChunk : 1][2];
-  if constexpr (kPhase == 2) {
+  // Loads of all frames are in flight together, of doubles those of a frame.
+  constexpr bool kNext = Ahead<kPhase, Mantissa, Storage>::kNext;
+  int exponents[kPhase == 2 && kNext ? kChunk : 1][2];
+  auto fetch_exponents = [&](int f, int to) {
+    const int* const row = lattice.exponents + at + f * walk.row_step;
+    exponents[to][0] = ahead.scales[kParity][0];
+    exponents[to][1] = ahead.scales[kParity][1];
+    if (exponents[to][0] == kOwnExponents) exponents[to][0] = row[walk.blank_at];
+    if (exponents[to][1] == kOwnExponents) exponents[to][1] = row[walk.label_at];
+  };
+  if constexpr (kPhase == 2 && kNext) {
 #pragma unroll
-    for (int f = 0; f < kChunk; ++f) {
-      const int* const row = lattice.exponents + at + f * walk.row_step;
-      exponents[f][0] = ahead.scales[kBuffer][0];
-      exponents[f][1] = ahead.scales[kBuffer][1];
-      if (exponents[f][0] == kOwnExponents) exponents[f][0] = row[walk.blank_at];
-      if (exponents[f][1] == kOwnExponents) exponents[f][1] = row[walk.label_at];
-    }
+    for (int f = 0; f < kChunk; ++f) fetch_exponents(f, f);
   }
   if constexpr (kPhase == 1 && kStores) {
     if (walk.has_blank) lattice.scales[scales + walk.blank_at] = kOwnExponents;
@@ -623,9 +625,19 @@ __device__ __forceinline__ void walk_apart(const Lattice<Mantissa>& lattice, Wal
       }
     }
     if constexpr (kPhase == 2) {
-      const Mantissa* const other = ahead.others[kBuffer][f];
-      const Mantissa of_b = posterior(bracket_b, {other[0], exponents[f][0]}, exponent);
-      const Mantissa of_l = posterior(bracket_l, {other[1], exponents[f][1]}, exponent);
+      Mantissa other[2] = {Mantissa(0), Mantissa(0)};
+      constexpr int kAt = kNext ? kChunk : 1;
+      const int i = f % kAt;
+      if constexpr (kNext) {
+        other[0] = ahead.others[kParity][f][0];
+        other[1] = ahead.others[kParity][f][1];
+      } else {
+        fetch_exponents(f, 0);
+        if (walk.has_blank) other[0] = lattice.values[row + walk.blank_at];
+        if (walk.has_label) other[1] = lattice.values[row + walk.label_at];
+      }
+      const Mantissa of_b = posterior(bracket_b, {other[0], exponents[i][0]}, exponent);
+      const Mantissa of_l = posterior(bracket_l, {other[1], exponents[i][1]}, exponent);
       if (walk.has_blank) lattice.values[row + walk.blank_at] = of_b;
       if (walk.has_label) lattice.values[row + walk.label_at] = of_l;
     }
@@ -703,29 +715,30 @@ __device__ __forceinline__ bool take_chunk(const Lattice<Mantissa>& lattice, Wal
                                            const Extended<Mantissa>& carried, const Extended<Mantissa>* incoming,
                                            Extended<Mantissa>* outgoing, int64 exponent, int64& blanks) {
   constexpr unsigned kAll = 0xffffffffu;
-  constexpr bool kNext = Ahead<kPhase, Mantissa, Storage>::kNext;
-  constexpr int kBuffer = kNext ? kParity : 0;
+  // Posteriors of a fast chunk wait in registers, of which doubles have too few.
+  constexpr bool kFast = kPhase == 1 || Ahead<kPhase, Mantissa, Storage>::kNext;
   const int first = chunk * kChunk;
-  if constexpr (kPhase == 2) {
-    if constexpr (kNext) {
-      ahead.template fetch_others<1 - kParity>(lattice, walk, first + kChunk);
-    } else {
-      ahead.template fetch_others<0>(lattice, walk, first);
-    }
-  }
+  if constexpr (kPhase == 2) ahead.template fetch_others<1 - kParity>(lattice, walk, first + kChunk);
   ahead.template fetch<kParity>(walk, first + 2 * kChunk);
   if constexpr (kPrefetched > 0) ahead.prefetch(lattice, walk, first + kPrefetched * kChunk);
   Aligned<Mantissa> aligned;
-  bool fine = align(walk, ahead, carried, incoming, aligned);
-  bool tame = (ahead.largest < size_word(Mantissa(kOrdinaryLogit))) & (ahead.least >= kLeast) & (ahead.most <= kMost);
-  if constexpr (kPhase == 2) {
-    fine &= (ahead.scales[kBuffer][0] != kOwnExponents) & (ahead.scales[kBuffer][1] != kOwnExponents);
+  bool fast = false;
+  if constexpr (kFast) {
+    bool fine = align(walk, ahead, carried, incoming, aligned);
+    if constexpr (kPhase == 2) {
+      fine &= (ahead.scales[kParity][0] != kOwnExponents) & (ahead.scales[kParity][1] != kOwnExponents);
+    }
+    fast = plain && __all_sync(kAll, fine);
   }
-  const bool fast = plain && __all_sync(kAll, fine), apart = plain && !fast && __all_sync(kAll, tame);
+  const bool tame =
+      (ahead.largest < size_word(Mantissa(kOrdinaryLogit))) & (ahead.least >= kLeast) & (ahead.most <= kMost);
+  const bool apart = plain && !fast && __all_sync(kAll, tame);
   ahead.template begin_emissions<1 - kParity>();
   bool done = true;
   if (fast) {
-    done = walk_fast<kPhase, kStores, kParity>(lattice, walk, ahead, chunk, aligned, outgoing, exponent);
+    if constexpr (kFast) {
+      done = walk_fast<kPhase, kStores, kParity>(lattice, walk, ahead, chunk, aligned, outgoing, exponent);
+    }
   } else if (apart) {
     walk_apart<kPhase, kStores, kParity>(lattice, walk, ahead, chunk, carried, incoming, outgoing, exponent);
   } else {
