@@ -87,7 +87,8 @@ def _peak(call: Call, operands: tuple[torch.Tensor, ...]) -> int:
 
 
 def _cudnn(eager: Call, inputs: Inputs) -> Call:
-    """torch's call with operands that it hands to cuDNN: targets of 32 bits in a row on the CPU, and lengths as numbers.
+    """The call of torch with operands that it hands to cuDNN: 32-bit targets in one row on the CPU, lengths as numbers.
+
     Lengths in tensors would have to lie on the GPU, with the targets.
     """
 
