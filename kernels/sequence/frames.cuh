@@ -128,15 +128,14 @@ __device__ __forceinline__ void read_frame(const Sequences& shape, const Storage
   }
 }
 
-// Finds the sums of kAtOnce frames of few classes, so that their loads and exchanges overlap. The order of additions is
-// that of classes, whatever the strides. Preconditions: all lanes of the warp; at most kFewClasses classes.
-constexpr int kFewClasses = 128, kAtOnce = 4;
+// Finds the sums of kAtOnce frames of few classes, so that their loads and exchanges overlap. Lanes have kEach classes;
+// the order of additions does not depend on strides. Preconditions: all lanes of the warp; at most 32 kEach classes.
+constexpr int kFewClasses = 128;
 
-template <class Compute, class Storage>
+template <int kEach, int kAtOnce, class Compute, class Storage>
 __device__ __forceinline__ void read_few_classes(const Sequences& shape, const Storage* x, const Sample& sample,
                                                  int64 n, int64 first, int64 end, FrameSum<Compute>* sums,
                                                  unsigned* broken) {
-  constexpr int kEach = kFewClasses / 32;
   constexpr unsigned kAll = 0xffffffffu;
   const int lane = threadIdx.x % 32, classes = static_cast<int>(shape.classes);
   const Storage* const rows = x + shape.x_offset(n);
@@ -218,9 +217,14 @@ __device__ __forceinline__ void read_frames(const Sequences& shape, const Storag
     const int64 n = i / runs, first = static_cast<int64>(i % runs) * kFrames;
     const Sample sample = samples[n];
     const int64 end = min(first + kFrames, static_cast<int64>(sample.frames));
-    if (shape.classes <= kFewClasses) {
-      for (int64 t = first + threadIdx.x / 32 * kAtOnce; t < end; t += blockDim.x / 32 * kAtOnce) {
-        read_few_classes(shape, x, sample, n, t, end, sums, broken);
+    const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    if (shape.classes <= 32) {
+      for (int64 t = first + warp * 8; t < end; t += warps * 8) {
+        read_few_classes<1, 8>(shape, x, sample, n, t, end, sums, broken);
+      }
+    } else if (shape.classes <= kFewClasses) {
+      for (int64 t = first + warp * 4; t < end; t += warps * 4) {
+        read_few_classes<kFewClasses / 32, 4>(shape, x, sample, n, t, end, sums, broken);
       }
     } else {
       for (int64 t = first + threadIdx.x / 32; t < end; t += blockDim.x / 32) {
@@ -592,54 +596,68 @@ struct ShortFrames {
   }
 };
 
+// What a warp loads of a frame of few classes, a frame ahead: the sum, posteriors of the first positions, first logits.
+template <GradientKind kKind, class Mantissa, class Storage>
+struct FrameAhead {
+  static constexpr int kVec = 16 / sizeof(Storage), kFirst = kVec < 4 ? kVec : 4, kPositions = 4;
+  FrameSum<Mantissa> sum;
+  Mantissa blanks[kPositions], labels[kPositions];
+  Pack<Storage, kVec> logits;  // a vector, or an element of each run of 32 classes
+  bool vectors;
+
+  __device__ __forceinline__ void load(const Sequences& shape, const Storage* x, const Storage* g,
+                                       const Mantissa* posteriors, int size, const FrameSum<Mantissa>* of_frame) {
+    const int lane = threadIdx.x % 32, classes = static_cast<int>(shape.classes);
+    vectors = classes >= 32 * kVec && is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class));
+    sum = {Mantissa(0), Mantissa(0), 0};
+    if constexpr (kKind == kSoftmax) sum = *of_frame;
+    logits = {};
+    if constexpr (kKind != kPlain) {
+      if (vectors) {
+        logits = load_vector<kVec>(x + lane * kVec);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kFirst; ++i) {
+          if (lane + 32 * i < classes) logits.element[i] = x[(lane + 32 * i) * shape.x_class];
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kPositions; ++i) {
+      const int j = lane + 32 * i;
+      blanks[i] = j < size ? posteriors[j] : Mantissa(0);
+      labels[i] = j < size - 1 ? posteriors[size + j] : Mantissa(0);
+    }
+  }
+};
+
 // Does what write_frame does, in one pass over the classes: each is written once. Bits are the same, too.
 template <GradientKind kKind, class Mantissa, class Storage>
 __device__ __forceinline__ void write_short_frame(const Sequences& shape, const Storage* x, Storage* g,
                                                   const int* labels, const unsigned* links, const unsigned* head,
                                                   Mantissa* row, const Mantissa* posteriors, int size,
-                                                  const FrameSum<Mantissa>& sum, Mantissa scale) {
+                                                  const FrameAhead<kKind, Mantissa, Storage>& ahead, Mantissa scale) {
+  using Ahead = FrameAhead<kKind, Mantissa, Storage>;
+  constexpr int kVec = Ahead::kVec, kFirst = Ahead::kFirst, kPositions = Ahead::kPositions;
   const int lane = threadIdx.x % 32, classes = static_cast<int>(shape.classes);
   const int blank = static_cast<int>(shape.blank);
+  const FrameSum<Mantissa>& sum = ahead.sum;
   const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
   const int likely = kKind == kSoftmax && sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
-  constexpr int kVec = 16 / sizeof(Storage), kFirst = 4;
-  const bool vectors =
-      classes >= 32 * kVec && is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class));
-  // The first logits are on their way while posteriors are added.
-  Pack<Storage, kVec> first_vector = {};
-  Storage first_elements[kFirst] = {};
-  if constexpr (kKind != kPlain) {
-    if (vectors) {
-      first_vector = load_vector<kVec>(x + lane * kVec);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kFirst; ++i) {
-        if (lane + 32 * i < classes) first_elements[i] = x[(lane + 32 * i) * shape.x_class];
-      }
-    }
-  }
   Mantissa of_blank = 0, of_labels = 0, of_others = 0;
   __syncwarp();  // the row is still read
-  // Loads of several positions are in flight together.
-  constexpr int kAhead = 4;
-  for (int first = lane; first < size; first += 32 * kAhead) {
-    Mantissa blanks[kAhead], found[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int j = first + 32 * i;
-      blanks[i] = j < size ? posteriors[j] : Mantissa(0);
-      found[i] = j < size - 1 ? posteriors[size + j] : Mantissa(0);
+  auto add = [&](int j, Mantissa of_b, Mantissa of_l) {
+    of_blank += of_b;
+    of_labels += of_l;
+    if (j < size - 1) {
+      row[j] = of_l;
+      if (likely >= 0) of_others += labels[j] != likely ? of_l : Mantissa(0);
     }
+  };
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int j = first + 32 * i;
-      of_blank += blanks[i];
-      of_labels += found[i];
-      if (j < size - 1) {
-        row[j] = found[i];
-        if (likely >= 0) of_others += labels[j] != likely ? found[i] : Mantissa(0);
-      }
-    }
+  for (int i = 0; i < kPositions; ++i) add(lane + 32 * i, ahead.blanks[i], ahead.labels[i]);
+  for (int j = lane + 32 * kPositions; j < size; j += 32) {
+    add(j, posteriors[j], j < size - 1 ? posteriors[size + j] : Mantissa(0));
   }
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
@@ -673,9 +691,9 @@ __device__ __forceinline__ void write_short_frame(const Sequences& shape, const 
     return (c == likely && occ > Mantissa(0.5) ? rest : before - occ) * scale;
   };
   int done = 0;
-  if (vectors) {
+  if (ahead.vectors) {
     for (int v = lane; v < classes / kVec; v += 32) {
-      Pack<Storage, kVec> raw = first_vector;
+      Pack<Storage, kVec> raw = ahead.logits;
       if (kKind != kPlain && v != lane) raw = load_vector<kVec>(x + v * kVec);
       Mantissa found[kVec];
 #pragma unroll
@@ -687,7 +705,7 @@ __device__ __forceinline__ void write_short_frame(const Sequences& shape, const 
 #pragma unroll
     for (int i = 0; i < kFirst; ++i) {
       const int c = lane + 32 * i;
-      if (c < classes) g[c * shape.g_class] = Narrow<Storage>::from(gradient(c, head[c], first_elements[i]));
+      if (c < classes) g[c * shape.g_class] = Narrow<Storage>::from(gradient(c, head[c], ahead.logits.element[i]));
     }
     done = 32 * kFirst;
   }
@@ -732,30 +750,38 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
     const int size = sample.labels + 1;
     const int64 x_offset = shape.x_offset(n), g_offset = shape.g_offset(n);
     const bool is_short = shape.classes <= kShortClasses && size <= Short::kLabels && shape.early == 0;
-    if (is_short && exists && first < sample.frames) {
-      few.begin(shape, labels + sample.first, links + sample.first, size - 1);
-    }
-    for (int64 t = first + warp; t < end; t += warps) {
-      Storage* const row = g + g_offset + t * shape.g_frame;
-      if (t < sample.frames && exists && !is_nan) {
+    const int* const own = labels + sample.first;
+    const unsigned* const next = links + sample.first;
+    const int64 written = exists && !is_nan ? min(end, static_cast<int64>(sample.frames)) : 0;
+    const Mantissa factor = static_cast<Mantissa>(scale);
+    if (is_short && first < written) {
+      FrameAhead<kKind, Mantissa, Storage> ahead;
+      auto load = [&](int64 t) {
+        ahead.load(shape, x + x_offset + t * shape.x_frame, g + g_offset + t * shape.g_frame,
+                   lattice + Lattice<Mantissa>::row(shape, sample, t), size, sums + n * shape.frames + t);
+      };
+      if (first + warp < written) load(first + warp);
+      few.begin(shape, own, next, size - 1);
+      for (int64 t = first + warp; t < written; t += warps) {
+        const FrameAhead<kKind, Mantissa, Storage> now = ahead;
+        if (t + warps < written) load(t + warps);
+        write_short_frame<kKind>(shape, x + x_offset + t * shape.x_frame, g + g_offset + t * shape.g_frame, few.labels,
+                                 few.links, few.head, few.row[warp], lattice + Lattice<Mantissa>::row(shape, sample, t),
+                                 size, now, factor);
+      }
+    } else {
+      for (int64 t = first + warp; t < written; t += warps) {
         FrameSum<Mantissa> sum = {Mantissa(0), Mantissa(0), 0};
         if constexpr (kKind == kSoftmax) sum = sums[n * shape.frames + t];
-        const Mantissa* const posteriors = lattice + Lattice<Mantissa>::row(shape, sample, t);
-        const Storage* const logits = x + x_offset + t * shape.x_frame;
-        const int* const own = labels + sample.first;
-        const unsigned* const next = links + sample.first;
-        if (is_short) {
-          write_short_frame<kKind>(shape, logits, row, few.labels, few.links, few.head, few.row[warp], posteriors, size,
-                                   sum, static_cast<Mantissa>(scale));
-        } else {
-          write_frame<kKind>(shape, logits, row, own, next, posteriors, size, sum, static_cast<Mantissa>(scale),
-                             shape.early != 0);
-        }
-      } else {
-        const bool nan = is_nan && t < sample.frames;
-        const Storage fill = Narrow<Storage>::from(nan ? not_a_number(Mantissa(0)) : Mantissa(0));
-        for (int64 c = lane; c < shape.classes; c += 32) row[c * shape.g_class] = fill;
+        write_frame<kKind>(shape, x + x_offset + t * shape.x_frame, g + g_offset + t * shape.g_frame, own, next,
+                           lattice + Lattice<Mantissa>::row(shape, sample, t), size, sum, factor, shape.early != 0);
       }
+    }
+    for (int64 t = max(first, written) + warp; t < end; t += warps) {
+      const bool nan = is_nan && t < sample.frames;
+      const Storage fill = Narrow<Storage>::from(nan ? not_a_number(Mantissa(0)) : Mantissa(0));
+      Storage* const row = g + g_offset + t * shape.g_frame;
+      for (int64 c = lane; c < shape.classes; c += 32) row[c * shape.g_class] = fill;
     }
     if (block + blocks < all) __syncthreads();
   }

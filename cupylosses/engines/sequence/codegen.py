@@ -13,7 +13,7 @@ BAND = 128
 THREADS = {"prepare": 256, "first": BAND, "second": BAND, "finish": 128, "gradient": 128}
 #: Blocks that a multiprocessor is to hold, of float32 and float64 arithmetic. The recursion is a chain of latencies,
 #: and gets all registers that it can use.
-BLOCKS = {"first": (1, 1), "second": (1, 1), "gradient": (8, 4)}
+BLOCKS = {"first": (1, 1), "second": (1, 1), "gradient": (5, 3)}
 
 #: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
 PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
