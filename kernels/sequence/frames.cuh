@@ -4,17 +4,19 @@
 //   loss_n    = sum_t lse[t, n] - log Z_n            lse is left out for log-probabilities
 //   gradient  = scale_n (softmax[t, n, c] - occ[t, n, c])
 //
-// 1. read_frames: a warp per frame finds the largest logit, and the sum of the others' exponentials relative to it: so
-//    one minus the largest probability keeps its digits. Online: each logit is read once.
+// 1. read_frames: a warp finds the largest logit of a frame, and the sum of the others' exponentials relative to it: so
+//    one minus the largest probability keeps its digits. Of few classes it takes several frames at once. Of many,
+//    read_rows: a block takes a frame, and writes scale_n softmax while the row is in the cache.
 // 2. finish_sample: a block per sample adds Z in double, in the order of threads, and log-sum-exps; the block that
 //    arrives last adds the losses in the order of samples.
 // 3. write_gradient: a warp per frame. Posteriors are divided by the frame's own sum, and those of a class added in the
 //    order of positions, from its first occurrence along its links. Frames of few classes are written in one pass,
-//    which looks up the first occurrence of each class in shared memory; of others every class is written once, and the
-//    distinct labels and the blank once more. Where one class has more than half of softmax and of occ, its gradient is
-//    (the others' occ) - (the others' softmax).
+//    which looks up the first occurrence of each class in shared memory; what a warp reads of its next frame is on its
+//    way meanwhile. Of others every class is written once, by 1 if they are many, and the distinct labels and the blank
+//    once more. Where one class has more than half of softmax and of occ, its gradient is (the others' occ) - (the
+//    others' softmax).
 //
-// Traffic: x read by 1 and again by 3, the gradient written, posteriors read.
+// Traffic: x read by 1, and again by 3 unless 1 has written softmax; the gradient written; posteriors read.
 #pragma once
 #include "core/reduce.cuh"
 #include "core/speculative_grad.cuh"
@@ -366,7 +368,6 @@ __device__ __forceinline__ void read_rows(const Sequences& shape, const Storage*
                                           FrameSum<Compute>* sums, unsigned* broken, const Result* grad_output,
                                           const double* used, int64 per_sample, double multiple, const double* count,
                                           unsigned block, unsigned blocks) {
-  const unsigned frames = static_cast<unsigned>(shape.frames);
   const int64 all = shape.frames * shape.samples;
   for (int64 i = block; i < all; i += blocks) {
     // Neighbours in memory: frames of one sample are far apart.
