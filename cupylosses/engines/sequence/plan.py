@@ -38,7 +38,9 @@ from cupylosses.jit.gpu import WARP
 CHUNK = 8
 #: Frames of a block that reads logits or writes gradients (``kFrames``).
 FRAMES = 16
-#: Blocks on a multiprocessor that read frames, at most.
+#: Frames of many classes that a block takes, one after another.
+ROWS = 4
+#: Blocks on a multiprocessor that take frames, at most, where most often there is nothing to do.
 ROW_BLOCKS = 8
 #: Classes of a frame that a warp takes, at most (``kShortClasses``).
 SHORT_CLASSES = 1024
@@ -206,14 +208,15 @@ class SequencePlan(CompositePlan):
         frame, sample = (own[1], own[0]) if static.batch_first else (own[0], own[1])
         return outer, sample, frame, own[2]
 
-    def _launch(self, kind: str, stores: bool = False, finishes: bool = False) -> compiler.Launcher:
-        key = kind, stores, finishes
+    def _launch(self, kind: str, stores: bool = False, forward: bool = False) -> compiler.Launcher:
+        key = kind, stores, forward
         found = self._launchers.get(key)
         if found is None:
-            found = self._launchers[key] = self._make(kind, stores, finishes)
+            found = self._launchers[key] = self._make(kind, stores, forward)
         return found
 
-    def _make(self, kind: str, stores: bool, finishes: bool) -> compiler.Launcher:
+    def _make(self, kind: str, stores: bool, forward: bool) -> compiler.Launcher:
+        """A launch of forward, or one that most often leaves at once: of few blocks, which then take all frames."""
         sized = self.sizes
         fixed: list[Any] = [self.shape_words]
         blocks, threads = sized.every, THREADS[kind]
@@ -231,15 +234,13 @@ class SequencePlan(CompositePlan):
             links = sized.every * stores
             fixed += [blocks, links]
             if added == SOFTMAX:
-                # Fewer blocks than frames: those of a gradient that is right leave at once.
-                rows = sized.every * (sized.frames if self.many else -(-sized.frames // FRAMES))
-                blocks += min(rows, ROW_BLOCKS * self.machine.processors)
+                rows = -(-sized.frames * sized.every // ROWS) if self.many else sized.every * -(-sized.frames // FRAMES)
+                blocks += rows if forward else min(rows, ROW_BLOCKS * self.machine.processors)
             blocks += links
         if kind == "gradient":
             runs = sized.every * -(-sized.frames // FRAMES)
-            # A second time, few blocks: most often they leave at once.
-            blocks = sized.every + runs if finishes else min(runs, ROW_BLOCKS * self.machine.processors)
-            fixed += [sized.every * finishes]
+            blocks = sized.every + runs if forward else min(runs, ROW_BLOCKS * self.machine.processors)
+            fixed += [sized.every * forward]
         dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
         result = self.result if stores or kind not in ("prepare", "first") else "float32"
         kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores)
@@ -264,7 +265,7 @@ class SequencePlan(CompositePlan):
         lattice = self._lattice(device) if both else None
         at = 0 if lattice is None else device.address(lattice)
         written = gradient if both and self.early else NO_GRADIENT
-        self._launch("first", both)(stream, x, memory, at, unless, *written)
+        self._launch("first", both, not unless)(stream, x, memory, at, unless, *written)
         if both:
             self._launch("second")(stream, x, memory, at, unless)
         return lattice
