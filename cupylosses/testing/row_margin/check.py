@@ -120,7 +120,8 @@ class MarginCheck(Check):
         return [x.to(self.device) for x in found]
 
     def torch(self) -> list[Callable[..., Tensor]]:
-        found = eager.twin(self.loss, self.values, self.reduction, self.laid.class_dim)
+        ignored = self.case.get("ignore_index", IGNORED)
+        found = eager.twin(self.loss, self.values, self.reduction, self.laid.class_dim, ignored)
         return [] if found is None or "mask" in self.names else [found]
 
     def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:
