@@ -194,7 +194,9 @@ def _leaves(x: Tensor | list[Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("call", "dtype"), in_turn(CALLS, [torch.float16, torch.float32]), ids=str)
+@pytest.mark.parametrize(
+    ("call", "dtype"), in_turn(short_or_full(FEW_CALLS, CALLS), [torch.float16, torch.float32]), ids=str
+)
 def test_gradients_are_those_of_autograd(call: tuple[str, dict[str, Any]], dtype: torch.dtype) -> None:
     """To the bit by ``torch.func.grad`` and with ``create_graph=True``: no intermediate is narrow."""
     name, options = call
