@@ -290,7 +290,8 @@ def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) 
         checks = [x.check for x in tasks]
         assert {repr(x.case) for x in checks if x.layout == EDGES} == {repr(x) for x in loss.cases}
         assert {"none", "mean", "sum", "batchmean"} <= {x.reduction for x in checks}
-        assert {"contiguous", "transposed", "row", EDGES} == {x.layout for x in checks}
+        rows = {"row"} if loss in representatives() else set()
+        assert {"contiguous", "transposed", EDGES} | rows == {x.layout for x in checks}
         assert {("float32",), ("bfloat16",)} == {x.dtypes for x in checks}
         assert {x for c in checks for x, w in enumerate(c.gradients_of) if w} == set(range(len(loss.operands)))
         assert {"element-wise losses", bits.REPEATED, "numpy arrays"} == {x.section for x in tasks}
@@ -308,7 +309,7 @@ def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) 
             assert {x.layout for x in checks} == set(softmax_check.ROW_LAYOUTS) - {"label_only", "label_only_tiles"}
         kernels |= kernels_of(tasks)
     # A kernel takes 0.15 to 0.5 s of a core, and the whole run should take a minute.
-    assert elementwise <= 10 * len(registry(Loss))
+    assert elementwise <= 9 * len(registry(Loss))
     assert len(kernels) - elementwise <= 24 * len(registry(SoftmaxLoss))
 
 
