@@ -20,3 +20,5 @@ class BoxMatrix(SizedMatrix):
     usual = "flat"
     repeated_as = (("mean", "flat"), ("mean", "rows"), ("none", "strided"))
     layouts_of_first = layouts
+    # NVRTC takes seconds for one of these.
+    narrow_others = False

@@ -160,6 +160,7 @@ class SizedMatrix(Matrix):
         layouts_of_first: The layouts behind the line of the engine's first loss, whose skeletons of kernels the others
             share.
         layouts_of_others: The layouts behind the lines of the others.
+        narrow_others: True if these have a check in 16 bits, too.
     """
 
     usual: ClassVar[str]
@@ -167,6 +168,7 @@ class SizedMatrix(Matrix):
     of_line: ClassVar[Sequence[str]] = ("none", "sum", "batchmean")
     layouts_of_first: ClassVar[Sequence[str]]
     layouts_of_others: ClassVar[Sequence[str]] = ()
+    narrow_others: ClassVar[bool] = True
 
     @property
     def cases(self) -> Sequence[Mapping[str, Any]]:
@@ -220,11 +222,12 @@ class SizedMatrix(Matrix):
 
     def candidates_of_line(self) -> Iterator[Check]:
         (plain,) = self.plain()
+        first = self.loss is next(iter(registry(self.Definition).values()))
         yield from (replace(plain, case=x) for x in self.cases)
         yield from (replace(plain, reduction=x) for x in self.of_line if x in self.loss.reductions)
-        yield replace(plain, dtypes=NARROW)
+        if first or self.narrow_others:
+            yield replace(plain, dtypes=NARROW)
         if not self.selection.shape:
-            first = self.loss is next(iter(registry(self.Definition).values()))
             yield from (replace(plain, layout=x) for x in (self.layouts_of_first if first else self.layouts_of_others))
 
 

@@ -21,3 +21,4 @@ class StatisticsMatrix(SizedMatrix):
     repeated_as = (("mean", "lanes"), ("mean", "block"), ("none", "long"))
     layouts_of_first = layouts
     layouts_of_others = ("block",)
+    narrow_others = False
