@@ -112,6 +112,7 @@ CASES: Sequence[tuple[Any, ...]] = (
 )  # fmt: skip
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("function", "boxes", "options", "value", "first", "second"),
@@ -144,6 +145,7 @@ def test_operators_of_torch(function: Any) -> None:
 # Kernels against formulas
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("function", "of"),

@@ -206,6 +206,7 @@ def test_served_calls_of_rows_are_this_librarys(twin: SoftmaxLoss, kind: str) ->
         torch.testing.assert_close(value, ORIGINALS[twin.torch](x, target, weight, reduction=reduction))
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize("twin", [*TWINS, *ROW_TWINS], ids=lambda x: x.name)
 def test_torchs_own_samples(twin: Definition) -> None:

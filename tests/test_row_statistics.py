@@ -205,6 +205,7 @@ CASES: Sequence[tuple[Any, ...]] = (
 )  # fmt: skip
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("function", "dtype", "operands", "options", "value", "slopes"),
@@ -322,6 +323,7 @@ DISTANCES = {
 }
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize(("name", "swap"), in_turn(list(DISTANCES), [False, True]))
 def test_functions_of_distances(name: str, swap: bool) -> None:
@@ -396,6 +398,7 @@ def test_distance_and_similarity() -> None:
         F.cosine_similarity(half, half)
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize(("p", "features"), in_turn([1.0, 2.0, 3.5, inf], [5, 1100]))
 def test_norms(p: float, features: int) -> None:
@@ -438,6 +441,7 @@ def test_feature_dim(dim: int) -> None:
 REDUCTIONS = ["none", "mean", "sum", "batchmean", "weighted_mean"]
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("reduction", "weight", "masked"), in_turn(REDUCTIONS, [None, 0.5, "rows", "one"], [False, True], times=2)

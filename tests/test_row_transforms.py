@@ -154,6 +154,7 @@ def test_options_in_a_graph(name: str, options: dict[str, Any]) -> None:
         assert same_bits(compiled(*tensors, **others), function(*tensors, **others))
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @each_call
 def test_options_under_transforms(name: str, options: dict[str, Any]) -> None:

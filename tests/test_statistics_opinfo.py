@@ -93,6 +93,7 @@ def is_known_difference(definition: StatisticsLoss, given: Arguments) -> bool:
     return definition.name == "cosine_embedding_loss" and len(shapes) > 1
 
 
+@pytest.mark.plain
 @each_twin
 @devices
 @pytest.mark.parametrize("dtype", FLOATING)
