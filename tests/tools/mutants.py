@@ -110,6 +110,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "increment_and_synchronize",
         "atomicInc",
         ("truth",),
+        races=True,
     ),
     Mutant(
         "ticket not 0 again",
@@ -179,6 +180,7 @@ MUTANTS: tuple[Mutant, ...] = (
         r"used_grad_output\[global_warp\(\)\] =",
         "used_grad_output[threadIdx.x / 32] =",
         ("truth",),
+        races=True,
     ),
     Mutant(
         "promise kept twice",
@@ -221,6 +223,7 @@ MUTANTS: tuple[Mutant, ...] = (
         r"claimed = atomicAdd\(counter, 1u\)",
         "claimed = *counter, *counter = claimed + 1",
         ("rows, claimed",),
+        races=True,
     ),
     Mutant(
         "sum not moved to a new largest logit",

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from cupylosses.definition.base import COMMON_TEXTS, LEGACY, Definition, Operand, code_of
+from cupylosses.definition.base import ANNOTATIONS, COMMON_TEXTS, LEGACY, Definition, Operand, code_of
 from cupylosses.definition.expressions import Part, check
 from cupylosses.definition.registry import define as enter
 
@@ -47,6 +47,31 @@ CHECKS = ("lazy", "sync", "off")
 def part_of(kind: str) -> str:
     """The expression that a kind of target is evaluated by."""
     return "row" if kind == "indices" else "term"
+
+
+#: Types in stubs of the arguments that losses of rows take.
+ROW_ANNOTATIONS: Mapping[str, str] = {
+    **ANNOTATIONS,
+    "reduction": "_RowReduction",
+    "weight": "_Exchangeable | None",
+    "alpha": "_Exchangeable | None",
+    "ignore_index": "int",
+    "class_dim": "int | None",
+    "softcap": "float | None",
+    "logit_scale": "float",
+    "temperature": "float",
+    "return_lse": "bool",
+    "return_accuracy": "bool",
+    "return_entropy": "bool",
+    "inplace_backward": "bool",
+    "check_targets": "_Check",
+}
+
+
+def row_annotations(common: Mapping[str, Any]) -> Mapping[str, str]:
+    """Types in stubs of the arguments of a loss of rows with these defaults."""
+    integers = {x: "int" for x in ("class_dim",) if common.get(x) is not None}
+    return {**ROW_ANNOTATIONS, **integers}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -179,6 +204,10 @@ class SoftmaxLoss(Definition):
         if self.row:
             found["check_targets"] = "lazy"
         return found
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return row_annotations(self.common)
 
     @property
     def reserved(self) -> Collection[str]:
