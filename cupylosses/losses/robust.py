@@ -325,6 +325,10 @@ general_robust_loss = define(
     value="robust_loss(input - target, alpha, scale)",
     reference=_general_reference,
     heavy=2,
+    tentative=(
+        "(alpha == 0 || (alpha >= 0.0625 && alpha <= 4) || (alpha <= -0.0625 && alpha >= -4)) "
+        "&& scale >= 1e-6 && scale <= 1e6"
+    ),
     convention=(
         "The derivative with respect to `alpha` is 0 at alpha = 2, where the true one is infinite, and where |alpha| "
         "exceeds 2^60, which is treated as infinite."

@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from typing import ClassVar
 
 from cupylosses.checks import FLOATING
-from cupylosses.definition.expressions import cuda, in_double
+from cupylosses.definition.expressions import cuda, in_double, names_in
 from cupylosses.engines.pointwise.definition import Loss, ModifiedLoss
 from cupylosses.engines.pointwise.jvp import TangentLoss
 from cupylosses.engines.pointwise.layout import (
@@ -218,7 +218,8 @@ def functor(variant: PointwiseKernel) -> str:
         lines = ["struct Base {", f"  using Compute = {compute};"]
         lines += [*_operator(variant, loss.base or loss, "_number"), "};", "", *_direction(variant, loss, heavy)]
     else:
-        lines = ["struct Loss {", f"  using Compute = {compute};", heavy, *_operator(variant, loss, compute), "};"]
+        lines = ["struct Loss {", f"  using Compute = {compute};", heavy]
+        lines += [*_operator(variant, loss, compute), *_tentative(variant), "};"]
     return "\n".join(lines) + "\n"
 
 
@@ -254,6 +255,18 @@ def _operator(variant: PointwiseKernel, loss: Loss, number: str) -> list[str]:
     return [*lines, f'#line 1 "<{variant.title}>.entries"', "  }"]
 
 
+def _tentative(variant: PointwiseKernel) -> list[str]:
+    """The condition under which elements are evaluated tentatively first. It is unknown of operands that are arrays."""
+    loss, condition = variant.loss, variant.loss.tentative
+    known = names_in(condition) <= {x.name for x in loss.parameters}
+    tried = bool(condition) and known and variant.narrow
+    lines = [f"  static constexpr bool kTriedFirst = {str(tried).lower()};"]
+    if tried:
+        lines += ["  __device__ __forceinline__ bool usual() const {", *written_at(loss, "tentative")]
+        lines += [f"    return {in_double(condition)};", f'#line 1 "<{variant.title}>.entries"', "  }"]
+    return lines
+
+
 def _direction(variant: PointwiseKernel, loss: TangentLoss, heavy: str) -> list[str]:
     """The derivative of `Base` along the directions that are the last operands."""
     operands = [x.name for x in loss.operands]
@@ -264,6 +277,7 @@ def _direction(variant: PointwiseKernel, loss: TangentLoss, heavy: str) -> list[
         "struct Loss {",
         f"  using Compute = {STORAGE[variant.compute][0]};",
         heavy,
+        "  static constexpr bool kTriedFirst = false;",
         "  Base _base;",
         "",
         *call_signature(operands),
