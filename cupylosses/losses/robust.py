@@ -186,6 +186,7 @@ wing_loss = define(
     value="width * log1p(within * steepness) + beyond",
     reference=_wing_reference,
     heavy=1,
+    tentative="true",
     kinks=_wing_kinks,
     convention="At input = target the gradient is 0. At d = width it is that of the absolute error.",
     cases=({}, {"width": 2.0, "epsilon": 4.0}),

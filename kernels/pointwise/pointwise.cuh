@@ -869,7 +869,7 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
 #pragma unroll 1
       for (int run = 0; run < kRun && first < vectors; ++run, first += chunks * kBatch) {
         auto cursor = program.layout.at(first + lane);
-        if (program.layout.whole_up_to(first + kBatch - 1 + Program::kReadsAhead)) {
+        if (program.layout.whole_batch(cursor, first + kBatch - 1 + Program::kReadsAhead)) {
 #pragma unroll 1
           for (int u = 0; u < kUnroll; u += kFlight)
             program.template visit<kFlight, true>(cursor, partial, scale, sums);

@@ -96,6 +96,14 @@ __device__ __forceinline__ auto log_loss_of_logit(const Dual<T, kX>& x, const Du
   const T size = scalar_abs(x.value);
   const T not_y = T(1) - y.value;
   const bool negative = x.value < T(0);
+  if constexpr (((kX | kY) & kTentative) != 0) {
+    const T p = negative ? at.smaller : at.larger, not_p = negative ? at.larger : at.smaller;
+    const T above = max_ignoring_nan(x.value, T(0)), below = max_ignoring_nan(-x.value, T(0));
+    const T falling = w.value * y.value, of_yes = at.excess + below;
+    const T value = scalar_fma(not_y, at.excess + above, falling * of_yes);
+    return chain(x, y, w, value, scalar_fma(not_y, p, -(falling * not_p)),
+                 scalar_fma(w.value - T(1), at.excess, scalar_fma(w.value, below, -above)), y.value * of_yes);
+  }
   const T label = negative ? y.value : not_y;
   const T factor = negative ? w.value : T(1);
   const bool nothing = label == T(0) || factor == T(0);
@@ -124,6 +132,7 @@ __device__ __forceinline__ Dual<T, kP | kY> log_loss(const Dual<T, kP>& p, const
   const T per_not_p = min(scalar_divide_roughly(T(1), not_p), T(1e12));
   // The logarithm of (1 - p) / p, where the logarithms cancel: 1 - 2 p is exact there.
   const T excess = not_p - p.value;
-  const T odds = scalar_abs(excess) < T(0.5) ? scalar_log1p(excess / p.value) : logs.success - logs.failure;
+  const T odds =
+      scalar_abs(excess) < T(0.5) ? scalar_log1p(scalar_divide_closely(excess, p.value)) : logs.success - logs.failure;
   return chain(p, y, valid ? value : scalar_nan(T()), scalar_fma(not_y, per_not_p, -(y.value * per_p)), odds);
 }
