@@ -238,7 +238,7 @@ struct TiledLayout {
   using Tile = Tile_;
   static constexpr int kOuter = kRank;
   static constexpr bool kTiled = true, kStrips = false;
-  static constexpr int64 kShifts = 64;
+  static constexpr int64 kMostShifts = 1 << 16;
   struct Cursor {
     int64 a, b;
     int step;
@@ -258,12 +258,14 @@ struct TiledLayout {
   __device__ __forceinline__ bool whole_batch(const Cursor& cursor, int64) const {
     return cursor.whole;
   }
-  // A tile's place along a. Shifted from row to row of tiles: a chunk may take every n-th tile of a multiple of a row,
-  // and would have nothing but tiles at the end of their rows, which take longer. Without a division, which takes
-  // longer than it gains.
+  // A tile's place along a. Shifted from row to row of tiles, by all numbers below a power of two: a chunk may take
+  // every n-th tile of a multiple of a row, and would have nothing but tiles at the end of their rows, which take
+  // longer. A division would take longer than it gains.
   __device__ __forceinline__ int64 across(int64 place, int64 tile_b) const {
-    const int64 place_b = tile_b & (kShifts - 1), shift = place_b < tiles_a ? place_b : 0;
-    return place + shift < tiles_a ? place + shift : place + shift - tiles_a;
+    const int limited = static_cast<int>(tiles_a < kMostShifts ? tiles_a : kMostShifts);
+    const int64 power = 1LL << (31 - __clz(limited));
+    const int64 shifted = place + (tile_b & (power - 1));
+    return shifted < tiles_a ? shifted : shifted - tiles_a;
   }
   __device__ __forceinline__ Cursor at(int64 vector) const {
     const int64 tile = vector / Tile::kVectors, plane = tile / per_plane, rest = tile - plane * per_plane;

@@ -169,7 +169,8 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
   constexpr int kStreams = Program::kStreams;
   constexpr int kVecSize = Program::kVecSize;
   // Fewer for a heavy loss in 16 bits, whose elements are computed together without a branch between them.
-  constexpr int kMost = kNarrow ? kMostTerms >> Program::Loss::kHeavy : kMostTerms;
+  constexpr int kCost = Program::Loss::kHeavy < 2 ? Program::Loss::kHeavy : 2;
+  constexpr int kMost = kNarrow ? kMostTerms >> kCost : kMostTerms;
   constexpr int kInFlight = vectors_in_flight(kMost, sizeof(typename Program::Terms) / 4, kMostTermWords);
   constexpr int kTotals = kColumns ? kVecSize : 1;
   constexpr int kStep = kColumns ? 1 : kVecSize;

@@ -311,8 +311,8 @@ __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a,
     const T near =
         f * f * scalar_fma(near_a, scalar_fma(of_a, log_a.excess, T(1)), near_b * scalar_fma(of_b, log_b.excess, T(1)));
     const T far = scalar_fma(beta.value, of_a * log_a.log, complement.value * (of_b * log_b.log));
-    // Of a smaller mean quotients are lost, unless nothing is there.
-    const bool known = (mean >= T(0x1p-100)) | (a.value + b.value == T(0));
+    // Of a smaller mean quotients are lost, unless nothing is there; of a larger one the inverse is 0.
+    const bool known = ((mean >= T(0x1p-100)) & (mean < T(0x1p126))) | (a.value + b.value == T(0));
     const T value = m * select_computed(log_a.near & log_b.near, near, far);
     return chain(a, b, known ? value : scalar_nan(T()), empty_a ? T(0) : beta.value * log_a.log,
                  empty_b ? T(0) : complement.value * log_b.log);
