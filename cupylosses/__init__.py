@@ -5,7 +5,7 @@ findable where CuPy for CUDA 11 is installed.
 """
 
 from cupylosses import functional
-from cupylosses.custom import define_loss
+from cupylosses.custom import define_loss, define_statistics
 from cupylosses.definition.base import Flag, Kink, Operand, Parameter
 from cupylosses.definition.expressions import ExpressionError
 from cupylosses.interop import load_cuda11_compiler
@@ -26,6 +26,7 @@ __all__ = [
     "Operand",
     "Parameter",
     "define_loss",
+    "define_statistics",
     "functional",
     "patch_torch",
     "set_one_pass",

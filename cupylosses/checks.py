@@ -196,6 +196,23 @@ def promote(names: Sequence[str], ranks: Sequence[int] | None = None) -> str:
     return max(found, key=FLOATING.index, default="float32")
 
 
+def no_reference(loss: Definition) -> NotImplementedError:
+    """The error for a call that takes a reference formula, of a loss that was defined without one."""
+    return NotImplementedError(
+        f"{loss.name}: this loss was defined without a `reference`, which CPU arrays, empty operands, tensor "
+        f"subclasses and {loss.derivatives_by_formula} take. Give its definition one, or move the operands to a GPU."
+    )
+
+
+def wrong_shape_of_reference(loss: Definition, got: Any, expected: Sequence[int], each: str) -> ValueError:
+    """The error for a reference formula that does not return one value for ``each`` element or row."""
+    found = "no array" if got is None else f"an array of shape {tuple(got)}"
+    return ValueError(
+        f"{loss.name}: `reference` must return one value per {each}, of shape {tuple(expected)}, got {found}. Leave "
+        "sums and means to `reduction`, and broadcast a formula that ignores an operand with `xp.broadcast_to`."
+    )
+
+
 def refuse_script(name: str, *_: Any) -> None:
     """Raises for ``torch.jit.script``, which calls this hook to ask an object for a scriptable replacement."""
     raise NotImplementedError(

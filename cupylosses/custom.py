@@ -1,4 +1,4 @@
-"""``define_loss``: users' losses, with everything that the library's own have."""
+"""``define_loss`` and ``define_statistics``: users' losses, with everything that the library's own have."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 from cupylosses.build import function_of
-from cupylosses.definition.base import Flag, Kink, Operand, Parameter
+from cupylosses.definition.base import Definition, Flag, Kink, Operand, Parameter
 from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.row_statistics.definition import StatisticsLoss
 
 
 def define_loss(
@@ -100,51 +101,221 @@ def define_loss(
         0.359
         >>> loss.backward()
     """
-    frame = sys._getframe(1)
-    let, constants, derivatives = dict(let or {}), dict(constants or {}), dict(derivatives or {})
-    parts = {**constants, **let, "value": value, **{f"derivatives.{n}": x for n, x in derivatives.items()}}
-    given: dict[str, Any] = {} if kinks is None else {"kinks": kinks}
-    loss = Loss(
-        name=name,
-        summary=summary or f"The loss {name}.",
-        formula=formula or " ".join(str(value).split()),
-        operands=_operands(name, operands),
-        value=value,
+    parts = {"let": dict(let or {}), "constants": dict(constants or {}), "derivatives": dict(derivatives or {})}
+    return _defined(
+        Loss,
+        define_loss.__name__,
+        name,
+        value,
+        parts,
+        operands=_operands(define_loss.__name__, name, operands),
+        parameters=parameters,
+        flags=flags,
+        summary=summary,
+        formula=formula,
+        convention=convention,
         reference=reference,
-        let=let,
-        constants=constants,
-        derivatives=derivatives,
-        parameters=_specified(name, "parameters", parameters, Parameter, lambda n, x: Parameter(n, x, "A number.")),
-        flags=_specified(name, "flags", flags, Flag, lambda n, x: Flag(n, x, "A choice.")),
         cases=tuple(cases),
         notes=notes,
         example=example,
         source=source,
-        places=_places(parts, frame.f_code.co_filename, frame.f_lineno),
-        convention=convention or "At kinks it is that of the primitives.",
-        **given,
+        **({} if kinks is None else {"kinks": kinks}),
     )
-    module = str(frame.f_globals.get("__name__", "__main__"))
-    return function_of(loss, module)
 
 
-def _operands(loss: str, given: Sequence[str | Operand]) -> tuple[Operand, ...]:
+def define_statistics(
+    name: str,
+    value: str,
+    statistics: Mapping[str, str],
+    operands: Sequence[str | Operand] = ("input", "target"),
+    parameters: Mapping[str, float] | Sequence[Parameter] = (),
+    *,
+    row_operands: Sequence[str | Operand] = (),
+    norms: Mapping[str, str] | None = None,
+    first: Mapping[str, str] | None = None,
+    only_with: Mapping[str, str] | None = None,
+    let: Mapping[str, str] | None = None,
+    constants: Mapping[str, str] | None = None,
+    reference: Callable[..., Any] | None = None,
+    flags: Mapping[str, bool] | Sequence[Flag] = (),
+    summary: str = "",
+    formula: str = "",
+    convention: str | None = None,
+    cases: Sequence[Mapping[str, Any]] = ({},),
+    notes: str = "",
+    example: str = "",
+    source: str = "",
+) -> Callable[..., Any]:
+    """Defines a loss of vectors: one expression of sums over the features of a row.
+
+        scale_invariant_log_loss = define_statistics(
+            "scale_invariant_log_loss",
+            "squares / count - balance * square(total / count)",
+            statistics={"total": "log(input) - log(target)", "squares": "square(log(input) - log(target))"},
+            parameters={"balance": 0.5},
+        )
+        scale_invariant_log_loss(depth, true_depth, balance=0.85).backward()
+
+    A statistic is the sum of its expression over the features, the last dimension or ``feature_dim``. The value of a
+    row is an expression of the statistics, computed once per row in float64. Derivatives follow by the chain rule, and
+    kernels read a row once if it fits on chip. The function has the features of the library's own losses of vectors:
+    gradients of every floating operand in one pass, reductions, weights and masks of rows, normalizers, any strides,
+    CuPy arrays, ``value_and_grad``, and a Module (``cupylosses.nn.module_of``). docs/own-losses.md is a tutorial.
+
+    The expressions are compiled and executed on the GPU: they are code, to be trusted like code. Their tokens are
+    checked, and parameters and tensors reach the kernel as numbers and addresses, never as text.
+
+    Args:
+        name: Name of the function, an identifier. Several losses may share a name.
+        value: Value of a row: an expression of the statistics, the norms, the row operands, the parameters, the flags,
+            the names in ``let`` and ``constants``, and ``count``, the number of features. Its derivatives are found
+            automatically.
+        statistics: Summand of each statistic, an expression of the operands, the parameters, the flags and the names in
+            ``first`` and ``constants``, by name.
+        operands: Tensor arguments with features, in order: names, or :class:`Operand`.
+        parameters: Numbers that the kernel takes at run time: names with defaults, or :class:`Parameter`.
+        row_operands: Tensor arguments with one value per row, such as labels, which follow the operands: names, or
+            :class:`Operand`. They also take integers and bools if given by name.
+        norms: Component of each norm, likewise by name: ``(sum |component|^p)^(1/p)``, the largest one for an infinite
+            degree. The degree is the parameter ``p``, which must be > 0; 2 without such a parameter.
+        first: Operand of each name that stands for the operand's first element in the row, a constant without a
+            derivative. Subtracted in statistics, it leaves more digits to sums of squares; the value of a row must not
+            depend on it otherwise.
+        only_with: Flag of each statistic or norm that is needed only if that flag is set; it is 0 otherwise.
+        let: Named parts of ``value``; each sees those before it.
+        constants: Named numbers that follow from the parameters by arithmetic, such as ``{"rest": "1 - alpha"}``; each
+            sees those before it. They are computed in float64 and rounded once.
+        reference: The loss through the array API: ``reference(xp, *operands, **parameters)`` returns the value of each
+            row of operands in float64 with the features last. It serves CPU arrays, empty operands, tensor subclasses
+            and second derivatives, which raise without it.
+        flags: Bools that select a variant of the kernel: names with defaults, or :class:`Flag`.
+        summary: First line of the docstring.
+        formula: Formula in the docstring; by default the expression.
+        convention: Sentence on the gradient at points without a derivative, for the docstring.
+        cases: Settings of parameters and flags that tests should cover, as mappings.
+        notes: Further remarks for the docstring.
+        example: Example for the docstring, as lines of a doctest; by default a call with small operands.
+        source: Publication of the loss, for the docstring.
+
+    Returns:
+        The function of the loss. Its docstring describes the arguments.
+
+    Raises:
+        ExpressionError: An expression contains an unknown name or other tokens; the message shows its file and line.
+            Errors that only the compiler finds are reported there too, when the kernel is first needed.
+        TypeError: An expression is not a string.
+        ValueError: Names collide or are not identifiers, a default is out of range, there are too many statistics, or
+            ``first`` or ``only_with`` names something that does not exist.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import define_statistics
+        >>> spread_loss = define_statistics(
+        ...     "spread_loss",
+        ...     "squares / count - square(total / count)",
+        ...     statistics={"total": "input - target", "squares": "square(input - target)"},
+        ...     reference=lambda xp, input, target: xp.var(input - target, axis=-1),
+        ... )
+        >>> prediction = torch.tensor([[0.5, -1.0, 2.0], [1.0, 1.0, 4.0]], requires_grad=True)
+        >>> loss = spread_loss(prediction, torch.zeros(2, 3))
+        >>> round(loss.item(), 3)
+        1.75
+        >>> loss.backward()
+    """
+    parts = {
+        "constants": dict(constants or {}),
+        "statistics": dict(statistics),
+        "norms": dict(norms or {}),
+        "let": dict(let or {}),
+    }
+    rows = _operands(define_statistics.__name__, name, row_operands, labels=True)
+    return _defined(
+        StatisticsLoss,
+        define_statistics.__name__,
+        name,
+        value,
+        parts,
+        operands=(*_operands(define_statistics.__name__, name, operands, labels=False), *rows),
+        row_operands=tuple([x.name for x in rows]),
+        first=dict(first or {}),
+        only_with=dict(only_with or {}),
+        parameters=parameters,
+        flags=flags,
+        summary=summary,
+        formula=formula,
+        convention=convention,
+        reference=reference,
+        cases=tuple(cases),
+        notes=notes,
+        example=example,
+        source=source,
+    )
+
+
+def _defined(
+    kind: Callable[..., Definition],
+    caller: str,
+    name: str,
+    value: str,
+    parts: Mapping[str, Mapping[str, str]],
+    *,
+    parameters: Any,
+    flags: Any,
+    summary: str,
+    formula: str,
+    convention: str | None,
+    **fields: Any,
+) -> Callable[..., Any]:
+    """The function of a loss that the caller of ``caller``, two frames up, defines.
+
+    ``parts`` are the expressions besides ``value``, by field and name.
+    """
+    frame = sys._getframe(2)
+    expressions = {f"{'derivatives.' * (of == 'derivatives')}{n}": x for of, xs in parts.items() for n, x in xs.items()}
+    loss = kind(
+        name=name,
+        value=value,
+        summary=summary or f"The loss {name}.",
+        formula=formula or " ".join(str(value).split()),
+        parameters=_specified(
+            caller, name, "parameters", parameters, Parameter, lambda n, x: Parameter(n, x, "A number.")
+        ),
+        flags=_specified(caller, name, "flags", flags, Flag, lambda n, x: Flag(n, x, "A choice.")),
+        convention=convention or "At kinks it is that of the primitives.",
+        places=_places({**expressions, "value": value}, frame.f_code.co_filename, frame.f_lineno),
+        **parts,
+        **fields,
+    )
+    return function_of(loss, str(frame.f_globals.get("__name__", "__main__")))
+
+
+def _operands(
+    caller: str, loss: str, given: Sequence[str | Operand], labels: bool | None = None
+) -> tuple[Operand, ...]:
+    """The operands of a definition. Those given by name take integers if they are ``labels``; by default all may be
+    but the first, which is the prediction.
+    """
     if isinstance(given, str):
         raise TypeError(
-            f"define_loss: the `operands` of {loss} must be a sequence of names or of Operand, got {given!r}; for "
+            f"{caller}: the `operands` of {loss} must be a sequence of names or of Operand, got {given!r}; for "
             'example operands=("input", "target").'
         )
-    # The first operand is the prediction; the others may be labels, and so integers.
-    named = [x if isinstance(x, Operand) else Operand(x, "A tensor.", integer=i > 0) for i, x in enumerate(given)]
-    return tuple(named)
+    return tuple(
+        [
+            x if isinstance(x, Operand) else Operand(x, "A tensor.", integer=i > 0 if labels is None else labels)
+            for i, x in enumerate(given)
+        ]
+    )
 
 
-def _specified(loss: str, what: str, given: Any, kind: type, make: Callable[[str, Any], Any]) -> tuple[Any, ...]:
+def _specified(
+    caller: str, loss: str, what: str, given: Any, kind: type, make: Callable[[str, Any], Any]
+) -> tuple[Any, ...]:
     if isinstance(given, Mapping):
         return tuple([make(n, x) for n, x in given.items()])
     if isinstance(given, str) or not all([isinstance(x, kind) for x in given]):
         raise TypeError(
-            f"define_loss: the `{what}` of {loss} must be a mapping from names to defaults or a sequence of "
+            f"{caller}: the `{what}` of {loss} must be a mapping from names to defaults or a sequence of "
             f"{kind.__name__}, got {given!r}; for example {what}={{{next(iter(given), 'c')!r}: "
             f"{'1.0' if kind is Parameter else 'False'}}}."
         )

@@ -26,7 +26,7 @@ def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]:
     loss: ``TukeyLoss = module_of(tukey_loss)``.
 
     Args:
-        function: A function of ``cupylosses.functional``, or one made by ``define_loss``.
+        function: A function of ``cupylosses.functional``, or one made by ``define_loss`` or ``define_statistics``.
 
     Returns:
         A subclass of ``torch.nn.Module``, or of torch's class for the same loss; always the same one for a function.

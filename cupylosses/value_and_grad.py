@@ -20,7 +20,8 @@ def value_and_grad(
     """The value of a loss and its gradients, computed together.
 
     Args:
-        loss: A function of ``cupylosses.functional``, one of ``define_loss``, or the name of one of the first.
+        loss: A function of ``cupylosses.functional``, one of ``define_loss`` or ``define_statistics``, or the name of
+            one of the first.
         operands: The tensors of the loss, in its order: torch, CuPy, NumPy, or anything with ``__dlpack__``.
         argnums: Which operands to differentiate: a position or a name, or several; ``"weight"`` is a name too.
         options: What the function takes by name (``reduction``, ``beta``, ``weight``, ...).

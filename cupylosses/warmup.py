@@ -72,8 +72,8 @@ def warmup(
     are compiled by the first call that has them.
 
     Args:
-        losses: A name, a function of ``cupylosses.functional`` or of ``define_loss``, or a Module of ``cupylosses.nn``
-            (with its options), or several of these; None for all of the library.
+        losses: A name, a function of ``cupylosses.functional``, ``define_loss`` or ``define_statistics``, or a Module
+            of ``cupylosses.nn`` (with its options), or several of these; None for all of the library.
         dtypes: A dtype of all operands, by name or as torch's or NumPy's; a tuple for a dtype of each, the last of
             which serves the rest; a list for several of these. A target of class indices is int64 if it is not named:
             ``"bfloat16"`` are logits and indices for ``cross_entropy``, ``("bfloat16", "float32")`` logits and
@@ -166,8 +166,8 @@ def _functions(losses: Any) -> Iterable[tuple[Any, dict[str, Any]]]:
         loss = getattr(function, "loss", None)
         if not isinstance(loss, Definition):
             raise TypeError(
-                "warmup: `losses` must be names, functions of cupylosses.functional or define_loss, or Modules of "
-                f"cupylosses.nn, got {x!r}; there are {', '.join(names)}."
+                "warmup: `losses` must be names, functions of cupylosses.functional, define_loss or define_statistics, "
+                f"or Modules of cupylosses.nn, got {x!r}; there are {', '.join(names)}."
             )
         kept = {} if function is x or isinstance(x, (str, type)) else {n: getattr(x, n, None) for n in loss.kept}
         # What torch's Module lacks, or what is not set, is the function's default.

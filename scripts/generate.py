@@ -422,6 +422,12 @@ def layer_losses() -> str:
     return table(["function", "value of a row", "options beside those of the logits' loss", "in torch"], rows)
 
 
+def other_functions() -> str:
+    """The README's table of the functions that are no losses."""
+    rows = [[f"`{x.name}`", f"`{x.formula}`", "yes" if x.torch else ""] for x in functions().values()]
+    return table(["function", "value", "in torch"], rows)
+
+
 def primitives() -> str:
     """The functions that a value expression may use, with their comments from the source."""
     rows = [
@@ -514,6 +520,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "losses of sequences": sequence_losses,
         "losses of regions": region_losses,
         "losses of layers": layer_losses,
+        "other functions": other_functions,
     },
     "docs/adding-a-loss.md": {"primitives": primitives},
     "docs/mutations.md": {"mutants": mutants},

@@ -439,6 +439,10 @@ def test_frames_and_labels_of_none(device: str) -> None:
     no_labels = torch.zeros(3, 0, dtype=torch.int64, device=device)
     assert torch.equal(F.ctc_loss(x, no_labels, None, None, reduction="none")[2], F.ctc_loss(
         x, targets, *lengths, reduction="none")[2])  # fmt: skip
+    joined, none = no_labels.flatten(), torch.zeros(3, dtype=torch.int64, device=device)
+    padded = F.ctc_loss(x, no_labels, lengths[0], none, reduction="none")
+    assert torch.equal(F.ctc_loss(x, joined, lengths[0], none, reduction="none"), padded)
+    assert F.ctc_loss(x[:, :0], joined, none[:0], none[:0], reduction="sum") == 0
     empty = x[:0]
     assert F.ctc_loss(empty, no_labels, None, None, reduction="none").tolist() == [0.0] * 3
     assert F.ctc_loss(empty, targets, None, None, reduction="none").tolist() == [inf] * 3

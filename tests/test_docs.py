@@ -226,6 +226,8 @@ def tutorial() -> dict[str, Any]:
         "score": score.to(KERNELS).requires_grad_(),
         "label": torch.randint(-1, 2, (64, 16), generator=generator).to(KERNELS),
         "class_weight": torch.rand(16, generator=generator).to(KERNELS),
+        "depth": prediction.detach().exp().to(KERNELS).requires_grad_(),
+        "true_depth": target.exp().to(KERNELS),
     }
     for block in re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL):
         exec(block.replace('"cuda"', repr(KERNELS)), scope)
@@ -239,6 +241,13 @@ def test_the_tutorials_losses_are_what_they_are_said_to_be() -> None:
     torch.testing.assert_close(scope["asymmetric_loss"](x, y), (torch.where(x > y, 3, 1) * (x - y) ** 2).mean())
     slope = torch.where(x > y, 6, 2) * (x - y) / x.numel()
     torch.testing.assert_close(scope["prediction"].grad, slope)
+
+    logs = (scope["depth"].detach() / scope["true_depth"]).log()
+    exact = (logs**2).mean(-1) - 0.85 * logs.mean(-1) ** 2
+    torch.testing.assert_close(
+        scope["scale_invariant_log_loss"](scope["depth"].detach(), scope["true_depth"], balance=0.85), exact.mean()
+    )
+    assert bool((scope["depth"].grad != 0).all())
 
     score, label = scope["score"].detach(), scope["label"]
     hinge = (0.5 - (2 * label - 1) * score).clamp(min=0) ** 2

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TextIO
 
 import pytest
 import torch
 from torch import Tensor
 
+from cupylosses import functional
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing.check import by_position
 from cupylosses.testing.tolerance import same_bits
+
+fcntl = pytest.importorskip("fcntl", reason="Windows has no file locks of this kind")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.representatives, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
@@ -18,6 +26,33 @@ pytestmark = [pytest.mark.gpu, pytest.mark.representatives, pytest.mark.filterwa
 COUNT = (1 << 31) + (1 << 20) + 3
 
 CHUNK = 1 << 27
+
+#: Memory that a test may take.
+BYTES = 26 << 30
+
+
+@pytest.fixture(autouse=True)
+def _room(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Waits until the GPU has room beside the large tests that other processes run."""
+    if not request.node.get_closest_marker("large"):
+        yield
+        return
+    slots = max(1, torch.cuda.mem_get_info()[1] // BYTES)
+    with ExitStack() as stack:
+        folder = Path(tempfile.gettempdir())
+        files = [stack.enter_context((folder / f"cupylosses-large-{i}").open("w")) for i in range(slots)]
+        while not any(_locked(x) for x in files):
+            time.sleep(0.1)
+        yield
+        torch.cuda.empty_cache()
+
+
+def _locked(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture
@@ -166,3 +201,69 @@ def test_gradient_of_a_number_for_all(loss: Loss, function: Callable[..., Tensor
     for g, one in zip(found, expected, strict=True):
         # Terms of both signs cancel: the error is relative to the sum of absolute values.
         torch.testing.assert_close(g, one * ROWS, rtol=1e-5, atol=1e-6 * ROWS * COLUMNS)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Rows, boxes, regions and sequences: what stands alone gives the same results behind 2^31 elements
+
+CLASSES = 1024
+MANY = COUNT // CLASSES + 3
+
+
+def _filled(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="cuda").uniform_(generator=_generator())
+
+
+def _labels(*shape: int, below: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.randint(below, shape, generator=_generator(), device="cuda", dtype=dtype)
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator("cuda").manual_seed(0)
+
+
+def _boxes(count: int) -> list[Tensor]:
+    boxes = _filled(count, 4)
+    boxes[:, 2:] += 1.0
+    return [boxes, boxes.flip(0)]
+
+
+#: By function: makes the operands, of which the first has a gradient; and the dimension of the samples in each operand.
+MADE: dict[str, tuple[Callable[[], list[Tensor]], tuple[int, ...]]] = {
+    "cross_entropy": (lambda: [_filled(MANY, CLASSES), _labels(MANY, below=CLASSES)], (0, 0)),
+    "cosine_loss": (lambda: [_filled(MANY, CLASSES), _filled(MANY, CLASSES).flip(0)], (0, 0)),
+    "multi_margin_loss": (lambda: [_filled(MANY, CLASSES), _labels(MANY, below=CLASSES)], (0, 0)),
+    "multilabel_margin_loss": (lambda: [_filled(MANY, CLASSES), _labels(MANY, 4, below=CLASSES)], (0, 0)),
+    "generalized_box_iou_loss": (lambda: _boxes(COUNT // 4), (0, 0)),
+    "dice_loss": (
+        lambda: [_filled(2051, 2, 1024, 512), _labels(2051, 1024, 512, below=2, dtype=torch.uint8)],
+        (0, 0),
+    ),
+    "ctc_loss": (
+        lambda: [_filled(512, MANY // 512 + 1, CLASSES), _labels(MANY // 512 + 1, 4, below=CLASSES - 1) + 1],
+        (1, 0),
+    ),
+}
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("name", MADE)
+def test_last_samples(name: str) -> None:
+    """The last samples have the values and gradients that they have alone."""
+    make, dims = MADE[name]
+    whole = make()
+    assert whole[0].numel() > 1 << 31
+    last = [x.narrow(d, x.shape[d] - 3, 3).clone() for x, d in zip(whole, dims, strict=True)]
+    lengths = (None, None) if name == "ctc_loss" else ()
+    results = []
+    for operands in (whole, last):
+        first = operands[0].requires_grad_()
+        value = getattr(functional, name)(*operands, *lengths, reduction="none")
+        (gradient,) = torch.autograd.grad(value, first, torch.ones_like(value))
+        results.append((value[-3:].clone(), gradient.narrow(dims[0], first.shape[dims[0]] - 3, 3).clone()))
+        del value, gradient
+    del whole
+    torch.cuda.empty_cache()
+    for found, alone in zip(*results, strict=True):
+        assert alone.any()
+        torch.testing.assert_close(found, alone)

@@ -25,7 +25,7 @@ from tools.variants import variants
 
 import cupylosses
 import cupylosses.functional as F
-from cupylosses import ExpressionError, Flag, Kink, Operand, Parameter, checks, define_loss
+from cupylosses import ExpressionError, Flag, Kink, Operand, Parameter, checks, define_loss, define_statistics
 from cupylosses.definition.base import MAX_OWN_OPERANDS, RESERVED
 from cupylosses.definition.expressions import cuda
 from cupylosses.engines.pointwise.definition import Loss, modified
@@ -427,6 +427,112 @@ def test_what_kernels_do_not_do_needs_a_reference() -> None:
         without_reference(lambda: bare(x[:0], y[:0], reduction=reduction))  # noqa: B023
     torch.compiler.reset()
     torch.testing.assert_close(torch.compile(bare, backend="eager", fullgraph=True)(x, y), bare(x, y))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Losses of vectors
+
+
+def _contrastive_reference(xp: Any, input: Any, other: Any, same: Any, margin: float, p: float) -> Any:
+    distance = xp.sum(xp.abs(input - other) ** p, axis=-1) ** (1 / p)
+    gap = margin - distance
+    return xp.where(same > 0, distance**2, xp.where(gap < 0, xp.zeros_like(gap), gap) ** 2)
+
+
+contrastive = define_statistics(
+    "contrastive",
+    "where(same > 0, square(distance), square(relu_active(margin - distance)))",
+    statistics={},
+    norms={"distance": "input - other"},
+    operands=("input", "other"),
+    row_operands=("same",),
+    parameters=(
+        Parameter("margin", 6.0, "The distance of others."),
+        Parameter("p", 2.0, "Degree.", 0.0, exclusive=True),
+    ),
+    reference=_contrastive_reference,
+    cases=({}, {"margin": 2.0, "p": 3.0}),
+)
+
+#: Without a reference.
+spread = define_statistics(
+    "spread",
+    "squares / count - where(centred, square(total / count), 0)",
+    statistics={"squares": "square(input - origin)", "total": "input - origin"},
+    operands=("input",),
+    first={"origin": "input"},
+    only_with={"total": "centred"},
+    flags={"centred": True},
+)
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "reduction"), in_turn(contrastive.loss.cases, ["float32", "bfloat16"], ["mean", "none"])
+)
+def test_losses_of_vectors(case: Mapping[str, Any], dtype: str, reduction: str, device: str) -> None:
+    properties.agrees_with_truth(
+        contrastive, contrastive.loss, case=case, dtypes=(dtype,), reduction=reduction, device=device
+    )
+
+
+def test_a_loss_of_vectors_describes_itself(device: str) -> None:
+    x, y = drawn(5, 7, device=device), drawn(5, 7, seed=1, device=device)
+    same = torch.tensor([1, 0, 1, 0, 0], device=device)
+    distance = (x - y).norm(dim=-1)
+    exact = torch.where(same > 0, distance**2, (3 - distance).clamp(min=0) ** 2)
+    torch.testing.assert_close(module_of(contrastive)(margin=3.0)(x, y, same), exact.mean())
+    value, gradient = cupylosses.value_and_grad(contrastive, x.T, y.T, same, margin=3.0, feature_dim=0, reduction="sum")
+    assert gradient.shape == (7, 5)
+    torch.testing.assert_close(value, exact.sum())
+    assert list(inspect.signature(contrastive).parameters)[:5] == ["input", "other", "same", "margin", "p"]
+    assert contrastive.__doc__.startswith("The loss contrastive.\n\n    where(same > 0")
+    with pytest.raises(TypeError, match=r"^contrastive: `input` must have one of the dtypes"):
+        contrastive(x.long(), y, same)
+
+
+@pytest.mark.kernels
+def test_losses_of_vectors_without_a_reference() -> None:
+    x = (1000 + drawn(6, 40)).requires_grad_()
+    exact = x.double().var(dim=-1, correction=0)
+    found = spread(x, reduction="none")
+    torch.testing.assert_close(found, exact.float())
+    gradients = [torch.autograd.grad(v.sum(), x, create_graph=v is found)[0] for v in (found, exact)]
+    torch.testing.assert_close(*gradients)
+    from_first = ((x - x[:, :1]).double() ** 2).mean()
+    torch.testing.assert_close(spread(x, centred=False), from_first.float())
+    missing = r"^spread: this loss was defined without a `reference`, .* and second derivatives take"
+    with pytest.raises(NotImplementedError, match=missing):
+        torch.autograd.grad(gradients[0].sum(), x)
+    with pytest.raises(NotImplementedError, match=missing):
+        spread(x.detach().cpu().numpy())
+    assert "NotImplementedError: The operands are on the CPU, or second derivatives" in spread.__doc__
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"statistics": {}}, r"expected 1 to 11 `statistics` and `norms`, got 0"),
+        ({"statistics": {f"s{i}": "input" for i in range(12)}}, r"expected 1 to 11 `statistics` and `norms`, got 12"),
+        ({"first": {"x": "other"}}, r"`first` names 'other' for `x`, expected one of \['input', 'target'\]"),
+        ({"first": {"x": "input", "y": "input"}}, r"`first` must have one name for each operand"),
+        ({"only_with": {"s": "centred"}}, r"`only_with` must name a flag .* got 'centred' for 's'"),
+        ({"operands": (), "row_operands": ("label",)}, r"expected an operand with features"),
+        ({"row_operands": ("count",)}, r"the name 'count' is taken by every loss"),
+        ({"value": "sum / count"}, r"value, .*: the name `sum` is unknown"),
+        ({"statistics": {"s": "input * label"}, "row_operands": ("label",)}, r"s, .*: the name `label` is unknown"),
+    ],
+)
+def test_losses_of_vectors_that_are_refused(fields: Mapping[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, ExpressionError), match=rf"^wrong: {message}"):
+        define_statistics(**{"name": "wrong", "value": "s / count", "statistics": {"s": "input"}, **fields})
+    with pytest.raises(TypeError, match=r"^define_statistics: the `operands` of wrong must be a sequence"):
+        define_statistics("wrong", "s", {"s": "input"}, "input")
+
+
+def test_a_reference_returns_a_value_for_each_row() -> None:
+    whole = define_statistics("whole", "s", {"s": "input"}, ("input",), reference=lambda xp, input: xp.sum(input))
+    with pytest.raises(ValueError, match=r"^whole: `reference` must return one value per row, of shape \(3,\), got an"):
+        whole(torch.ones(3, 2))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

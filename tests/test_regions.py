@@ -381,6 +381,7 @@ SETTINGS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("dice_loss", {}, "mean"),
     ("dice_loss", {"overlap": "squared", "activation": "sigmoid", "pool": "batch"}, "none"),
     ("dice_loss", {"overlap": "min", "average": "samples"}, "mean"),
+    ("dice_loss", {"average": "samples"}, "none"),
     ("focal_tversky_loss", {"pool": "class", "absent": "keep", "smooth_nr": 0.1}, "sum"),
     ("dice_ce_loss", {"label_smoothing": 0.1}, "mean"),
     ("dice_ce_loss", {"activation": "sigmoid"}, "mean"),

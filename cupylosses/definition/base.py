@@ -265,6 +265,9 @@ class Definition:
     #: The engine that computes it.
     engine: ClassVar[Any] = None
 
+    #: Derivatives that no kernel computes, in words; they are those of the reference formula.
+    derivatives_by_formula: ClassVar[str] = "third derivatives"
+
     #: Type of the result in stubs, unless options add results: by default that of the first operand.
     result_type: ClassVar[str] = "_Array"
 
@@ -427,7 +430,7 @@ class Definition:
     @property
     def errors(self) -> Mapping[str, str]:
         """Causes of each exception, by the exception's name."""
-        return {
+        errors = {
             "TypeError": "An operand is not an array, or has a dtype that the loss does not take (floating ones are "
             "float16, bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy "
             "on a GPU; an option has the wrong type.",
@@ -435,6 +438,12 @@ class Definition:
             "ImportError": "The operands are on a GPU, and CuPy is not installed.",
             "cupylosses.KernelError": "A kernel cannot be compiled or loaded.",
         }
+        if not self.runs_on_cpu:
+            errors["NotImplementedError"] = (
+                f"The operands are on the CPU, or {self.derivatives_by_formula} are asked for: the loss has no "
+                "`reference`."
+            )
+        return errors
 
     @property
     def example_operands(self) -> Mapping[str, Any]:
@@ -450,7 +459,7 @@ class Definition:
     @property
     def runs_on_cpu(self) -> bool:
         """True if the loss has the reference formula that CPU arrays need."""
-        return True
+        return getattr(self, "reference", True) is not None
 
 
 #: Texts on common arguments of losses, by name.

@@ -71,6 +71,6 @@ def named(key: str) -> Any:
         name = key.partition("-")[0]
         raise LookupError(
             f"cupylosses: a graph needs the loss {name!r} ({key}), which this process has not defined. Import what "
-            "calls `define_loss` for it, with the same expressions, before the graph runs."
+            "calls `define_loss` or `define_statistics` for it, with the same expressions, before the graph runs."
         )
     return found.engine.modified(found, modification) if modification else found

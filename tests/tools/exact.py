@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy
 from mpmath import mp, mpf
 
-from cupylosses.engines.pointwise import checks as pointwise_checks
+from cupylosses import checks
 from cupylosses.engines.pointwise.definition import Loss
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def evaluate(
         NotImplementedError: the reference calls a function that :data:`xp` lacks.
     """
     if loss.reference is None:
-        raise pointwise_checks.no_reference(loss)
+        raise checks.no_reference(loss)
     # NumPy checks the processor's floating-point flags even where it only calls Python.
     with mp.workdps(digits), _underflow(mpf(smallest)), numpy.errstate(all="ignore"):
         numbers = {x.name: Jet(mpf(values[x.name])) for x in loss.parameters}

@@ -38,23 +38,6 @@ def reduced_dimensions(loss: Loss, dims: Sequence[int], shape: Sequence[int]) ->
     return tuple(sorted(found)) if found else tuple(range(rank))
 
 
-def no_reference(loss: Loss) -> NotImplementedError:
-    """The error for what takes a reference formula, of a loss that was defined without one."""
-    return NotImplementedError(
-        f"{loss.name}: this loss was defined without a `reference`, which CPU arrays, empty operands, tensor "
-        "subclasses and third derivatives take. Give define_loss one, or move the operands to a GPU."
-    )
-
-
-def reduced_reference(loss: Loss, found: Any, shape: Sequence[int]) -> ValueError:
-    """The error for a reference formula that gives another shape than that of the elements."""
-    got = "no array" if found is None else f"an array of shape {tuple(found)}"
-    return ValueError(
-        f"{loss.name}: `reference` must return one value per element, of shape {tuple(shape)}, got {got}. Leave sums "
-        "and means to `reduction`, and broadcast a formula that ignores an operand with `xp.broadcast_to`."
-    )
-
-
 def dtypes(loss: Loss, names: Sequence[str]) -> None:
     """Each operand's dtype must be one that it accepts, and one of them must be floating."""
     for operand, name in zip(loss.operands, names, strict=True):

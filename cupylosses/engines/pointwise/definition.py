@@ -135,15 +135,7 @@ class Loss(Definition):
         errors["ValueError"] = (
             "Shapes do not broadcast, operands are on different devices, or an option is out of range."
         )
-        if not self.runs_on_cpu:
-            errors["NotImplementedError"] = (
-                "The operands are on the CPU, or a third derivative is asked for: the loss has no `reference`."
-            )
         return errors
-
-    @property
-    def runs_on_cpu(self) -> bool:
-        return self.reference is not None
 
 
 #: Texts on the arguments that all element-wise losses have in common.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cupylosses import interop
+from cupylosses import checks, interop
 from cupylosses.call import Call
 from cupylosses.definition.base import MASK, WEIGHT
 from cupylosses.engines.pointwise import checks as pointwise_checks
@@ -47,12 +47,12 @@ def evaluate(call: Call, promoted: str) -> Any:
 def elements(loss: Loss, operands: Sequence[Any], values: Mapping[str, Any]) -> Any:
     """The value per element, in the dtype of the operands; values of parameters and flags by name."""
     if loss.reference is None:
-        raise pointwise_checks.no_reference(loss)
+        raise checks.no_reference(loss)
     xp = interop.namespace(operands[0])
     found = loss.reference(xp, *operands, **values)
     shape = pointwise_checks.broadcast(loss, [tuple(x.shape) for x in operands])
     if tuple(getattr(found, "shape", ())) != shape:
-        raise pointwise_checks.reduced_reference(loss, getattr(found, "shape", None), shape)
+        raise checks.wrong_shape_of_reference(loss, getattr(found, "shape", None), shape, "element")
     if interop.kind(found) == "torch" and found.requires_grad:
         found = _with_nan_gradients(xp, found, operands)
     return found

@@ -180,7 +180,8 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
         static.log_loss,
         static.power and static.gamma_over == "group",
         static.power and static.gamma_over == "mean",
-        static.average == "samples",
+        # Groups that are not reduced have no mean of samples, of which the divisors would never be written.
+        static.average == "samples" and static.reduction != "none",
         static.weight_in == "score",
         static.mean_of_weights,
         static.background,

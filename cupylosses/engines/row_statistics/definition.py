@@ -29,6 +29,10 @@ COMMON: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+#: Terms and operands with a value per row that the formula of a row may have, with the weight: one tangent each
+#: (``kernels/core/dual.cuh``).
+MAX_SLOTS = 12
+
 #: The parameter that norms have as their degree.
 DEGREE = "p"
 
@@ -39,8 +43,8 @@ class StatisticsLoss(Definition):
 
     ``row_operands``  names of the operands that have one value per row, and no dimension of features.
     ``statistics``    summand of each statistic, an expression of the operands with features, by name.
-    ``norms``         component of each norm, likewise. Their degree is the parameter ``p``, > 0; kernels are
-                      specialised on degrees 1, 2 and infinity.
+    ``norms``         component of each norm, likewise. Their degree is the parameter ``p``, > 0, or 2 without
+                      one; kernels are specialised on degrees 1, 2 and infinity.
     ``only_with``     the flag of each statistic or norm that is needed only if that is set, by name.
     ``first``         the operand of each name that stands for its first element in the row, a constant: subtracted, it
                       leaves more digits to sums of squares, and must not change the value otherwise.
@@ -48,7 +52,7 @@ class StatisticsLoss(Definition):
                       number of features.
     ``value``         the value of a row, an expression of these.
     ``reference``     the value of each row through the array API: a function of ``xp``, of the operands in float64 with
-                      the features last, and of parameters and flags by name.
+                      the features last, and of parameters and flags by name. Users' losses may have none.
     """
 
     row_operands: tuple[str, ...] = ()
@@ -58,7 +62,9 @@ class StatisticsLoss(Definition):
     first: Mapping[str, str] = field(default_factory=dict)
     let: Mapping[str, str] = field(default_factory=dict)
     value: str
-    reference: Callable[..., Any]
+    reference: Callable[..., Any] | None = None
+
+    derivatives_by_formula: ClassVar[str] = "second derivatives"
 
     #: The argument that names the dimension of the features.
     dimension: ClassVar[str] = "feature_dim"
@@ -75,6 +81,7 @@ class StatisticsLoss(Definition):
 
     def check_expressions(self) -> None:
         super().check_expressions()
+        self._check_terms()
         known = [*(x.name for x in self.options), *self.constants]
         features = [x.name for x in self.operands if x.name not in self.row_operands]
         for name, expression in self.terms().items():
@@ -84,6 +91,28 @@ class StatisticsLoss(Definition):
             check(expression, names, Part(self.name, name, self.places.get(name)))
             names.append(name)
         check(self.value, names, Part(self.name, "value", self.places.get("value")))
+
+    def _check_terms(self) -> None:
+        """Raises ValueError unless the terms fit kernels and refer to what exists."""
+        terms, features = self.terms(), {x.name for x in self.operands} - {*self.row_operands}
+        if not features:
+            raise ValueError(f"{self.name}: expected an operand with features, got only `row_operands`")
+        size = len(terms) + len(self.row_operands) + 1  # a weight
+        if not terms or size > MAX_SLOTS:
+            most = MAX_SLOTS - 1 - len(self.row_operands)
+            raise ValueError(f"{self.name}: expected 1 to {most} `statistics` and `norms`, got {len(terms)}")
+        for name, operand in self.first.items():
+            if operand not in features:
+                raise ValueError(
+                    f"{self.name}: `first` names {operand!r} for `{name}`, expected one of {sorted(features)}"
+                )
+        if len({*self.first.values()}) != len(self.first):
+            raise ValueError(f"{self.name}: `first` must have one name for each operand, got {dict(self.first)}")
+        for name, flag in self.only_with.items():
+            if name not in terms or flag not in {x.name for x in self.flags}:
+                raise ValueError(
+                    f"{self.name}: `only_with` must name a flag for a statistic or norm, got {flag!r} for {name!r}"
+                )
 
     @property
     def identity(self) -> tuple[Any, ...]:

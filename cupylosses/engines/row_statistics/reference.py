@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cupylosses import interop
+from cupylosses import checks, interop
 from cupylosses.call import Call
 from cupylosses.engines.row_statistics import checks as row_checks
 from cupylosses.engines.row_statistics.call import arrays_by_name, constant_divisor
@@ -58,7 +58,7 @@ def row_values(xp: Any, call: Call) -> Any:
     if not static.weight:
         return xp.where(used, values, zero)
     # The derivative with respect to a weight of 0 is the value, outside of the graph.
-    plain = xp.where(used, values, detached(loss.reference(xp, *map(detached, operands), **settings)))
+    plain = xp.where(used, values, detached(_formula(xp, loss, [*map(detached, operands)], settings)))
     if static.masked:
         plain = xp.where(given["mask"], plain, zero)
     return weighted(xp, weight, plain)
@@ -88,11 +88,21 @@ def formula_rows(xp: Any, loss: StatisticsLoss, operands: Sequence[Any], setting
     """The value of each row by the formula of a loss, for operands with the features last. Where it is NaN, so are its
     derivatives with respect to every operand of the row.
     """
-    values = loss.reference(xp, *operands, **settings)
+    values = _formula(xp, loss, operands, settings)
     bad = xp.isnan(detached(values))
     for x in operands:
         per_row = x.ndim == values.ndim
         squares = xp.where(bad if per_row else bad[..., None], x, xp.zeros_like(x)) ** 2
         total = squares if per_row else xp.sum(squares, axis=-1)
         values = xp.where(bad, total * float("nan"), values)
+    return values
+
+
+def _formula(xp: Any, loss: StatisticsLoss, operands: Sequence[Any], settings: Mapping[str, Any]) -> Any:
+    """The values that the reference formula returns, of which there must be one per row."""
+    if loss.reference is None:
+        raise checks.no_reference(loss)
+    values, rows = loss.reference(xp, *operands, **settings), tuple(operands[0].shape[:-1])
+    if tuple(getattr(values, "shape", ())) != rows:
+        raise checks.wrong_shape_of_reference(loss, getattr(values, "shape", None), rows, "row")
     return values

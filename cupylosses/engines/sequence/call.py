@@ -73,6 +73,11 @@ class Sizes(NamedTuple):
         """The number of samples of all batches."""
         return prod(self.samples)
 
+    @property
+    def groups(self) -> int:
+        """The number of batches, of which each has concatenated targets of its own."""
+        return self.every // self.inner if self.inner else prod(self.samples[:-1])
+
 
 def names(loss: Any, static: Static) -> tuple[str, ...]:
     """The names of a call's arrays, without those of tangents."""

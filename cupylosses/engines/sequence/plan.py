@@ -108,7 +108,7 @@ class SequencePlan(CompositePlan):
         #: Positions of all samples, and the most that one has: a target longer than its frames has no alignment.
         self.positions = found.every * (found.labels + 1)
         if static.concatenated:
-            self.positions = found.every // found.inner * (found.labels + found.inner) if found.inner else 0
+            self.positions = found.groups * (found.labels + found.inner)
         self.most = min(found.labels, found.frames) + 1
         #: Blocks that share a direction of a sample, and numbers that one passes to the next.
         self.bands, self.column = -(-self.most // BAND), found.frames // 2 + 32

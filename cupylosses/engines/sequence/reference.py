@@ -98,7 +98,7 @@ def samples(xp: Any, call: Call, report: bool) -> Samples:
         used = used & xp.reshape(xp.broadcast_to(given["mask"], found.samples), (count,))
     out = (input_lengths < 0) | (input_lengths > frames) | (target_lengths < 0) | (target_lengths > found.labels)
     if static.concatenated:
-        groups = xp.reshape(target_lengths, (-1, found.inner))
+        groups = xp.reshape(target_lengths, (found.groups, found.inner))
         uneven = xp.sum(groups, axis=1, keepdims=True) != found.labels
         out = out | xp.reshape(xp.broadcast_to(uneven, groups.shape), (count,))
     labels = _padded(xp, static, found, given["targets"], xp.where(out, xp.zeros_like(target_lengths), target_lengths))
@@ -238,14 +238,14 @@ def _padded(xp: Any, static: Static, found: Sizes, targets: Any, lengths: Any) -
     targets = xp.astype(targets, xp.int64)
     if not static.concatenated:
         return xp.reshape(xp.broadcast_to(targets, (*found.samples, found.labels)), (found.every, found.labels))
-    groups = xp.reshape(targets, (-1, found.labels))
+    groups = xp.reshape(targets, (found.groups, found.labels))
     most = min(found.labels, found.frames)
-    ends = xp.cumulative_sum(xp.reshape(lengths, (-1, found.inner)), axis=1)
+    ends = xp.cumulative_sum(xp.reshape(lengths, (found.groups, found.inner)), axis=1)
     starts = xp.reshape(ends, (-1,)) - lengths
     at = starts[:, None] + xp.arange(most, **_like(xp, targets))[None, :]
     limit = xp.full_like(at, max(found.labels - 1, 0))
     at = xp.where(at > limit, limit, at)
-    rows = xp.reshape(at, (groups.shape[0], found.inner * most))
+    rows = xp.reshape(at, (found.groups, found.inner * most))
     if not found.labels:
         return xp.reshape(rows, (found.every, most))
     return xp.reshape(xp.take_along_axis(groups, rows, axis=1), (found.every, most))
