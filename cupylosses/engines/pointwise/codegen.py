@@ -355,8 +355,8 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
     only those in float whose elements lie one behind the other, and of the heaviest only if no operand is one number:
     what depends on that alone is kept in registers. The heaviest with more gradients than that and offsets of their own
     have an SM to themselves, and so have tiles of the heaviest, or of heavy ones in double, with the gradients of two
-    operands, and sums along columns beside another gradient of what is heavier than these. Two operands that are
-    shifted, with offsets of their own, take more registers, too, and so do other tiles and sums of gradients. What is
+    operands, and tiles and sums along columns beside another gradient of what is heavier than these. Two operands that
+    are shifted, with offsets of their own, take more registers, too, and so do other tiles and sums of gradients. What is
     differentiated twice takes more than any of these.
     """
     if isinstance(variant.loss, TangentLoss):
@@ -365,7 +365,7 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
     most = 8 if not tiled else 4 if wide else 16
     if variant.loss.heavy > (0 if tiled and wide else 1) and variant.layout != "flat" and stored > most:
         return 1
-    if variant.loss.heavy > 2 and stored and any(kind == "column" for _, kind, _ in variant.summed):
+    if variant.loss.heavy > 2 and (tiled or (stored and any(kind == "column" for _, kind, _ in variant.summed))):
         return 1
     # Three operands of a heavy loss with a gradient in float32 spill 76 bytes with 128 registers.
     if (
