@@ -123,7 +123,7 @@ __device__ __forceinline__ Dual<T, kX | kY> tentative_focal(const Dual<T, kX>& x
   const bool valid = d.wrong * d.right >= T(0);
   T by_label = T(0);
   if constexpr (kDifferentiated<kY>) {
-    const T by_miss = scalar_fma(T(2) * scalar_confidence(d), scaled * log_loss, scaled * miss * d.size);
+    const T by_miss = scalar_fma(T(2) * scalar_confidence(d), scaled * log_loss, scaled * (miss * d.size));
     by_label = scalar_fma((of_yes - of_no) * miss, product, -d.side * by_miss);
   }
   return chain(x, y, valid ? scaled * product : scalar_nan(T()), by_logit, by_label);

@@ -356,8 +356,8 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
     what depends on that alone is kept in registers. The heaviest with more gradients than that and offsets of their own
     have an SM to themselves, and so have tiles of the heaviest, or of heavy ones in double, with the gradients of two
     operands, and tiles and sums along columns beside another gradient of what is heavier than these. Two operands that
-    are shifted, with offsets of their own, take more registers, too, and so do other tiles and sums of gradients. What is
-    differentiated twice takes more than any of these.
+    are shifted, with offsets of their own, take more registers, too, and so do other tiles and sums of gradients. What
+    is differentiated twice takes more than any of these.
     """
     if isinstance(variant.loss, TangentLoss):
         return BLOCKS_PER_SM_OTHERS
