@@ -98,6 +98,8 @@ def test_every_part_carries_its_line_label(loss: Loss, kind: str) -> None:
         *(f"{loss.name}.derivatives.{x}" for x in loss.derivatives),
         f"<{variant.title}>.entries",
     ]
+    if "kTriedFirst = true" in variant.source():
+        expected += [f"{loss.name}.tentative", f"<{variant.title}>.entries"]
     assert labels == expected
 
 

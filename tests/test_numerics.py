@@ -616,3 +616,46 @@ def test_robust_loss_in_16_bits_has_the_same_bits_whichever_gradients_are_wanted
         results.append((value.detach(), torch.autograd.grad(value.sum(), x)[0]))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
+
+
+@pytest.mark.kernels
+def test_an_element_in_16_bits_has_the_same_bits_beside_edges() -> None:
+    """Vectors with an edge are evaluated in another way than those without one."""
+    generator = torch.Generator().manual_seed(2)
+    x, t = (torch.rand(67, generator=generator).add(0.1).to(torch.bfloat16) for _ in range(2))
+    edges = {
+        3: (0.0, 0.5),
+        8: (0.0, 0.0),
+        12: (nan, 0.5),
+        23: (-0.5, 0.25),
+        40: (inf, 1.0),
+        41: (0.5, 0.0),
+        66: (0.5, -1.0),
+    }
+
+    def results(x: torch.Tensor, t: torch.Tensor, reduction: str) -> tuple[torch.Tensor, ...]:
+        operands = [v.to(KERNELS).requires_grad_() for v in (x, t)]
+        value = F.generalized_kl_div(*operands, reduction=reduction)
+        return (value.detach().cpu(), *(g.cpu() for g in torch.autograd.grad(value.sum(), operands)))
+
+    usual = results(x, t, "none")
+    among = [v.clone() for v in (x, t)]
+    for i, values in edges.items():
+        among[0][i], among[1][i] = values
+    found = results(*among, "none")
+    others = torch.tensor([i not in edges for i in range(67)])
+    for a, b in zip(usual, found, strict=True):
+        assert torch.equal(a[others], b[others])
+    for i in edges:
+        alone = results(among[0][i : i + 1], among[1][i : i + 1], "none")
+        for a, b in zip(alone, found, strict=True):
+            assert torch.equal(a.isnan(), b[i : i + 1].isnan())
+            assert torch.equal(a.nan_to_num(), b[i : i + 1].nan_to_num())
+    assert found[0][[12, 23, 40, 66]].isnan().all()
+    assert found[0][3] == inf
+    assert found[0][8] == 0
+    assert found[0][41] == 0.5
+    # A sum takes all of a vector up to its edge again.
+    for a, b in zip(results(*among, "sum")[1:], found[1:], strict=True):
+        assert torch.equal(a.isnan(), b.isnan())
+        assert torch.equal(a.nan_to_num(), b.nan_to_num())

@@ -247,3 +247,8 @@ def in_double(expression: str) -> str:
     """CUDA source of a constant, of the parameters in double precision, whose names end in an underscore."""
     tokens = _TOKEN.finditer(cuda(expression))
     return "".join(f"{m[0]}_" if m.lastgroup == "name" and m[0] not in _CONSTANTS else m[0] for m in tokens)
+
+
+def names_in(expression: str) -> set[str]:
+    """The names that an expression uses."""
+    return {m[0] for m in _TOKEN.finditer(expression) if m.lastgroup == "name" and m[0] not in _CONSTANTS}

@@ -111,6 +111,7 @@ generalized_kl_div = define(
     value="relative_entropy(target, input)",
     reference=_generalized_kl_reference,
     heavy=2,
+    tentative="true",
     kinks=lambda: [Kink((0.25, 0.0), 0.25, (1.0, 0.0)), Kink((0.0, 0.0), 0.0, (1.0, 0.0))],
     convention=(
         "Where `target` is 0, the gradient with respect to it is 0. Where `input` is 0 and `target` is positive, the "
@@ -148,6 +149,7 @@ itakura_saito_loss = define(
     value="itakura_saito(target, input)",
     reference=_itakura_saito_reference,
     heavy=2,
+    tentative="true",
     notes="The loss is infinite where one operand is 0, and NaN where both are 0 or one is negative or infinite.",
     source="F. Itakura, S. Saito, Analysis synthesis telephony based on the maximum likelihood method, 6th "
     "International Congress on Acoustics, 1968.",
@@ -227,7 +229,8 @@ js_div = define(
     },
     value="jensen_shannon(p, q, difference, beta, rest)",
     reference=js_reference,
-    heavy=1,
+    heavy=3,
+    tentative="beta >= 0.0625 && beta <= 0.9375",
     kinks=lambda beta, log_target, log_input: [
         Kink((-inf if log_input else 0.0, -inf if log_target else 0.0), 0.0, (0.0, 0.0))
     ],

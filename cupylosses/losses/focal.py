@@ -68,6 +68,7 @@ sigmoid_focal_loss = define(
     value="focal(input, target, alpha, rest, gamma)",
     reference=_focal_reference,
     heavy=2,
+    tentative="gamma == 2",
     kinks=lambda alpha, gamma: perfect_logits(),
     convention="An infinite logit of the correct sign has loss 0 and gradient 0. At any infinite logit, the gradient "
     "with respect to `target` is 0.",
@@ -120,7 +121,8 @@ asymmetric_loss = define(
     ),
     value="asymmetric(input, target, gamma_neg, gamma_pos, clip)",
     reference=_asymmetric_reference,
-    heavy=1,
+    heavy=2,
+    tentative="gamma_neg == 4 && gamma_pos == 1 && clip >= 0.001",
     # With a clip, even a perfectly predicted positive has a derivative with respect to the label.
     kinks=lambda gamma_neg, gamma_pos, clip: [x for x in perfect_logits() if clip == 0 or x.operands[1] == 0],
     convention="Where p <= clip, a negative has loss 0 and gradient 0. So has an infinite logit of the correct sign.",
@@ -165,6 +167,7 @@ poly1_loss = define(
     value="poly1(input, target, epsilon, sum)",
     reference=_poly1_reference,
     heavy=2,
+    tentative="true",
     kinks=lambda epsilon: perfect_logits(),
     convention="An infinite logit of the correct sign has loss 0 and gradient 0. At any infinite logit, the gradient "
     "with respect to `target` is 0.",
@@ -209,9 +212,10 @@ generalized_cross_entropy = define(
             maximum=1.0,
         ),
     ),
-    value="where(q > 0, generalized_log_loss(input, target, q), log_loss_of_logit(input, target, 1))",
+    value="generalized_log_loss(input, target, q)",
     reference=_generalized_reference,
     heavy=2,
+    tentative="q >= 0.001",
     cases=({}, {"q": 0.0}, {"q": 1e-6}, {"q": 1.0}),
     notes=(
         "For a target between 0 and 1, the loss is interpolated linearly between the two labels, as the cross entropy "

@@ -186,6 +186,7 @@ wing_loss = define(
     value="width * log1p(within * steepness) + beyond",
     reference=_wing_reference,
     heavy=1,
+    tentative="true",
     kinks=_wing_kinks,
     convention="At input = target the gradient is 0. At d = width it is that of the absolute error.",
     cases=({}, {"width": 2.0, "epsilon": 4.0}),
@@ -325,6 +326,10 @@ general_robust_loss = define(
     value="robust_loss(input - target, alpha, scale)",
     reference=_general_reference,
     heavy=2,
+    tentative=(
+        "(alpha == 0 || (alpha >= 0.0625 && alpha <= 4) || (alpha <= -0.0625 && alpha >= -4)) "
+        "&& scale >= 1e-6 && scale <= 1e6"
+    ),
     convention=(
         "The derivative with respect to `alpha` is 0 at alpha = 2, where the true one is infinite, and where |alpha| "
         "exceeds 2^60, which is treated as infinite."

@@ -13,6 +13,11 @@
 
 constexpr int kMaxOperands = 12;  // definition/base.py: MAX_OPERANDS, and as many tangents
 
+// A bit of masks that all numbers of a tentative evaluation have. In it a primitive may leave out what only edges of
+// its domain need, if the value of the loss is infinite or NaN there: then it is evaluated again, without this bit. A
+// primitive that does not look at the bit gives the same result either way.
+constexpr unsigned kTentative = 1u << 31;
+
 template <class T, unsigned kMask_>
 struct Dual {
   using Scalar = T;
@@ -26,10 +31,14 @@ __device__ __forceinline__ constexpr bool has(int slot) {
   return (kMask >> slot) & 1u;
 }
 
+// True if a number of such a mask depends on a differentiated operand.
+template <unsigned kMask>
+constexpr bool kDifferentiated = (kMask & ~kTentative) != 0;
+
 // The operand in slot kSlot, differentiated if kMask has its bit.
 template <unsigned kMask, int kSlot, class T>
-__device__ __forceinline__ Dual<T, kMask & (1u << kSlot)> variable(T value) {
-  Dual<T, kMask & (1u << kSlot)> x;
+__device__ __forceinline__ Dual<T, kMask & (1u << kSlot | kTentative)> variable(T value) {
+  Dual<T, kMask & (1u << kSlot | kTentative)> x;
   x.value = value;
   if (has<kMask>(kSlot)) x.tangent[kSlot] = T(1);
   return x;

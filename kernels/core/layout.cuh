@@ -61,8 +61,8 @@ struct FlatLayout {
   __device__ __forceinline__ int64 vectors() const {
     return (elements + kVecSize - 1) / kVecSize;
   }
-  // True if every vector up to and including `vector` exists and has all its elements.
-  __device__ __forceinline__ bool whole_up_to(int64 vector) const {
+  // True if every vector of the batch that the cursor begins, up to and including `vector`, has all its elements.
+  __device__ __forceinline__ bool whole_batch(const Cursor&, int64 vector) const {
     return (vector + 1) * kVecSize <= elements;
   }
   __device__ __forceinline__ Cursor at(int64 vector) const {
@@ -100,7 +100,7 @@ struct StridedLayout {
   __device__ __forceinline__ int64 vectors() const {
     return rows * vectors_per_row;
   }
-  __device__ __forceinline__ bool whole_up_to(int64 vector) const {
+  __device__ __forceinline__ bool whole_batch(const Cursor&, int64 vector) const {
     return vector < vectors();
   }
   __device__ __forceinline__ Cursor at(int64 vector) const {
@@ -238,9 +238,11 @@ struct TiledLayout {
   using Tile = Tile_;
   static constexpr int kOuter = kRank;
   static constexpr bool kTiled = true, kStrips = false;
+  static constexpr int64 kMostShifts = 1 << 16;
   struct Cursor {
     int64 a, b;
     int step;
+    bool whole;  // all vectors of the tile are present
     int64 base[kStreams];
   };
   int64 size_a, size_b;
@@ -253,15 +255,17 @@ struct TiledLayout {
   __device__ __forceinline__ int64 vectors() const {
     return planes * per_plane * Tile::kVectors;
   }
-  __device__ __forceinline__ bool whole_up_to(int64 vector) const {
-    if (vector >= vectors()) return false;
-    const int64 tile = vector / Tile::kVectors % per_plane, tile_b = tile / tiles_a;
-    return (across(tile, tile_b) + 1) * Tile::kSideA <= size_a && (tile_b + 1) * Tile::kSideB <= size_b;
+  __device__ __forceinline__ bool whole_batch(const Cursor& cursor, int64) const {
+    return cursor.whole;
   }
-  // A tile's place along a. Shifted from row to row of tiles: a chunk may take every n-th tile of a multiple of a row,
-  // and would have nothing but tiles at the end of their rows, which take longer.
-  __device__ __forceinline__ int64 across(int64 tile, int64 tile_b) const {
-    return (tile - tile_b * tiles_a + tile_b) % tiles_a;
+  // A tile's place along a. Shifted from row to row of tiles, by all numbers below a power of two: a chunk may take
+  // every n-th tile of a multiple of a row, and would have nothing but tiles at the end of their rows, which take
+  // longer. A division would take longer than it gains.
+  __device__ __forceinline__ int64 across(int64 place, int64 tile_b) const {
+    const int limited = static_cast<int>(tiles_a < kMostShifts ? tiles_a : kMostShifts);
+    const int64 power = 1LL << (31 - __clz(limited));
+    const int64 shifted = place + (tile_b & (power - 1));
+    return shifted < tiles_a ? shifted : shifted - tiles_a;
   }
   __device__ __forceinline__ Cursor at(int64 vector) const {
     const int64 tile = vector / Tile::kVectors, plane = tile / per_plane, rest = tile - plane * per_plane;
@@ -269,8 +273,9 @@ struct TiledLayout {
     const int64 tile_b = rest / tiles_a;
     Cursor cursor;
     cursor.step = within / kWarp;
-    cursor.a = across(rest, tile_b) * Tile::kSideA + cursor.step / Tile::kStepsB * Tile::kStepA +
-               lane % Tile::kLanesA * Tile::kA;
+    const int64 tile_a = across(rest - tile_b * tiles_a, tile_b);
+    cursor.whole = plane < planes && (tile_a + 1) * Tile::kSideA <= size_a && (tile_b + 1) * Tile::kSideB <= size_b;
+    cursor.a = tile_a * Tile::kSideA + cursor.step / Tile::kStepsB * Tile::kStepA + lane % Tile::kLanesA * Tile::kA;
     cursor.b = tile_b * Tile::kSideB + cursor.step % Tile::kStepsB * Tile::kStepB + lane / Tile::kLanesA * Tile::kB;
     outer.offsets(plane, cursor.base);
     // A tile behind the last one.

@@ -76,6 +76,10 @@ __device__ __forceinline__ double max_ignoring_nan(double x, double y) {
 }
 
 template <class T>
+__device__ __forceinline__ bool is_finite(T x) {
+  return scalar_abs(x) <= scalar_max(T());
+}
+template <class T>
 __device__ __forceinline__ bool is_finite_and_not_negative(T x) {
   return x >= T(0) && x <= scalar_max(T());
 }

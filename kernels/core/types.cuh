@@ -159,6 +159,21 @@ struct alignas(sizeof(Storage) * kVecSize < 16 ? sizeof(Storage) * kVecSize : 16
   Storage element[kVecSize];
 };
 
+// Element i of a pack, in the arithmetic type. Two bfloat16 of a register take an instruction each.
+template <class Compute, class Storage, int kVecSize>
+__device__ __forceinline__ Compute widen_element(const Pack<Storage, kVecSize>& pack, int i) {
+  return widen<Compute>(pack.element[i]);
+}
+template <class Compute, int kVecSize>
+__device__ __forceinline__ Compute widen_element(const Pack<bfloat16_t, kVecSize>& pack, int i) {
+  if constexpr (kVecSize % 2 == 0) {
+    const unsigned pair = reinterpret_cast<const unsigned*>(&pack)[i / 2];
+    return static_cast<Compute>(__uint_as_float(i % 2 ? pair & 0xffff0000u : pair << 16));
+  } else {
+    return widen<Compute>(pack.element[i]);
+  }
+}
+
 // Loads a pack whose elements are read once: marked evict-first in the caches. Precondition of all loads and stores of
 // packs: `pointer` is aligned to the pack's words.
 template <int kVecSize, class Storage>

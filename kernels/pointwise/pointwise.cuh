@@ -25,7 +25,9 @@
 //
 // The loss, the layout and the access of each operand are types that the generated glue (engines/pointwise/codegen.py)
 // supplies:
-//   Loss      a functor on dual numbers, with `Compute`, its arithmetic type, and `kHeavy` (definition.py: heavy)
+//   Loss      a functor on dual numbers, with `Compute`, its arithmetic type, and `kHeavy` (definition.py: heavy). With
+//             kTriedFirst elements are evaluated tentatively first (dual.cuh: kTentative) where `usual()` holds, which
+//             is the same for all elements.
 //   Layout    FlatLayout, StridedLayout, StripLayout or TiledLayout
 //   Sources   Tuple of Source (TileSource), one per operand; the stream of operand k is k. An element may have
 //             Components: they have a slot of the dual numbers each, and reach the functor as a Tuple.
@@ -129,6 +131,15 @@ struct TileVectors {
   }
 };
 
+// The first element becomes the last one.
+template <class T, int kCount>
+__device__ __forceinline__ void rotate_elements(T (&x)[kCount]) {
+  const T first = x[0];
+#pragma unroll
+  for (int i = 0; i + 1 < kCount; ++i) x[i] = x[i + 1];
+  x[kCount - 1] = first;
+}
+
 // A loaded vector of a source.
 template <class S, int kVecSize>
 struct Loaded {
@@ -139,7 +150,10 @@ struct Loaded {
   }
   template <class Compute>
   __device__ __forceinline__ Compute element(int i) const {
-    return widen<Compute>(pack.element[kSplat ? 0 : i]);
+    return widen_element<Compute>(pack, kSplat ? 0 : i);
+  }
+  __device__ __forceinline__ void rotate() {
+    if constexpr (!kSplat) rotate_elements(pack.element);
   }
 };
 // Shifted in `settle`, not when it is loaded: loads of other vectors are issued in between.
@@ -154,6 +168,9 @@ struct LoadedShifted {
   __device__ __forceinline__ Compute element(int i) const {
     return widen<Compute>(pack.element(i));
   }
+  __device__ __forceinline__ void rotate() {
+    rotate_elements(reinterpret_cast<Storage(&)[kVecSize]>(pack.word));
+  }
 };
 
 template <class Storage, Along kAlong, int kA, int kB>
@@ -165,7 +182,15 @@ struct LoadedTile {
   }
   template <class Compute>
   __device__ __forceinline__ Compute element(int i) const {
-    return widen<Compute>(pack[Vectors::vector(i)].element[Vectors::place(i)]);
+    return widen_element<Compute>(pack[Vectors::vector(i)], Vectors::place(i));
+  }
+  __device__ __forceinline__ void rotate() {
+    Storage elements[kA * kB];
+#pragma unroll
+    for (int i = 0; i < kA * kB; ++i) elements[i] = pack[Vectors::vector(i)].element[Vectors::place(i)];
+    rotate_elements(elements);
+#pragma unroll
+    for (int i = 0; i < kA * kB; ++i) pack[Vectors::vector(i)].element[Vectors::place(i)] = elements[i];
   }
 };
 
@@ -378,7 +403,8 @@ __device__ __forceinline__ auto element_variable(const Components<T, kCount>& x)
 // of the derivative happens to be finite.
 template <class T, unsigned kMask>
 __device__ __forceinline__ void set_gradient(T& gradient, const Dual<T, kMask>& y, int slot, T factor) {
-  gradient = y.value != y.value ? y.value : tangent_or_zero(y, slot) * factor;
+  const bool no_number = (kMask & kTentative) == 0 && y.value != y.value;
+  gradient = no_number ? y.value : tangent_or_zero(y, slot) * factor;
 }
 template <class T, int kCount, unsigned kMask>
 __device__ __forceinline__ void set_gradient(Components<T, kCount>& gradient, const Dual<T, kMask>& y, int slot,
@@ -633,6 +659,12 @@ struct Pointwise {
     int64 element_offset;
   };
 
+  template <int kWidth>
+  struct Results {
+    Compute value[kWidth];
+    typename GradientVectors<Compute, kWidth, Sources_>::type gradients;
+  };
+
   template <int kWidth, int... kSlot>
   __device__ __forceinline__ void load_all(const Cursor& at, int i, Registers<kWidth>& to, Indices<kSlot...>) const {
     ((get<kSlot>(to.operands) = load_from<kSlot, kWidth>(at, i, get<kSlot>(sources))), ...);
@@ -670,25 +702,74 @@ struct Pointwise {
   template <int kWidth, bool kWhole, int... kSlot>
   __device__ __forceinline__ void evaluate(const Registers<kWidth>& x, bool present, Compute& sum, Compute scale,
                                            Sums& sums, Indices<kSlot...>) const {
-    Compute value[kWidth];
-    typename GradientVectors<Compute, kWidth, Sources_>::type gradients;
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      const auto y =
-          loss(element_variable<kMask, kFirst<kSlot>>(get<kSlot>(x.operands).template element<Wide<kSlot>>(i))...);
-      value[i] = y.value;
-      sum += kWhole || present ? y.value : Compute(0);
-      Compute factor = scale;
-      if constexpr (kScaledPerElement) factor *= x.grad_output.template element<Compute>(i);
-      // The sum of derivatives is scaled when it is finished.
-      (set_gradient(get<kSlot>(gradients).element[i], y, kFirst<kSlot>,
-                    IsSummed<TypeAt<kSlot, Sinks_>>::value ? Compute(1) : factor),
-       ...);
+    Results<kWidth> results;
+    if constexpr (Loss::kTriedFirst) {
+      if (loss.usual()) {
+        const Compute before = sum;
+        evaluate_all<kTentative>(x, kWhole || present, sum, scale, results);
+        if (!is_finite(sum)) {
+          sum = before;
+          settle_edges(x, kWhole || present, sum, scale, results);
+        }
+      } else {
+        evaluate_all<0u>(x, kWhole || present, sum, scale, results);
+      }
+    } else {
+      evaluate_all<0u>(x, kWhole || present, sum, scale, results);
     }
     if (!kWhole && !present) return;
-    if constexpr (kStoresValues) store_to<kElementStream, kWidth>(element, x.element_offset, value);
-    (store_to<kOperands + kSlot, kWidth>(get<kSlot>(sinks), x.sink_offset[kSlot], get<kSlot>(gradients).element), ...);
-    (get<kSlot>(sums).add(get<kSlot>(gradients).element), ...);
+    if constexpr (kStoresValues) store_to<kElementStream, kWidth>(element, x.element_offset, results.value);
+    (store_to<kOperands + kSlot, kWidth>(get<kSlot>(sinks), x.sink_offset[kSlot],
+                                         get<kSlot>(results.gradients).element),
+     ...);
+    (get<kSlot>(sums).add(get<kSlot>(results.gradients).element), ...);
+  }
+
+  template <unsigned kMode, int kWidth>
+  __device__ __forceinline__ void evaluate_all(const Registers<kWidth>& x, bool present, Compute& sum, Compute scale,
+                                               Results<kWidth>& results) const {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      evaluate_element<kMode>(x, i, scale, results, Slots{});
+      sum += present ? results.value[i] : Compute(0);
+    }
+  }
+
+  // Value and gradients of element i. Of a tentative value that is NaN, gradients are not set to NaN: settle_edges
+  // follows. The sum of derivatives is scaled when it is finished.
+  template <unsigned kMode, int kWidth, int... kSlot>
+  __device__ __forceinline__ void evaluate_element(const Registers<kWidth>& x, int i, Compute scale,
+                                                   Results<kWidth>& results, Indices<kSlot...>) const {
+    const auto y = loss(
+        element_variable<kMask | kMode, kFirst<kSlot>>(get<kSlot>(x.operands).template element<Wide<kSlot>>(i))...);
+    results.value[i] = y.value;
+    Compute factor = scale;
+    if constexpr (kScaledPerElement) factor *= x.grad_output.template element<Compute>(i);
+    (set_gradient(get<kSlot>(results.gradients).element[i], y, kFirst<kSlot>,
+                  IsSummed<TypeAt<kSlot, Sinks_>>::value ? Compute(1) : factor),
+     ...);
+  }
+
+  // Evaluates a vector of which not all tentative values are finite, and adds it up. An element with a finite one keeps
+  // that, whatever its neighbours are. Rare, so kept small: a loop takes the first element and rotates the vector,
+  // because registers have no index.
+  template <int kWidth>
+  __device__ __forceinline__ void settle_edges(Registers<kWidth> x, bool present, Compute& sum, Compute scale,
+                                               Results<kWidth>& results) const {
+#pragma unroll 1
+    for (int i = 0; i < kWidth; ++i) {
+      evaluate_element<kTentative>(x, 0, scale, results, Slots{});
+      if (!is_finite(results.value[0])) evaluate_element<0u>(x, 0, scale, results, Slots{});
+      sum += present ? results.value[0] : Compute(0);
+      rotate(x, results, Slots{});
+    }
+  }
+  template <int kWidth, int... kSlot>
+  __device__ __forceinline__ void rotate(Registers<kWidth>& x, Results<kWidth>& results, Indices<kSlot...>) const {
+    (get<kSlot>(x.operands).rotate(), ...);
+    if constexpr (kScaledPerElement) x.grad_output.rotate();
+    if constexpr (kStoresValues) rotate_elements(results.value);
+    (rotate_elements(get<kSlot>(results.gradients).element), ...);
   }
 
   // The sum of a row of a strip, of which each lane has a vector.
@@ -788,7 +869,7 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
 #pragma unroll 1
       for (int run = 0; run < kRun && first < vectors; ++run, first += chunks * kBatch) {
         auto cursor = program.layout.at(first + lane);
-        if (program.layout.whole_up_to(first + kBatch - 1 + Program::kReadsAhead)) {
+        if (program.layout.whole_batch(cursor, first + kBatch - 1 + Program::kReadsAhead)) {
 #pragma unroll 1
           for (int u = 0; u < kUnroll; u += kFlight)
             program.template visit<kFlight, true>(cursor, partial, scale, sums);

@@ -109,19 +109,35 @@ struct SumOver {
 
   template <int... kSlot>
   __device__ __forceinline__ Compute evaluate(const Terms& terms, int lane, Indices<kSlot...>) const {
-    const auto y = loss(element_variable<kMask, OperandAt<Sources_, kSlot>::kFirst>(
-        get<kSlot>(terms.operands).template element<Wide<kSlot>>(lane))...);
-    if constexpr (kSlot_ == kValue) return y.value;
-    constexpr int kFirst = OperandAt<Sources_, kSlot_>::kFirst;
-    Compute tangent;
-    if constexpr (kSeveral) {
-      tangent = chosen_tangent<kFirst, kComponents>(y, terms.component);
-    } else {
-      tangent = tangent_or_zero(y, kFirst);
+    Compute value, derivative;
+    bool settled = false;
+    if constexpr (Loss::kTriedFirst) {
+      if (loss.usual()) {
+        differentiate<kTentative>(terms, lane, value, derivative, Slots{});
+        settled = is_finite(value);
+      }
     }
-    const Compute d = y.value != y.value ? y.value : tangent;  // as in pointwise.cuh
+    if (!settled) differentiate<0u>(terms, lane, value, derivative, Slots{});
+    if constexpr (kSlot_ == kValue) return value;
+    const Compute d = value != value ? value : derivative;  // as in pointwise.cuh
     if constexpr (kScaledPerElement) return d * terms.grad_output.template element<Compute>(lane);
     return d;
+  }
+
+  template <unsigned kMode, int... kSlot>
+  __device__ __forceinline__ void differentiate(const Terms& terms, int lane, Compute& value, Compute& derivative,
+                                                Indices<kSlot...>) const {
+    const auto y = loss(element_variable<kMask | kMode, OperandAt<Sources_, kSlot>::kFirst>(
+        get<kSlot>(terms.operands).template element<Wide<kSlot>>(lane))...);
+    value = y.value;
+    constexpr int kFirst = OperandAt<Sources_, kSlot_>::kFirst;
+    if constexpr (kSlot_ == kValue) {
+      derivative = 0;
+    } else if constexpr (kSeveral) {
+      derivative = chosen_tangent<kFirst, kComponents>(y, terms.component);
+    } else {
+      derivative = tangent_or_zero(y, kFirst);
+    }
   }
 };
 
@@ -153,7 +169,8 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
   constexpr int kStreams = Program::kStreams;
   constexpr int kVecSize = Program::kVecSize;
   // Fewer for a heavy loss in 16 bits, whose elements are computed together without a branch between them.
-  constexpr int kMost = kNarrow ? kMostTerms >> Program::Loss::kHeavy : kMostTerms;
+  constexpr int kCost = Program::Loss::kHeavy < 2 ? Program::Loss::kHeavy : 2;
+  constexpr int kMost = kNarrow ? kMostTerms >> kCost : kMostTerms;
   constexpr int kInFlight = vectors_in_flight(kMost, sizeof(typename Program::Terms) / 4, kMostTermWords);
   constexpr int kTotals = kColumns ? kVecSize : 1;
   constexpr int kStep = kColumns ? 1 : kVecSize;

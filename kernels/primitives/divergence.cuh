@@ -200,12 +200,46 @@ __device__ __forceinline__ T scalar_relative_entropy(T a, const LogRatio<T>& rat
   return ratio.near ? difference * ratio.tangent * correction : scalar_fma(a, ratio.log, -difference);
 }
 
+// log(a / b) for tentative evaluation, from f = (a - b) / b and quotient = a / b: NaN for quotients below 0, and finite
+// for a quotient of 0, which multiplies it.
+template <class T>
+__device__ __forceinline__ NarrowLog<T> scalar_tentative_log(T f, T quotient) {
+  return scalar_narrow_log(f, scalar_log(quotient + T(0x1p-126)));
+}
+
+// The inverse of b as two factors: 1 / b is out of range for some b in range. NaN for a negative b.
+template <class T>
+struct InverseRoot {
+  T root;
+  __device__ __forceinline__ T times(T x) const {
+    return x * root * root;
+  }
+};
+template <class T>
+__device__ __forceinline__ InverseRoot<T> scalar_inverse_root(T b) {
+  return {scalar_rsqrt(b)};
+}
+
 // a log(a / b) - a + b, for a, b >= 0. At a = 0 the derivative with respect to a, -inf, is 0 by convention.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> relative_entropy(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   const T difference = a.value - b.value;
   const bool empty = a.value == T(0);
   const bool impossible = b.value == T(0);
+  if constexpr (((kA | kB) & kTentative) != 0) {
+    const InverseRoot<T> of_b = scalar_inverse_root(b.value);
+    const T f = of_b.times(difference), quotient = of_b.times(a.value);
+    const NarrowLog<T> ratio = scalar_tentative_log(f, quotient);
+    const T near = difference * f * scalar_fma(quotient, ratio.excess, T(1));
+    const T value = select_computed(ratio.near, near, scalar_fma(a.value, ratio.log, -difference));
+    T by_a = T(0);
+    if constexpr (kDifferentiated<kA>) {
+      // The quotient may be out of range.
+      const T log = select_computed(ratio.near, ratio.log, scalar_log_difference(a.value, b.value));
+      by_a = empty ? T(0) : log;
+    }
+    return chain(a, b, a.value >= T(0) ? value : scalar_nan(T()), by_a, -f);
+  }
   if constexpr (kNarrow) {
     // The logarithm of an operand that is 0, negative or no number gives the limits and NaN, unless a is 0.
     const T f = scalar_narrow_inverse(b.value).times(difference);
@@ -264,6 +298,25 @@ __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a,
                                                            const Dual<T, kD>& difference, const Dual<T, 0>& beta,
                                                            const Dual<T, 0>& complement) {
   const bool empty_a = a.value == T(0), empty_b = b.value == T(0);
+  if constexpr (((kA | kB) & kTentative) != 0) {
+    // For a beta between 1/16 and 15/16. In units of m: quotients a / m and b / m, and f = (a - b) / m.
+    const T mean = scalar_fma(beta.value, difference.value, b.value);
+    const T m = max_ignoring_nan(mean, T(0x1p-100));
+    const T inverse = scalar_divide_roughly(T(1), m);
+    const T f = difference.value * inverse, of_a = a.value * inverse, of_b = b.value * inverse;
+    const NarrowLog<T> log_a = scalar_tentative_log(complement.value * f, of_a);
+    const NarrowLog<T> log_b = scalar_tentative_log(-beta.value * f, of_b);
+    const T near_a = complement.value * complement.value * beta.value;
+    const T near_b = beta.value * beta.value * complement.value;
+    const T near =
+        f * f * scalar_fma(near_a, scalar_fma(of_a, log_a.excess, T(1)), near_b * scalar_fma(of_b, log_b.excess, T(1)));
+    const T far = scalar_fma(beta.value, of_a * log_a.log, complement.value * (of_b * log_b.log));
+    // Of a smaller mean quotients are lost, unless nothing is there; of a larger one the inverse is 0.
+    const bool known = ((mean >= T(0x1p-100)) & (mean < T(0x1p126))) | (a.value + b.value == T(0));
+    const T value = m * select_computed(log_a.near & log_b.near, near, far);
+    return chain(a, b, known ? value : scalar_nan(T()), empty_a ? T(0) : beta.value * log_a.log,
+                 empty_b ? T(0) : complement.value * log_b.log);
+  }
   bool valid = is_finite_and_not_negative(a.value) && is_finite_and_not_negative(b.value);
   if (beta.value == T(0) || complement.value == T(0)) {
     const bool swapped = complement.value == T(0);
@@ -366,7 +419,13 @@ template <class T, unsigned kT, unsigned kX>
 __device__ __forceinline__ Dual<T, kT | kX> itakura_saito(const Dual<T, kT>& t, const Dual<T, kX>& x) {
   const T difference = t.value - x.value;
   T excess, value, by_x;
-  if constexpr (kNarrow) {
+  if constexpr (((kT | kX) & kTentative) != 0) {
+    const InverseRoot<T> of_x = scalar_inverse_root(x.value);
+    excess = of_x.times(difference);
+    by_x = -of_x.times(excess);
+    const NarrowLog<T> ratio = scalar_narrow_log(excess, scalar_log(of_x.times(t.value)));
+    value = select_computed(ratio.near, -(excess * excess * ratio.excess), excess - ratio.log);
+  } else if constexpr (kNarrow) {
     // The logarithm of an operand that is 0, negative or no number gives the limits and NaN, unless x is 0.
     const NarrowInverse<T> of_x = scalar_narrow_inverse(x.value);
     excess = of_x.times(difference);

@@ -104,6 +104,31 @@ __device__ __forceinline__ T scalar_confidence(const Decision<T>& d) {
   return scalar_complement(d.size, scalar_exp(-d.size)) * d.at.larger;
 }
 
+// The loss below for tentative evaluation and a gamma of 2. With s the sigmoid of |x|, the derivative of m with respect
+// to |x| is (wrong - right) s (1 - s).
+template <class T, unsigned kX, unsigned kY>
+__device__ __forceinline__ Dual<T, kX | kY> tentative_focal(const Dual<T, kX>& x, const Dual<T, kY>& y,
+                                                            const Decision<T>& d, T alpha, T complement) {
+  const bool balanced = alpha >= T(0);
+  const T of_yes = balanced ? alpha : T(1);
+  const T of_no = balanced ? complement : T(1);
+  const T factor = scalar_fma(of_yes, y.value, of_no * (T(1) - y.value));
+  const T log_loss = scalar_fma(d.wrong, d.size, d.at.excess);
+  const T wrong = d.wrong * d.at.larger, right = d.right * d.at.smaller;
+  const T miss = wrong + right;
+  const T scaled = factor * miss;
+  const T product = miss * log_loss;
+  const T rise = (d.wrong - d.right) * (T(2) * (d.at.larger * d.at.smaller));
+  const T by_logit = d.side * (scaled * scalar_fma(rise, log_loss, miss * (wrong - right)));
+  const bool valid = d.wrong * d.right >= T(0);
+  T by_label = T(0);
+  if constexpr (kDifferentiated<kY>) {
+    const T by_miss = scalar_fma(T(2) * scalar_confidence(d), scaled * log_loss, scaled * (miss * d.size));
+    by_label = scalar_fma((of_yes - of_no) * miss, product, -d.side * by_miss);
+  }
+  return chain(x, y, valid ? scaled * product : scalar_nan(T()), by_logit, by_label);
+}
+
 // a m^gamma (log loss of the logit x), where m is the probability of a wrong decision, and a = alpha y + complement (1
 // - y), or 1 if alpha < 0; complement = 1 - alpha. NaN if y is no probability. For an infinite x the derivative with
 // respect to y is 0 by convention.
@@ -111,6 +136,7 @@ template <class T, unsigned kX, unsigned kY>
 __device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Dual<T, kY>& y, const Dual<T, 0>& alpha,
                                                   const Dual<T, 0>& complement, const Dual<T, 0>& gamma) {
   const Decision<T> d = scalar_decision(x.value, y.value);
+  if constexpr (((kX | kY) & kTentative) != 0) return tentative_focal(x, y, d, alpha.value, complement.value);
   const bool balanced = alpha.value >= T(0);
   const T of_yes = balanced ? alpha.value : T(1);
   const T of_no = balanced ? complement.value : T(1);
@@ -166,6 +192,18 @@ template <class T, unsigned kX, unsigned kY>
 __device__ __forceinline__ Dual<T, kX | kY> poly1(const Dual<T, kX>& x, const Dual<T, kY>& y, const Dual<T, 0>& epsilon,
                                                   const Dual<T, 0>& sum) {
   const Decision<T> d = scalar_decision(x.value, y.value);
+  if constexpr (((kX | kY) & kTentative) != 0) {
+    const T smaller = d.at.smaller;
+    const T of_right = scalar_fma(sum.value, smaller, scalar_log_beyond_linear(smaller));
+    const T more = scalar_fma(epsilon.value, d.at.larger - smaller, d.size);
+    const T slope = scalar_fma(d.wrong * d.at.larger, scalar_fma(epsilon.value, smaller, T(1)),
+                               -(d.right * smaller * scalar_fma(-epsilon.value, smaller, sum.value)));
+    T by_label = T(0);
+    if constexpr (kDifferentiated<kY>) {
+      by_label = -d.side * scalar_fma(epsilon.value, scalar_confidence(d), d.size);
+    }
+    return chain(x, y, scalar_fma(d.wrong, more, of_right), d.side * slope, by_label);
+  }
   // Where the two terms of the right label cancel, for an epsilon of -1, a unit in the last place of it counts
   // threefold.
   const T e = scalar_exp(-d.size);
@@ -190,6 +228,22 @@ __device__ __forceinline__ Dual<T, kX | kY> asymmetric(const Dual<T, kX>& x, con
   const bool negative = x.value < T(0);
   const T e = scalar_exp(-scalar_abs(x.value));
   const T not_y = T(1) - y.value;
+  if constexpr (((kX | kY) & kTentative) != 0) {
+    // For the default exponents, and a clip that is not small. The derivative of q^4 L is q^3 p (1 - p) (4 L + q / m)
+    // with m = 1 - q. Where q is small, it is no better known than the logarithm of m.
+    const T p = negative ? at.smaller : at.larger, not_p = negative ? at.larger : at.smaller;
+    const T q = max_ignoring_nan(p - clip.value, T(0));
+    const T not_q = not_p + clip.value;
+    const T log_hit = at.excess + max_ignoring_nan(-x.value, T(0));
+    const T log_miss = -scalar_log(not_q);
+    const T square = q * q;
+    const T hit = not_p * log_hit, miss = square * square * log_miss;
+    const T bent_hit = not_p * scalar_fma(p, log_hit, not_p);
+    const T bent = scalar_fma(T(4), log_miss, q * scalar_divide_roughly(T(1), not_q));
+    const T bent_miss = square * q * (at.larger * at.smaller) * bent;
+    return chain(x, y, scalar_fma(y.value, hit, not_y * miss), scalar_fma(not_y, bent_miss, -(y.value * bent_hit)),
+                 hit - miss);
+  }
 
   const Fraction<T> not_p = scalar_fraction(negative ? T(1) : e, e);
   const Fraction<T> p = scalar_fraction(negative ? e : T(1), e);
@@ -263,18 +317,37 @@ __device__ __forceinline__ double scalar_integral(double s, double q, double inv
   return z < 1e-20 ? s : -expm1(-z) * inverse;
 }
 
+// (1 - e^-z) / z for z between 0 and log(2), to 2^-21.
+template <class T>
+__device__ __forceinline__ T scalar_mean_of_fall(T z) {
+  return scalar_polynomial(z, T(0.999999583), T(-0.499972582), T(0.166358694), T(-0.0404294617), T(0.00623448379));
+}
+
 // (1 - p^q) / q with p = sigmoid(x) against a label of 1, p = sigmoid(-x) against one of 0, and between them in
-// proportion, for q > 0. With z = q (-log of the larger p), it is (1 - e^-z) / q for the one label, to which e^-z (1 -
-// e^(-q |x|)) / q is added for the other one.
+// proportion, for q > 0; for q = 0 the limit, which is the log loss. With z = q (-log of the larger p), it is (1 -
+// e^-z) / q for the one label, to which e^-z (1 - e^(-q |x|)) / q is added for the other one.
 template <class T, unsigned kX, unsigned kY>
 __device__ __forceinline__ Dual<T, kX | kY> generalized_log_loss(const Dual<T, kX>& x, const Dual<T, kY>& y,
                                                                  const Dual<T, 0>& q) {
   const Decision<T> d = scalar_decision(x.value, y.value);
+  if constexpr (((kX | kY) & kTentative) != 0) {
+    // The larger p is at least 1/2, so its power cancels nowhere. Where |x| is small, the easy part is not.
+    const T easy = d.at.excess * scalar_mean_of_fall(q.value * d.at.excess);
+    const T e = scalar_fma(-q.value, easy, T(1));
+    const T f = scalar_exp(-(q.value * d.size));
+    const T inverse = T(1) / q.value;
+    const T more = e * scalar_fma(-inverse, f, inverse);
+    const T slope = scalar_fma(d.wrong * f, d.at.larger, -(d.right * d.at.smaller));
+    T by_label = T(0);
+    if constexpr (kDifferentiated<kY>) by_label = -d.side * (e * scalar_integral(d.size, q.value, inverse, f));
+    return chain(x, y, scalar_fma(d.wrong, more, easy), d.side * e * slope, by_label);
+  }
   const T e = scalar_exp(-(q.value * d.at.excess));
   const T f = scalar_exp(-(q.value * d.size));
   const T inverse = T(1) / q.value;
   const T easy = scalar_integral(d.at.excess, q.value, inverse, e);
   const T more = e * scalar_integral(d.size, q.value, inverse, f);
   const T slope = scalar_fma(d.wrong * f, d.at.larger, -(d.right * d.at.smaller));
-  return chain(x, y, scalar_fma(d.wrong, more, easy), d.side * e * slope, -d.side * more);
+  const auto power = chain(x, y, scalar_fma(d.wrong, more, easy), d.side * e * slope, -d.side * more);
+  return where(q.value > T(0), power, log_loss_of_logit(x, y, constant<T>(1.0)));
 }

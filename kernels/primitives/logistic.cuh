@@ -96,6 +96,16 @@ __device__ __forceinline__ auto log_loss_of_logit(const Dual<T, kX>& x, const Du
   const T size = scalar_abs(x.value);
   const T not_y = T(1) - y.value;
   const bool negative = x.value < T(0);
+  if constexpr (((kX | kY) & kTentative) != 0) {
+    const T p = negative ? at.smaller : at.larger, not_p = negative ? at.larger : at.smaller;
+    const T above = max_ignoring_nan(x.value, T(0)), below = max_ignoring_nan(-x.value, T(0));
+    const T falling = w.value * y.value;
+    const T value = scalar_fma(scalar_fma(w.value, y.value, not_y), at.excess,
+                               scalar_fma(not_y, above, w.value * (y.value * below)));
+    return chain(x, y, w, value, scalar_fma(not_y, p, -(falling * not_p)),
+                 scalar_fma(w.value - T(1), at.excess, scalar_fma(w.value, below, -above)),
+                 y.value * (at.excess + below));
+  }
   const T label = negative ? y.value : not_y;
   const T factor = negative ? w.value : T(1);
   const bool nothing = label == T(0) || factor == T(0);
@@ -111,6 +121,19 @@ __device__ __forceinline__ auto log_loss_of_logit(const Dual<T, kX>& x, const Du
                scalar_fma(w.value - T(1), at.excess, by_label), y.value * against);
 }
 
+// log((1 - p) / p), given 1 - 2 p and the difference of the logarithms, which cancel around p = 1/2. There 1 - 2 p is
+// exact.
+template <class T>
+__device__ __forceinline__ T scalar_log_odds_against(T p, T excess, T difference) {
+  if constexpr (kNarrow) {
+    const T w = excess * excess, twice = excess + excess;
+    const T near = scalar_fma(twice * w, scalar_atanh_tail(w), twice);
+    return select_computed(scalar_abs(excess) < T(0.33), near, difference);
+  } else {
+    return scalar_abs(excess) < T(0.5) ? scalar_log1p(excess / p) : difference;
+  }
+}
+
 // -(y log p + (1 - y) log(1 - p)) with logarithms no less than -100; NaN where p or y is no probability. In derivatives
 // 1 / p and 1 / (1 - p) are no more than 10^12, also where the logarithm is cut off, so that 0 * inf does not arise.
 template <class T, unsigned kP, unsigned kY>
@@ -122,8 +145,6 @@ __device__ __forceinline__ Dual<T, kP | kY> log_loss(const Dual<T, kP>& p, const
   const T value = scalar_fma(y.value, logs.success, not_y * logs.failure);
   const T per_p = min(scalar_divide_roughly(T(1), p.value), T(1e12));
   const T per_not_p = min(scalar_divide_roughly(T(1), not_p), T(1e12));
-  // The logarithm of (1 - p) / p, where the logarithms cancel: 1 - 2 p is exact there.
-  const T excess = not_p - p.value;
-  const T odds = scalar_abs(excess) < T(0.5) ? scalar_log1p(excess / p.value) : logs.success - logs.failure;
+  const T odds = scalar_log_odds_against(p.value, not_p - p.value, logs.success - logs.failure);
   return chain(p, y, valid ? value : scalar_nan(T()), scalar_fma(not_y, per_not_p, -(y.value * per_p)), odds);
 }

@@ -122,7 +122,9 @@ __device__ __forceinline__ Dual<T, 0> zero_unless_nan(const Dual<T, kMask>& x) {
 // weight of 0 is x if that is finite, so that a weight can be learned from 0.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> weighted(const Dual<T, kA>& weight, const Dual<T, kB>& x) {
-  const bool unused = weight.value == T(0);
+  // A tentative x may be NaN where it is finite in truth, which the derivative with respect to the weight needs.
+  constexpr bool kMustKnow = (kB & kTentative) != 0 && kDifferentiated<kA>;
+  const bool unused = weight.value == T(0) && (!kMustKnow || is_finite(x.value));
   const T partial = unused && !(scalar_abs(x.value) <= scalar_max(T())) ? T(0) : x.value;
   Dual<T, kA | kB> y;
   y.value = unused ? T(0) : weight.value * x.value;

@@ -239,6 +239,29 @@ __device__ __forceinline__ NarrowRobust<T> scalar_narrow_robust(T d, T a, T c) {
   return {select_computed(u < T(0x1p-26), T(0.5) * z, value), slope, valid};
 }
 
+// f for tentative evaluation of numbers alpha and scale: an alpha of 0, or one of a size between 1/16 and 4, and a
+// moderate scale. For small u by the first terms of the binomial series, otherwise as it is written, or as b L / 2 for
+// an alpha of 0. A b below 2^-10 counts as that, which changes nothing at alpha = 2. What depends on alpha and scale
+// alone is the same for all elements.
+template <class T, unsigned kD>
+__device__ __forceinline__ Dual<T, kD> tentative_robust(const Dual<T, kD>& d, T a, T c) {
+  const T b = max_ignoring_nan(scalar_abs(a - T(2)), T(0x1p-10));
+  const T of_c = T(1) / c, of_b = T(1) / b, half = T(0.5) * a;
+  const T c1 = T(0.5) * (half - T(1)), c2 = c1 * (half - T(2)) * T(1.0 / 3.0), c3 = c2 * (half - T(3)) * T(0.25);
+  const bool log_only = a == T(0);
+  const T of_power = log_only ? T(0) : b / a, of_log = log_only ? T(0.5) * b : T(0);
+  const T r = d.value * of_c;
+  const T z = r * r;
+  const T u = z * of_b;
+  const T sum = T(1) + u;
+  const T log = scalar_log(sum);
+  const T power = scalar_exp(half * log);
+  const T far = scalar_fma(of_power, power, scalar_fma(of_log, log, -of_power));
+  const T near = T(0.5) * z * scalar_polynomial(u, T(1), c1, c2, c3);
+  const T slope = power * (r * of_c) * scalar_divide_roughly(T(1), sum);
+  return chain(d, select_computed(u < T(0.0625), near, far), slope);
+}
+
 // f. No limit needs a formula of its own: beyond 2^60, alpha counts as infinite, and near 0 f is b L / 2, which goes to
 // z / 2 with u. Near 2, where P is nearly 1 + u, P - 1 is the sum of u and of what is left of the power, each times a
 // power near 1. For large u only its logarithm is known. Precondition: the scale is not subnormal.
@@ -247,7 +270,8 @@ __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& 
                                                              const Dual<T, kC>& scale) {
   constexpr bool kFloat = kSingle<T>;
   const T c = scale.value;
-  if constexpr (kNarrow && (kA | kC) == 0) {
+  if constexpr (((kD | kA | kC) & kTentative) != 0) return tentative_robust(d, alpha.value, c);
+  if constexpr (kNarrow && !kDifferentiated<kA | kC>) {
     const NarrowRobust<T> usual = scalar_narrow_robust(d.value, alpha.value, c);
     if (usual.valid) return chain(d, usual.value, usual.slope);
   }
@@ -292,7 +316,7 @@ __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& 
   const bool valid = c >= T(kFloat ? 0x1p-126 : 0x1p-1022) && scalar_abs(d.value) <= scalar_max(T());
   T result = valid ? value : scalar_nan(T());
   T slope = along_d;
-  if constexpr (kNarrow && (kA | kC) != 0) {
+  if constexpr (kNarrow && kDifferentiated<kA | kC>) {
     // Bits do not depend on the other gradients.
     const NarrowRobust<T> usual = scalar_narrow_robust(d.value, alpha.value, c);
     result = usual.valid ? usual.value : result;

@@ -490,11 +490,6 @@ __device__ __forceinline__ ListExtent list_extent(const Program& program, const 
   return {found / 2, found % 2 != 0 ? found / 2 : -1};
 }
 
-template <class T>
-__device__ __forceinline__ bool is_finite(T x) {
-  return scalar_abs(x) <= scalar_max(T());
-}
-
 // The derivatives of labels that lane k of every warp holds for label k, added over the warps of the block in order.
 template <class Group, class Slopes>
 __device__ __forceinline__ Slopes sum_of_warps(const Group& group, Slopes mine) {

@@ -17,6 +17,7 @@ struct Loss {
     return ::lift<float>(where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability)));
 #line 1 "<kl_div_combine_sums_bf16-bf16_bf16_matrix_x8_stream-stream-none_grad00_flags10_columns_shared>.entries"
   }
+  static constexpr bool kTriedFirst = false;
 };
 
 using Result = bfloat16_t;

@@ -17,6 +17,7 @@ struct Loss {
     return ::lift<float>(where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability)));
 #line 1 "<kl_div_elements_bf16-bf16_bf16_tiles_x32_along_a-along_b-none_grad00_flags10_tile-8-4-4-1-2_along_a>.entries"
   }
+  static constexpr bool kTriedFirst = false;
 };
 
 using Result = bfloat16_t;

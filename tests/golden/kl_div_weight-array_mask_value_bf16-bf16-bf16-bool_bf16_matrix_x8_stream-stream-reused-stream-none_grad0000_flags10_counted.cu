@@ -18,6 +18,7 @@ struct Loss {
     return ::where(mask != 0, ::weighted(weight, unweighted), 0);
 #line 1 "<kl_div_weight-array_mask_value_bf16-bf16-bf16-bool_bf16_matrix_x8_stream-stream-reused-stream-none_grad0000_flags10_counted>.entries"
   }
+  static constexpr bool kTriedFirst = false;
 };
 
 using Result = bfloat16_t;

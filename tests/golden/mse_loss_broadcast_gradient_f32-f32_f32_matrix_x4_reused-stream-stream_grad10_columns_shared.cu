@@ -9,6 +9,7 @@ struct Loss {
     return ::lift<float>(square(input - target));
 #line 1 "<mse_loss_broadcast_gradient_f32-f32_f32_matrix_x4_reused-stream-stream_grad10_columns_shared>.entries"
   }
+  static constexpr bool kTriedFirst = false;
 };
 
 using Result = float;

@@ -9,6 +9,7 @@ struct Loss {
     return ::lift<float>(square(input - target));
 #line 1 "<mse_loss_sum_over_f32-f32_f32_matrix_x4_stream-stream-none_grad00_columns_shared>.entries"
   }
+  static constexpr bool kTriedFirst = false;
 };
 
 using Result = float;

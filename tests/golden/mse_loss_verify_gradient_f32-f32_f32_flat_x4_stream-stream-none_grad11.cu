@@ -9,6 +9,7 @@ struct Loss {
     return ::lift<float>(square(input - target));
 #line 1 "<mse_loss_verify_gradient_f32-f32_f32_flat_x4_stream-stream-none_grad11>.entries"
   }
+  static constexpr bool kTriedFirst = false;
 };
 
 using Result = float;

@@ -614,7 +614,7 @@ OUTSIDE: tuple[Mutant, ...] = (
     Mutant(
         "last vector taken for a whole one",
         LAYOUT,
-        "whole_up_to",
+        "whole_batch",
         r"\(vector \+ 1\) \* kVecSize <= elements",
         "vector * kVecSize <= elements",
         ("truth",),

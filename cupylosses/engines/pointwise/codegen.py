@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from typing import ClassVar
 
 from cupylosses.checks import FLOATING
-from cupylosses.definition.expressions import cuda, in_double
+from cupylosses.definition.expressions import cuda, in_double, names_in
 from cupylosses.engines.pointwise.definition import Loss, ModifiedLoss
 from cupylosses.engines.pointwise.jvp import TangentLoss
 from cupylosses.engines.pointwise.layout import (
@@ -218,7 +218,8 @@ def functor(variant: PointwiseKernel) -> str:
         lines = ["struct Base {", f"  using Compute = {compute};"]
         lines += [*_operator(variant, loss.base or loss, "_number"), "};", "", *_direction(variant, loss, heavy)]
     else:
-        lines = ["struct Loss {", f"  using Compute = {compute};", heavy, *_operator(variant, loss, compute), "};"]
+        lines = ["struct Loss {", f"  using Compute = {compute};", heavy]
+        lines += [*_operator(variant, loss, compute), *_tentative(variant), "};"]
     return "\n".join(lines) + "\n"
 
 
@@ -254,6 +255,18 @@ def _operator(variant: PointwiseKernel, loss: Loss, number: str) -> list[str]:
     return [*lines, f'#line 1 "<{variant.title}>.entries"', "  }"]
 
 
+def _tentative(variant: PointwiseKernel) -> list[str]:
+    """The condition under which elements are evaluated tentatively first. It is unknown of operands that are arrays."""
+    loss, condition = variant.loss, variant.loss.tentative
+    known = names_in(condition) <= {x.name for x in loss.parameters}
+    tried = bool(condition) and known and variant.narrow
+    lines = [f"  static constexpr bool kTriedFirst = {str(tried).lower()};"]
+    if tried:
+        lines += ["  __device__ __forceinline__ bool usual() const {", *written_at(loss, "tentative")]
+        lines += [f"    return {in_double(condition)};", f'#line 1 "<{variant.title}>.entries"', "  }"]
+    return lines
+
+
 def _direction(variant: PointwiseKernel, loss: TangentLoss, heavy: str) -> list[str]:
     """The derivative of `Base` along the directions that are the last operands."""
     operands = [x.name for x in loss.operands]
@@ -264,6 +277,7 @@ def _direction(variant: PointwiseKernel, loss: TangentLoss, heavy: str) -> list[
         "struct Loss {",
         f"  using Compute = {STORAGE[variant.compute][0]};",
         heavy,
+        "  static constexpr bool kTriedFirst = false;",
         "  Base _base;",
         "",
         *call_signature(operands),
@@ -341,14 +355,17 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
     only those in float whose elements lie one behind the other, and of the heaviest only if no operand is one number:
     what depends on that alone is kept in registers. The heaviest with more gradients than that and offsets of their own
     have an SM to themselves, and so have tiles of the heaviest, or of heavy ones in double, with the gradients of two
-    operands. Two operands that are shifted, with offsets of their own, take more registers, too, and so do other tiles
-    and sums of gradients. What is differentiated twice takes more than any of these.
+    operands, and tiles and sums along columns beside another gradient of what is heavier than these. Two operands that
+    are shifted, with offsets of their own, take more registers, too, and so do other tiles and sums of gradients. What
+    is differentiated twice takes more than any of these.
     """
     if isinstance(variant.loss, TangentLoss):
         return BLOCKS_PER_SM_OTHERS
     stored, tiled, wide = variant.vec_size * sum(variant.stored), variant.layout in TILED, variant.compute == "float64"
     most = 8 if not tiled else 4 if wide else 16
     if variant.loss.heavy > (0 if tiled and wide else 1) and variant.layout != "flat" and stored > most:
+        return 1
+    if variant.loss.heavy > 2 and (tiled or (stored and any(kind == "column" for _, kind, _ in variant.summed))):
         return 1
     # Three operands of a heavy loss with a gradient in float32 spill 76 bytes with 128 registers.
     if (

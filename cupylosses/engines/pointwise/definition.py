@@ -45,6 +45,7 @@ class Loss(Definition):
     mean_of_rows: bool = False
     warn_broadcast: bool = False
     heavy: int = 0
+    tentative: str = ""
     kinks: Callable[..., Sequence[Kink]] = _no_kinks
 
     @property
@@ -58,6 +59,9 @@ class Loss(Definition):
             check(expression, names, Part(self.name, name, self.places.get(name)))
             names.append(name)
         check(self.value, names, Part(self.name, "value", self.places.get("value")))
+        if self.tentative:
+            numbers = [*(x.name for x in self.parameters), *(x.name for x in self.operands if x.default is not None)]
+            check(self.tentative, numbers, Part(self.name, "tentative", self.places.get("tentative")), functions={})
         for name, expression in self.derivatives.items():
             if name not in {x.name for x in self.operands}:
                 raise ValueError(f"{self.name}: a derivative for {name!r}, which is no operand")
@@ -67,7 +71,7 @@ class Loss(Definition):
     @property
     def identity(self) -> tuple[Any, ...]:
         own = (self.operands, self.value, self.let, self.constants, self.derivatives, self.parameters, self.flags)
-        return (*own, code_of(self.reference))
+        return (*own, self.tentative, code_of(self.reference))
 
     @cached_property
     def modifications(self) -> Mapping[Any, Loss]:
