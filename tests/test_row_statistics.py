@@ -18,6 +18,7 @@ import cupylosses
 from cupylosses import functional as F
 from cupylosses import nn
 from cupylosses.backends.torch import formulas
+from cupylosses.definition.expressions import factors
 from cupylosses.definition.registry import registry
 from cupylosses.engines.row_statistics import layout as row_layout
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
@@ -662,3 +663,19 @@ def test_the_twin_of_torch() -> None:
             module(**options)(first, second, label) for module in (nn.CosineEmbeddingLoss, torch.nn.CosineEmbeddingLoss)
         )
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("expression", "pair"),
+    [
+        ("a * b", ("a ", " b")),
+        ("square(a - b)", ("a - b", "a - b")),
+        ("(a - b) * square(c)", ("(a - b) ", " square(c)")),
+        ("a * b + c", None),
+        ("square(a) / b", None),
+        ("square(a) - square(b)", None),
+        ("-a * b", None),
+    ],
+)
+def test_products_are_told_from_other_expressions(expression: str, pair: tuple[str, str] | None) -> None:
+    assert factors(expression) == pair
