@@ -252,6 +252,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "margins of lists": hosted(margin_properties.agrees_with_formula, ("multilabel_margin_loss", 5, 43)),
     "margins of long lists": hosted(margin_properties.agrees_with_formula, ("multilabel_margin_loss", 3, 43, 40)),
     "statistics": hosted(statistics_properties.agrees_with_formula, ("triplet_margin_loss", 3, 2500)),
+    "statistics, parts": hosted(statistics_properties.agrees_with_formula, ("triplet_margin_loss", 3, 3000)),
     "statistics, held": hosted(statistics_properties.agrees_with_formula, ("triplet_margin_loss", 3, 350)),
     "statistics, norms": hosted(
         partial(statistics_properties.agrees_with_formula, p=3.5, margin=9.0), ("triplet_margin_loss", 3, 9)

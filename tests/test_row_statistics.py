@@ -18,6 +18,7 @@ import cupylosses
 from cupylosses import functional as F
 from cupylosses import nn
 from cupylosses.backends.torch import formulas
+from cupylosses.definition.expressions import factors
 from cupylosses.definition.registry import registry
 from cupylosses.engines.row_statistics import layout as row_layout
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
@@ -502,29 +503,33 @@ def test_a_wrong_speculation_is_noticed() -> None:
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("features", [40, 2100])
-def test_shared_memory_changes_no_bit(
-    features: int, fresh_plans: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A row that a GPU has no room for is read twice."""
+def test_chips_change_no_bit(features: int, fresh_plans: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that a GPU has no room for is read twice, and without clusters a block takes all parts of it."""
     operands = drawn(TRIPLET, (3,), features, torch.float32)
-    chosen, both = row_layout.layout, []
-    for room in (64 << 10, 0):
+    chosen, found = row_layout.layout, []
+    monkeypatch.setattr(row_layout, "PART_BYTES", 8 << 10)
+    for room, clusters, most in ((64 << 10, True, 512), (0, True, 512), (64 << 10, False, 512), (64 << 10, False, 64)):
 
-        def layout(*arguments: Any, room: int = room) -> row_layout.Layout:
-            found = chosen(*arguments[:-1], room)
-            assert found.held == (room > 0)
-            return found
+        def layout(*arguments: Any, room: int = room, clusters: bool = clusters) -> row_layout.Layout:
+            x = chosen(*arguments[:-2], room, clusters)
+            assert x.held == (room > 0)
+            assert x.parts == x.cluster * x.rounds * (x.threads // 64) if features > 40 else x.parts == 1
+            return x
 
         monkeypatch.setattr(row_layout, "layout", layout)
+        monkeypatch.setattr(row_layout, "MAX_BLOCK_THREADS", most)
         fresh_plans()
-        both.append(gradients(TRIPLET, operands))
-    for a, b in zip(*both, strict=True):
-        assert same_bits(a, b)
+        found.append(gradients(TRIPLET, operands))
+        if features == 40 and len(found) == 2:
+            break
+    for others in found[1:]:
+        for a, b in zip(found[0], others, strict=True):
+            assert same_bits(a, b)
 
 
 def test_many_rows_have_few_chunks() -> None:
     rows = row_layout.RowStream((16,), 1, 4)
-    found = row_layout.layout((1 << 20,), 16, [rows], [rows], 1, 48 << 10)
+    found = row_layout.layout((1 << 20,), 16, [rows], [rows], 1, 48 << 10, True)
     assert found.kind == "lanes" and found.chunks * found.rows_per_chunk >= 1 << 20 and found.chunks <= 1 << 13
 
 
@@ -662,3 +667,19 @@ def test_the_twin_of_torch() -> None:
             module(**options)(first, second, label) for module in (nn.CosineEmbeddingLoss, torch.nn.CosineEmbeddingLoss)
         )
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("expression", "pair"),
+    [
+        ("a * b", ("a ", " b")),
+        ("square(a - b)", ("a - b", "a - b")),
+        ("(a - b) * square(c)", ("(a - b) ", " square(c)")),
+        ("a * b + c", None),
+        ("square(a) / b", None),
+        ("square(a) - square(b)", None),
+        ("-a * b", None),
+    ],
+)
+def test_products_are_told_from_other_expressions(expression: str, pair: tuple[str, str] | None) -> None:
+    assert factors(expression) == pair

@@ -243,6 +243,24 @@ def cuda(expression: str) -> str:
     return re.sub(r"-(?=-)", "- ", "".join(pieces)).replace("\r", " ")
 
 
+def factors(expression: str) -> tuple[str, str] | None:
+    """Two expressions whose product this expression is, as it is written; None if it is no product."""
+    tokens, depth, split, other = [x for x in _TOKEN.finditer(expression) if x.lastgroup != "space"], 0, None, False
+    closed = 0
+    for i, m in enumerate(tokens):
+        depth += (m[0] == "(") - (m[0] == ")")
+        if depth == 0 and m.lastgroup == "operator" and m[0] not in ("(", ")"):
+            split, other = (m.start(), other) if m[0] == "*" else (split, True)
+        if depth == 0 and m[0] == ")":
+            closed = closed or i
+    if split is not None and not other:
+        return expression[:split], expression[split + 1 :]
+    if tokens[0][0] == "square" and closed == len(tokens) - 1:
+        inner = expression[tokens[1].end() : tokens[-1].start()]
+        return inner, inner
+    return None
+
+
 def in_double(expression: str) -> str:
     """CUDA source of a constant, of the parameters in double precision, whose names end in an underscore."""
     tokens = _TOKEN.finditer(cuda(expression))

@@ -33,6 +33,32 @@ __device__ __forceinline__ unsigned floats_to_bfloat16_pair(float low, float hig
 }
 #endif
 
+// Conversions between float and double that keep subnormal numbers, which -ftz=true makes 0: each is one instruction,
+// where C++ has up to two more that flush. The last one rounds towards zero.
+__device__ __forceinline__ double float_to_double(float x) {
+  double y;
+  asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float double_to_float(double x) {
+  float y;
+  asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
+  return y;
+}
+__device__ __forceinline__ float double_to_float_rz(double x) {
+  float y;
+  asm("cvt.rz.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
+  return y;
+}
+
+// Adds x to the total, and counts it, if it is active: two instructions under a predicate, where the compiler selects
+// each half of a double.
+__device__ __forceinline__ void add_if(bool active, double x, double& total, int& count) {
+  asm("{\n.reg .pred active;\nsetp.ne.s32 active, %2, 0;\n@active add.rn.f64 %0, %0, %3;\n@active add.s32 %1, %1, 1;\n}"
+      : "+d"(total), "+r"(count)
+      : "r"(static_cast<int>(active)), "d"(x));
+}
+
 // x, evaluated unconditionally. Otherwise the compiler branches around a few instructions that only one side of a
 // select needs. The branch keeps it from interleaving elements and costs more than the instructions. Not volatile: what
 // nobody uses is left out. An instruction, and not the empty text: without volatile NVRTC 13 lost the value behind

@@ -93,7 +93,7 @@ __device__ __forceinline__ unsigned narrow_pair(float low, float high, bfloat16_
 // bits of a double; these tell what was cut off in fewer cycles than a conversion back, which has a slow unit.
 __device__ __forceinline__ float round_to_odd(double x) {
   const unsigned cut_off = static_cast<unsigned>(__double_as_longlong(x)) & 0x1fffffffu;
-  return __uint_as_float(__float_as_uint(__double2float_rz(x)) | (cut_off != 0u ? 1u : 0u));
+  return __uint_as_float(__float_as_uint(double_to_float_rz(x)) | (cut_off != 0u ? 1u : 0u));
 }
 
 __device__ __forceinline__ float as_float(float x) {

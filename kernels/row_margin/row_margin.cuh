@@ -210,7 +210,19 @@ __device__ __forceinline__ void fill_gradients(const Program& program, const Gro
   }
 }
 
-// Loads every `threads`-th vector of a row from `first` on, as far as there are any.
+// The exponent of a power of two.
+__device__ __forceinline__ int exponent_of(int x) {
+  return 31 - __clz(x);
+}
+// Of `count` vectors, every `threads`-th from `first` on: how many there are, up to kVectors. Precondition: `threads`
+// is a power of two.
+template <int kVectors>
+__device__ __forceinline__ int vectors_left(int64 count, int64 first, int threads) {
+  const int64 left = count - first;
+  if (left >= kVectors * threads) return kVectors;
+  return left <= 0 ? 0 : (static_cast<int>(left) + threads - 1) >> exponent_of(threads);
+}
+// Loads them.
 template <int kVecSize, int kVectors, class Input, class View>
 __device__ __forceinline__ void load_vectors(const Input* from, const View& view, int64 first, int threads,
                                              Pack<Input, kVecSize> (&x)[kVectors]) {
@@ -221,8 +233,82 @@ __device__ __forceinline__ void load_vectors(const Input* from, const View& view
   }
 }
 
+// An integer from 0 to 2^32 - 1 in double: the mantissa of 2^52 + n, without a conversion.
+__device__ __forceinline__ double small_to_double(int n) {
+  return __hiloint2double(0x43300000, n) - 4503599627370496.0;
+}
+// A score in double, exactly.
+__device__ __forceinline__ double in_double(float x) {
+  return float_to_double(x);
+}
+__device__ __forceinline__ double in_double(double x) {
+  return x;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Active pairs
+
+template <class T>
+__device__ __forceinline__ bool is_finite(T x) {
+  return scalar_abs(x) <= scalar_max(T());
+}
+
+// The next number above x that is not subnormal, as kernels flush these.
+__device__ __forceinline__ float next_above(float x) {
+  const float smallest = 1.17549435e-38f;
+  if (x == 0.0f) return smallest;
+  if (x == -smallest) return 0.0f;
+  return __int_as_float(__float_as_int(x) + (x > 0.0f ? 1 : -1));
+}
+__device__ __forceinline__ double next_above(double x) {
+  if (x == 0.0) return __longlong_as_double(1);
+  return __longlong_as_double(__double_as_longlong(x) + (x > 0.0 ? 1 : -1));
+}
+
+// The smallest score that has an active pair with a label: the next one above own - margin, of which the difference in
+// double has the error `rest`. Comparing with it is exact, and takes no double precision. Preconditions: both are
+// finite.
+template <class Score>
+__device__ __forceinline__ Score smallest_active(double own, double margin) {
+  const double difference = own - margin, subtracted = difference - own;
+  const double rest = (own - (difference - subtracted)) - (margin + subtracted);
+  const Score nearest = static_cast<Score>(difference);
+  const double wide = static_cast<double>(nearest);
+  const bool above = wide > difference || (wide == difference && rest < 0.0);
+  return above ? nearest : next_above(nearest);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // One label
+
+// The smallest score that can have an active pair: also of an infinite or NaN label or margin, where that pair may be
+// NaN.
+template <class Score>
+__device__ __forceinline__ Score smallest_relevant(double own, double margin) {
+  const double difference = own - margin;
+  if (is_finite(difference)) return smallest_active<Score>(own, margin);
+  return difference > 0.0 ? scalar_infinity(Score()) : -scalar_infinity(Score());
+}
+
+// As take_classes below, of a linear hinge, with a comparison in the type of scores in place of a branch on a double.
+// The elements of the vector are numbered from kFirst on.
+template <bool kGradient, int kFirst, int kVecSize, class Program>
+__device__ __forceinline__ void take_linear(const Program& program, typename Program::Input* to,
+                                            const Pack<typename Program::Input, kVecSize>& x, int target,
+                                            typename Program::Gradient smallest, double own,
+                                            typename Program::Gradient active, typename Program::Sums& sums) {
+  using Score = typename Program::Gradient;
+  Score g[kVecSize];
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) {
+    const Score score = widen<Score>(x.element[i]);
+    // The comparison is true of NaN.
+    const bool is_active = !(score < smallest) && kFirst + i != target;
+    add_if(is_active, program.excess(in_double(score), own), sums.value, sums.slopes);
+    g[i] = is_active ? active : Score(0);
+  }
+  if constexpr (kGradient) store_pack<kVecSize>(to, NarrowPack<typename Program::Input, kVecSize>::from(g));
+}
 
 // Adds the pairs of some classes, and writes their gradients; 0 for the label, which is element `target` (or -1).
 // `active` is the gradient of an active pair if the hinge is linear.
@@ -246,6 +332,26 @@ __device__ __forceinline__ void take_classes(const Program& program, typename Pr
     }
   }
   if constexpr (kGradient) store_pack<kVecSize>(to, NarrowPack<typename Program::Input, kVecSize>::from(g));
+}
+
+// The vectors of a batch, as far as there are any, of which element `target` is the label.
+template <bool kGradient, int kVecSize, int kVectors, class Program, int... k>
+__device__ __forceinline__ void take_batch(const Program& program, typename Program::Input* to, int step,
+                                           const Pack<typename Program::Input, kVecSize> (&x)[kVectors], int left,
+                                           int target, typename Program::Gradient smallest, double own, double factor,
+                                           typename Program::Gradient active, typename Program::Sums& sums,
+                                           Indices<k...>) {
+  if constexpr (Program::Hinge::kLinear) {
+    ((k < left ? take_linear<kGradient, k * kVecSize>(program, to + static_cast<int64>(k) * step, x[k], target,
+                                                      smallest, own, active, sums)
+               : void()),
+     ...);
+  } else {
+    ((k < left ? take_classes<kGradient>(program, to + static_cast<int64>(k) * step, x[k], target - k * kVecSize, own,
+                                         factor, active, sums)
+               : void()),
+     ...);
+  }
 }
 
 // The label of the row that a group takes next, as loaded: nothing looks at it until its turn, so that the load is in
@@ -289,24 +395,40 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
     if (edge >= 0) of_edge = load_stream<1>(from + edge);
     const double own = program.score(t.offset, t.label);
     if constexpr (kGradient) factor = grad_factor(scale, t.offset) * (t.weight * program.inverse);
-    const auto active = Waiting<Input>::from(factor);
+    // Opaque, or it is computed again for each vector.
+    const auto active = opaque(Waiting<Input>::from(factor));
     if (edge >= 0) {
       const int target = edge == t.label ? 0 : -1;
       owns = target == 0;
       take_classes<kGradient, 1>(program, to + edge, of_edge, target, own, factor, active, sums);
     }
+    using Score = typename Program::Gradient;
+    const Score smallest = Program::Hinge::kLinear ? smallest_relevant<Score>(own, program.loss.margin()) : Score(0);
+    if (Program::Hinge::kLinear && smallest == -scalar_infinity(Score())) {
+      // The label is not finite. Few rows are like that: their vectors are loaded again, one at a time.
 #pragma unroll 1
-    for (int64 v = rank; v < view.vectors;) {
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
-        if (v + k * threads >= view.vectors) continue;
-        const int64 first = view.first(v + k * threads);
+      for (int64 v = rank; v < view.vectors; v += threads) {
+        const int64 first = view.first(v);
         const int target = target_element<kVecSize>(t, first);
         owns |= target >= 0;
-        take_classes<kGradient>(program, to + first, x[k], target, own, factor, active, sums);
+        const auto again = load_stream<kVecSize>(from + first);
+        take_classes<kGradient>(program, to + first, again, target, own, factor, active, sums);
       }
-      v += kVectors * threads;
-      load_vectors(from, view, v, threads, x);
+    } else {
+      // The vector of the label, and its turn among those of this thread.
+      const int64 behind = t.label - view.first(0), vector = behind < 0 ? -1 : behind / kVecSize;
+      const bool here = vector >= 0 && vector < view.vectors && (vector & (threads - 1)) == rank;
+      owns |= here;
+      int64 turn = here ? vector >> exponent_of(threads) : -1;
+#pragma unroll 1
+      for (int64 v = rank; v < view.vectors; v += kVectors * threads, turn -= kVectors) {
+        const int left = vectors_left<kVectors>(view.vectors, v, threads);
+        const int element = static_cast<int>(behind % kVecSize);
+        const int target = turn >= 0 && turn < kVectors ? static_cast<int>(turn) * kVecSize + element : -1;
+        take_batch<kGradient>(program, to + view.first(v), threads * kVecSize, x, left, target, smallest, own, factor,
+                              active, sums, typename MakeIndices<kVectors>::type{});
+        load_vectors(from, view, v + kVectors * threads, threads, x);
+      }
     }
   }
   sums = group_sum(group, sums, sync);
@@ -504,31 +626,6 @@ __device__ __forceinline__ Slopes sum_of_warps(const Group& group, Slopes mine) 
   return mine;
 }
 
-// The next number above x that is not subnormal, as kernels flush these.
-__device__ __forceinline__ float next_above(float x) {
-  const float smallest = 1.17549435e-38f;
-  if (x == 0.0f) return smallest;
-  if (x == -smallest) return 0.0f;
-  return __int_as_float(__float_as_int(x) + (x > 0.0f ? 1 : -1));
-}
-__device__ __forceinline__ double next_above(double x) {
-  if (x == 0.0) return __longlong_as_double(1);
-  return __longlong_as_double(__double_as_longlong(x) + (x > 0.0 ? 1 : -1));
-}
-
-// The smallest score that has an active pair with a label: the next one above own - margin, of which the difference in
-// double has the error `rest`. Comparing with it is exact, and takes no double precision. Preconditions: both are
-// finite.
-template <class Score>
-__device__ __forceinline__ Score smallest_active(double own, double margin) {
-  const double difference = own - margin, subtracted = difference - own;
-  const double rest = (own - (difference - subtracted)) - (margin + subtracted);
-  const Score nearest = static_cast<Score>(difference);
-  const double wide = static_cast<double>(nearest);
-  const bool above = wide > difference || (wide == difference && rest < 0.0);
-  return above ? nearest : next_above(nearest);
-}
-
 // A lane's share of a list: a label, its score, the smallest score that is active with it, and the gradient of a
 // class that is active with as many labels as there are lanes before it. `lowest` is the lowest score of all labels.
 template <class Score, class Gradient>
@@ -562,9 +659,13 @@ __device__ __forceinline__ void take_vectors(const Program& program, int64 first
       is_nan |= z != z;
     }
   }
+  // The labels among the classes that the lanes of this warp take together, and those between them.
+  const int place = threadIdx.x % kWarp;
+  const int64 behind = lane.label - (first - place * kVecSize);
+  const bool is_near = step == 0 || (behind >= 0 && behind < kCount * step);
 #pragma unroll 1
-  for (int j = 0; j < length; ++j) {
-    const int64 other = __shfl_sync(0xffffffffu, lane.label, j) - first;
+  for (unsigned near = __ballot_sync(0xffffffffu, is_near && place < length); near != 0u; near &= near - 1u) {
+    const int64 other = __shfl_sync(0xffffffffu, lane.label, __ffs(static_cast<int>(near)) - 1) - first;
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
       const int64 at = other - k * step;
@@ -587,11 +688,13 @@ __device__ __forceinline__ void take_vectors(const Program& program, int64 first
       active += is_active;
     }
     active = warp_sum_int(active);
-    if (static_cast<int>(threadIdx.x % kWarp) == j) of_label += active;
+    if (place == j) of_label += active;
   }
+  int unused = 0;
 #pragma unroll
   for (int e = 0; e < kElements; ++e) {
-    if (of_class[e] > 0) total += of_class[e] * program.excess(static_cast<double>(score[e]), lane.lowest);
+    const double sum = small_to_double(of_class[e]) * program.excess(in_double(score[e]), lane.lowest);
+    add_if(of_class[e] > 0, sum, total, unused);
   }
   if (is_nan) total = scalar_nan(0.0);
   if constexpr (kGradient) {
@@ -643,11 +746,7 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
 #pragma unroll 1
   for (int64 turn = rank - place; turn < view.vectors;) {
     const int64 v = turn + place;
-    int present = 0;
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      if (v + k * threads < view.vectors) present = k + 1;
-    }
+    const int present = vectors_left<kVectors>(view.vectors, v, threads);
     take_vectors<kGradient>(program, view.first(v), step, x, present, to, length, lane, total, of_label);
     turn += kVectors * threads;
     load_vectors(from, view, turn + place, threads, x);

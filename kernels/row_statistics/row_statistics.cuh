@@ -5,15 +5,18 @@
 //   y[r]   = f(s[r], t[r])                           t: labels, operands of shape (rows)
 //   g[r, i] = factor[r] * sum over k of a_k[r] * d e_k / d x [r, i]    with a_k = d f / d s_k
 //
-// 1. A group of threads takes a row: neighbouring lanes of a warp where rows are short, a block otherwise. Its threads
-//    read vectors of kVecSize features in turn and add the terms of every statistic in double; the group adds these.
-// 2. The lanes of a group, or the first warp of a block, evaluate f on dual numbers in double: value and coefficients.
+// 1. A group of threads takes a row: neighbouring lanes of a warp where rows are short, a block otherwise, or a cluster
+//    of blocks (BlocksOfRow). Its threads read vectors of kVecSize features in turn and add the terms of every
+//    statistic in double; the group adds these.
+// 2. The lanes of a group, or the first warp of each block, evaluate f on dual numbers in double: value and
+//    coefficients.
 //    Of a norm n of degree p the derivative at feature i is sign(e) (|e| / n)^(p - 1), of which the coefficient has the
 //    part that all features share. A norm of 0, or an infinite one, has no direction: its derivative is 0.
 // 3. The threads go through the same features again and write the gradients. A thread keeps its vectors of the row in
 //    its own part of shared memory if there is room (kHeld): registers would hold them as doubles beside those of step
-//    2, and leave room for half as many rows. The second read of a longer row mostly comes from a cache. A block
-//    prefetches its next row to L2 before step 2, so that memory has work meanwhile.
+//    2, and leave room for half as many rows. Elements of 16 bits are kept as the upper words of doubles, so that they
+//    are converted once (upper_t). The second read of a longer row mostly comes from a cache. The blocks of a row
+//    prefetch their next one to L2 before step 2, so that memory has work meanwhile.
 // 4. A chunk of rows leaves one partial sum of values, and the block that arrives last adds them.
 //
 // Each element is read once (twice if not kHeld), and each gradient written once. Which features a thread takes follows
@@ -26,6 +29,89 @@
 #include "pointwise/sum_over.cuh"
 #include "primitives/primitives.cuh"
 #include "softmax/row_ptx.cuh"
+
+// The upper word of an element of 16 bits in double, whose lower word is 0. A conversion has a slow unit, which such
+// rows keep busy most of the time: what is kept of them is converted already.
+struct upper_t {
+  int word;
+};
+template <class Storage>
+struct KeptAs {
+  using type = Storage;
+};
+template <>
+struct KeptAs<half_t> {
+  using type = upper_t;
+};
+template <>
+struct KeptAs<bfloat16_t> {
+  using type = upper_t;
+};
+
+// Elements in double, exactly: also subnormal ones.
+template <class Storage>
+__device__ __forceinline__ double exactly(Storage x) {
+  return widen<double>(x);
+}
+__device__ __forceinline__ double exactly(float x) {
+  return float_to_double(x);
+}
+__device__ __forceinline__ double exactly(half_t x) {
+  return float_to_double(to_float(x));
+}
+__device__ __forceinline__ double exactly(bfloat16_t x) {
+  return float_to_double(to_float(x));
+}
+__device__ __forceinline__ double exactly(upper_t x) {
+  return __hiloint2double(x.word, 0);
+}
+
+// Element i of a pack in double. Two bfloat16 are taken from their register by an instruction each.
+template <class Storage, int kVecSize>
+__device__ __forceinline__ double exactly_at(const Pack<Storage, kVecSize>& pack, int i) {
+  return exactly(pack.element[i]);
+}
+template <int kVecSize>
+__device__ __forceinline__ double exactly_at(const Pack<bfloat16_t, kVecSize>& pack, int i) {
+  if constexpr (kVecSize % 2 != 0) {
+    return exactly(pack.element[i]);
+  } else {
+    const unsigned pair = reinterpret_cast<const unsigned*>(&pack)[i / 2];
+    return float_to_double(__uint_as_float(i % 2 ? pair & 0xffff0000u : pair << 16));
+  }
+}
+
+// A pack as it is kept.
+template <class Storage, int kVecSize>
+__device__ __forceinline__ Pack<typename KeptAs<Storage>::type, kVecSize> to_keep(const Pack<Storage, kVecSize>& pack) {
+  if constexpr (sizeof(Storage) == 2) {
+    Pack<upper_t, kVecSize> upper;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) upper.element[i].word = __double2hiint(exactly_at(pack, i));
+    return upper;
+  } else {
+    return pack;
+  }
+}
+
+// A term that is a product. Of elements of at most 32 bits it is exact in double, and `fma` adds it in one instruction.
+template <class X, class Y>
+struct Product {
+  X x;
+  Y y;
+};
+template <class X, class Y>
+__device__ __forceinline__ Product<X, Y> product_of(const X& x, const Y& y) {
+  return {x, y};
+}
+template <class X, class Y>
+__device__ __forceinline__ auto as_dual(const Product<X, Y>& e) {
+  return e.x * e.y;
+}
+template <unsigned kMask>
+__device__ __forceinline__ const Dual<double, kMask>& as_dual(const Dual<double, kMask>& e) {
+  return e;
+}
 
 // What a statistic is of its terms e: their sum; or their norm of degree 1, of degree 2, of infinite degree, or of any
 // other degree p, as codegen.py numbers them.
@@ -42,7 +128,13 @@ struct Statistic {
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) number[i] = 0.0;
   }
-  __device__ __forceinline__ void add(double e, double exponent) {
+  template <class X, class Y>
+  __device__ __forceinline__ void add(const Product<X, Y>& e, double) {
+    static_assert(kForm == kSum, "products are terms of sums");
+    number[0] = fma(e.x.value, e.y.value, number[0]);
+  }
+  __device__ __forceinline__ void add(const Dual<double, 0>& term, double exponent) {
+    const double e = term.value;
     if constexpr (kForm == kSum) number[0] += e;
     if constexpr (kForm == kAbsolute) number[0] += fabs(e);
     if constexpr (kForm == kEuclidean) number[0] = fma(e, e, number[0]);
@@ -102,8 +194,9 @@ struct Statistic {
 };
 
 // A term with the derivative of its statistic, but for the part that all features share. The value is not used.
-template <int kForm, unsigned kMask>
-__device__ __forceinline__ Dual<double, kMask> own_part(const Dual<double, kMask>& e, double norm, double exponent) {
+template <int kForm, class Term>
+__device__ __forceinline__ auto own_part(const Term& term, double norm, double exponent) {
+  const auto e = as_dual(term);
   const double x = e.value;
   if constexpr (kForm == kSum) {
     return e;
@@ -136,7 +229,7 @@ struct StatisticsOf<Summands, Indices<k...>> {
   }
   template <class Terms>
   __device__ __forceinline__ void add(const Terms& terms, double exponent) {
-    (get<k>(each).add(get<k>(terms).value, exponent), ...);
+    (get<k>(each).add(get<k>(terms), exponent), ...);
   }
   __device__ __forceinline__ void merge(const StatisticsOf& x, double exponent) {
     (get<k>(each).merge(get<k>(x.each), exponent), ...);
@@ -156,12 +249,19 @@ struct RowsOfFeatures {
   Dimensions<kStreams, kRank> outer;
 };
 
+// Warps that share a part of a row, at most.
+constexpr int kMaxPartWarps = 16;
+
 // `width` neighbouring lanes of a warp share a row.
 struct LanesOfRow {
   static constexpr bool kBlockWide = false;
+  static constexpr int kRounds = 1, kBlocks = 1;
   int width;
 
-  __device__ __forceinline__ int lane() const {
+  __device__ __forceinline__ static int rank() {
+    return 0;
+  }
+  __device__ __forceinline__ int lane(int) const {
     return threadIdx.x % width;
   }
   __device__ __forceinline__ int lanes() const {
@@ -173,6 +273,13 @@ struct LanesOfRow {
   __device__ __forceinline__ int groups() const {
     return blockDim.x / width;
   }
+  __device__ __forceinline__ void enter() const {
+  }
+  __device__ __forceinline__ void leave() const {
+  }
+  template <class Statistics>
+  __device__ __forceinline__ void contribute(Statistics&, int, double) const {
+  }
   // `evaluate` of the statistics of the group, in all of its threads. Preconditions: all lanes of the warp call it
   // together.
   template <class Evaluate, class Statistics>
@@ -182,15 +289,46 @@ struct LanesOfRow {
   }
 };
 
-// A block shares a row.
-struct BlockOfRow {
-  static constexpr bool kBlockWide = true;
+// Words of 4 bytes of a statistic, as they travel between blocks.
+template <class T>
+__device__ __forceinline__ void store_everywhere(T& place, const T& x, int blocks) {
+  static_assert(sizeof(T) % 4 == 0, "what is shared travels in words of 4 bytes");
+  const int rank = threadIdx.x % 32;
+  if (rank >= blocks) return;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(T) / 4); ++i) {
+    store_dsmem(reinterpret_cast<unsigned*>(&place) + i, rank, reinterpret_cast<const unsigned*>(&x)[i]);
+  }
+}
 
-  __device__ __forceinline__ int lane() const {
-    return threadIdx.x;
+// A row is cut into kParts parts, of which a team of threads takes each. With kCluster a team is a block, and a row has
+// a cluster of blocks, each of which keeps its own part on chip; otherwise a block has the teams of all parts, or takes
+// them in kRounds. The order of additions depends on kParts and the size of a team alone.
+//
+// 1. A warp adds up its statistics, and shows them to all blocks of the row (`contribute`).
+// 2. The first warp of each block adds up those of all warps, and evaluates for the block (`finish`): double precision
+//    is dear, and other warps leave their issue slots to the rows of other blocks.
+//
+// Preconditions: all threads of all blocks of the row call each function together; kParts divides 32.
+template <int kParts, int kRounds_, bool kCluster>
+struct BlocksOfRow {
+  static constexpr bool kBlockWide = true;
+  static constexpr int kRounds = kRounds_, kBlocks = kCluster ? kParts : 1, kTeams = kParts / (kBlocks * kRounds);
+
+  __device__ __forceinline__ static int rank() {
+    return kCluster ? static_cast<int>(cluster_rank()) : 0;
+  }
+  __device__ __forceinline__ static int team_size() {
+    return blockDim.x / kTeams;
+  }
+  __device__ __forceinline__ static int part(int round) {
+    return kCluster ? rank() : round * kTeams + static_cast<int>(threadIdx.x) / team_size();
+  }
+  __device__ __forceinline__ int lane(int round) const {
+    return part(round) * team_size() + static_cast<int>(threadIdx.x) % team_size();
   }
   __device__ __forceinline__ int lanes() const {
-    return blockDim.x;
+    return kParts * team_size();
   }
   __device__ __forceinline__ int group() const {
     return 0;
@@ -198,25 +336,61 @@ struct BlockOfRow {
   __device__ __forceinline__ int groups() const {
     return 1;
   }
-  // The first warp evaluates for all: double precision is dear, and the others leave their issue slots to the rows of
-  // other blocks. Preconditions: all threads of the block call it together.
+  // Shared memory of another block must not be written before that block has started, nor after it has ended.
+  __device__ __forceinline__ void enter() const {
+    if constexpr (kCluster) cluster_arrive();
+  }
+  __device__ __forceinline__ void leave() const {
+    if constexpr (kCluster) cluster_wait();
+  }
+
+  // Adds what the threads have found in a round.
+  template <class Statistics>
+  __device__ __forceinline__ void contribute(Statistics& statistics, int round, double exponent) const {
+    for (int offset = 16; offset > 0; offset /= 2) statistics.merge_lanes(offset, exponent);
+    const int warps = team_size() / 32, warp = static_cast<int>(threadIdx.x) % team_size() / 32;
+    Statistics& place = of_warps<Statistics>()[part(round) * warps + warp];
+    if constexpr (kCluster) {
+      // All blocks have read those of the last row.
+      cluster_wait();
+      store_everywhere(place, statistics, kBlocks);
+    } else if (threadIdx.x % 32 == 0) {
+      place = statistics;
+    }
+  }
+  // `evaluate` of the statistics of the row, in all threads.
   template <class Evaluate, class Statistics>
   __device__ __forceinline__ auto finish(const Evaluate& evaluate, Statistics& statistics, double exponent) const {
     using Row = decltype(evaluate(statistics));
-    __shared__ Statistics of_warp[32];
     __shared__ Row row;
-    for (int offset = 16; offset > 0; offset /= 2) statistics.merge_lanes(offset, exponent);
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = statistics;
-    __syncthreads();
+    if constexpr (kCluster) {
+      cluster_arrive();
+      cluster_wait();
+    } else {
+      __syncthreads();
+    }
     if (threadIdx.x < 32) {
-      statistics = of_warp[0];
-      for (int warp = 1; warp < static_cast<int>(blockDim.x / 32); ++warp) statistics.merge(of_warp[warp], exponent);
+      const int warps = team_size() / 32;
+      const Statistics* const own = of_warps<Statistics>() + threadIdx.x % kParts * warps;
+      statistics = own[0];
+      for (int warp = 1; warp < warps; ++warp) statistics.merge(own[warp], exponent);
+#pragma unroll
+      for (int offset = 1; offset < kParts; offset *= 2) statistics.merge_lanes(offset, exponent);
       const Row found = evaluate(statistics);
       if (threadIdx.x == 0) row = found;
     }
-    // Also keeps the next row from writing of_warp too early.
+    // Also keeps the next row from being contributed to too early.
     __syncthreads();
+    if constexpr (kCluster) cluster_arrive();
     return row;
+  }
+
+ private:
+  // Statistics of the warps of all parts, in order.
+  template <class Statistics>
+  __device__ __forceinline__ static Statistics* of_warps() {
+    __shared__ Statistics found[kParts * kMaxPartWarps];
+    return found;
   }
 };
 
@@ -253,6 +427,7 @@ struct PackTuple;
 template <int kVecSize, class... P>
 struct PackTuple<kVecSize, Tuple<P...>> {
   using type = Tuple<Pack<typename Pointee<P>::type, kVecSize>...>;
+  using Kept = Tuple<Pack<typename KeptAs<typename Pointee<P>::type>::type, kVecSize>...>;
 };
 
 // A gradient as it waits for the others of its vector, in fewer registers: a float that rounds to an operand of 16 bits
@@ -261,8 +436,10 @@ template <class Rounded, class Storage>
 __device__ __forceinline__ Rounded round_for(const Storage*, double x) {
   if constexpr (sizeof(Storage) == 2) {
     return as_float(x);
+  } else if constexpr (sizeof(Rounded) == 4) {
+    return double_to_float(x);
   } else {
-    return static_cast<Rounded>(x);
+    return x;
   }
 }
 template <bool kDouble>
@@ -311,9 +488,10 @@ struct RowStatistics {
   using LabelSlots = typename MakeIndices<kLabels>::type;
   using StatisticSlots = typename MakeIndices<kStatistics>::type;
   using Packs = typename PackTuple<kVecSize, Vectors_>::type;
-  // Bytes of the largest vector.
-  static constexpr int kVectorBytes =
-      largest_size(static_cast<const typename PackTuple<kVecSize, Vectors_>::type*>(nullptr));
+  using KeptPacks = typename PackTuple<kVecSize, Vectors_>::Kept;
+  // Bytes of the largest vector, and of the largest one that is kept.
+  static constexpr int kVectorBytes = largest_size(static_cast<const Packs*>(nullptr));
+  static constexpr int kKeptBytes = largest_size(static_cast<const KeptPacks*>(nullptr));
   using Statistics = StatisticsOf<Summands_, StatisticSlots>;
   using Rounded = typename RoundedOf<kVectorBytes == 8 * kVecSize>::type;
   using Row = RowResult<kStatistics, kLabels>;
@@ -357,12 +535,12 @@ struct RowStatistics {
   // The statistics of what a thread reads of a row, which it keeps with kKeeps. `features` is 0 of a row that is not
   // read.
   template <bool kKeeps, class Group>
-  __device__ __forceinline__ void add_up(const Group& group, const int64 (&at)[kStreams], int64 features,
+  __device__ __forceinline__ void add_up(const Group& group, int round, const int64 (&at)[kStreams], int64 features,
                                          const Firsts& firsts, Statistics& total) const {
     total.clear();
     const int64 step = static_cast<int64>(group.lanes()) * kVecSize;
-    int kept = 0;
-    for (int64 first = static_cast<int64>(group.lane()) * kVecSize; first < features; first += kAhead * step) {
+    int kept = first_kept(group, round);
+    for (int64 first = static_cast<int64>(group.lane(round)) * kVecSize; first < features; first += kAhead * step) {
       Packs batch[kAhead];
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) load(at, first + j * step, features, batch[j], VectorSlots{});
@@ -420,13 +598,21 @@ struct RowStatistics {
   template <bool kSomeAreZero, class Group>
   __device__ __forceinline__ void write(const Group& group, const int64 (&at)[kStreams], int64 features,
                                         const Firsts& firsts, const Row& row, bool counts) const {
+#pragma unroll 1
+    for (int round = 0; round < Group::kRounds; ++round) {
+      write<kSomeAreZero>(group, round, at, features, firsts, row, counts);
+    }
+  }
+  template <bool kSomeAreZero, class Group>
+  __device__ __forceinline__ void write(const Group& group, int round, const int64 (&at)[kStreams], int64 features,
+                                        const Firsts& firsts, const Row& row, bool counts) const {
     const int64 step = static_cast<int64>(group.lanes()) * kVecSize;
-    int64 first = static_cast<int64>(group.lane()) * kVecSize;
+    int64 first = static_cast<int64>(group.lane(round)) * kVecSize;
     if constexpr (kHeld_) {
       // One at a time: shared memory is near, and more vectors in registers would leave room for fewer rows.
 #pragma unroll 1
-      for (int kept = 0; first < features; first += step, ++kept) {
-        Packs packs;
+      for (int kept = first_kept(group, round); first < features; first += step, ++kept) {
+        KeptPacks packs;
         if (counts) take(kept, packs, VectorSlots{});
         write_pack<kSomeAreZero>(at, first, features, firsts, packs, row, counts, VectorSlots{}, StatisticSlots{});
       }
@@ -477,23 +663,44 @@ struct RowStatistics {
     }
   }
 
-  // The vectors that a thread keeps, next to those of its neighbours. No other thread reads them.
-  __device__ __forceinline__ char* kept_vector(int vector, int slot) const {
+  // The place of the first vector that a thread keeps in a round: it has whole batches of vectors in each.
+  template <class Group>
+  __device__ __forceinline__ int first_kept(const Group& group, int round) const {
+    if (Group::kRounds == 1) return 0;
+    const int64 batch = static_cast<int64>(group.lanes()) * kVecSize * kAhead;
+    return round * static_cast<int>((layout.features + batch - 1) / batch) * kAhead;
+  }
+  // Word i of the vectors that a thread keeps, next to those of its neighbours. No other thread reads them.
+  static constexpr int kKeptWord = kKeptBytes < 16 ? kKeptBytes : 16, kKeptWords = kKeptBytes / kKeptWord;
+  __device__ __forceinline__ char* kept_word(int vector, int slot, int i) const {
     extern __shared__ uint4 staged[];
-    const int place = (vector * kVectors + slot) * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
-    return reinterpret_cast<char*>(staged) + place * kVectorBytes;
+    const int word = (vector * kVectors + slot) * kKeptWords + i;
+    return reinterpret_cast<char*>(staged) +
+           (word * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kKeptWord;
   }
   template <int... kSlot>
   __device__ __forceinline__ void keep(int vector, const Packs& packs, Indices<kSlot...>) const {
-    (keep_one(kept_vector(vector, kSlot), get<kSlot>(packs)), ...);
+    (keep_one(vector, kSlot, to_keep(get<kSlot>(packs))), ...);
   }
   template <class P>
-  __device__ __forceinline__ void keep_one(char* place, const P& pack) const {
-    *reinterpret_cast<P*>(place) = pack;
+  __device__ __forceinline__ void keep_one(int vector, int slot, const P& pack) const {
+    using Word = typename P::Word;
+#pragma unroll
+    for (int i = 0; i < P::kWords; ++i) {
+      *reinterpret_cast<Word*>(kept_word(vector, slot, i)) = reinterpret_cast<const Word*>(&pack)[i];
+    }
   }
   template <int... kSlot>
-  __device__ __forceinline__ void take(int vector, Packs& packs, Indices<kSlot...>) const {
-    ((get<kSlot>(packs) = *reinterpret_cast<decltype(&get<kSlot>(packs))>(kept_vector(vector, kSlot))), ...);
+  __device__ __forceinline__ void take(int vector, KeptPacks& packs, Indices<kSlot...>) const {
+    (take_one(vector, kSlot, get<kSlot>(packs)), ...);
+  }
+  template <class P>
+  __device__ __forceinline__ void take_one(int vector, int slot, P& pack) const {
+    using Word = typename P::Word;
+#pragma unroll
+    for (int i = 0; i < P::kWords; ++i) {
+      reinterpret_cast<Word*>(&pack)[i] = *reinterpret_cast<const Word*>(kept_word(vector, slot, i));
+    }
   }
 
   template <int... kSlot>
@@ -510,17 +717,17 @@ struct RowStatistics {
 
   template <int... kSlot>
   __device__ __forceinline__ void load_firsts(const int64 (&at)[kStreams], Firsts& found, Indices<kSlot...>) const {
-    ((found.of[kSlot] = widen<double>(get<kSlot>(vectors)[at[kSlot]])), ...);
+    ((found.of[kSlot] = exactly(get<kSlot>(vectors)[at[kSlot]])), ...);
   }
 
   // The terms of element i of each pack.
-  template <unsigned kMask, int... kSlot>
-  __device__ __forceinline__ auto terms(const Packs& packs, int i, const Firsts& firsts, Indices<kSlot...>) const {
+  template <unsigned kMask, class Elements, int... kSlot>
+  __device__ __forceinline__ auto terms(const Elements& packs, int i, const Firsts& firsts, Indices<kSlot...>) const {
     if constexpr (kFirsts) {
-      return summands(variable<kMask, kSlot>(widen<double>(get<kSlot>(packs).element[i]))...,
+      return summands(variable<kMask, kSlot>(exactly_at(get<kSlot>(packs), i))...,
                       constant<double>(firsts.of[kSlot])...);
     } else {
-      return summands(variable<kMask, kSlot>(widen<double>(get<kSlot>(packs).element[i]))...);
+      return summands(variable<kMask, kSlot>(exactly_at(get<kSlot>(packs), i))...);
     }
   }
 
@@ -554,9 +761,9 @@ struct RowStatistics {
     return row;
   }
 
-  template <bool kSomeAreZero, int... kSlot, int... kStatistic>
+  template <bool kSomeAreZero, class Elements, int... kSlot, int... kStatistic>
   __device__ __forceinline__ void write_pack(const int64 (&at)[kStreams], int64 first, int64 features,
-                                             const Firsts& firsts, const Packs& packs, const Row& row, bool counts,
+                                             const Firsts& firsts, const Elements& packs, const Row& row, bool counts,
                                              Indices<kSlot...>, Indices<kStatistic...>) const {
     Rounded gradient[kVectors][kVecSize];
 #pragma unroll
@@ -659,15 +866,20 @@ __device__ __forceinline__ void take_row(const Program& program, const Group& gr
   typename Program::Statistics total;
   const typename Program::Firsts firsts = program.firsts(at, counts);
   constexpr bool kWrites = kGradients && Program::kVectorMask != 0u;
-  program.template add_up<kWrites && Program::kHeld>(group, at, counts ? program.layout.features : 0, firsts, total);
+#pragma unroll 1
+  for (int round = 0; round < Group::kRounds; ++round) {
+    program.template add_up<kWrites && Program::kHeld>(group, round, at, counts ? program.layout.features : 0, firsts,
+                                                       total);
+    group.contribute(total, round, program.summands.exponent());
+  }
   // A row that is not kept is read twice from L2, which has no room for the next one.
-  if (Group::kBlockWide && Program::kHeld && threadIdx.x == 0) program.prefetch(next);
+  if (Group::kBlockWide && Program::kHeld && group.lane(0) == 0) program.prefetch(next);
   const EvaluateRow<kGradients, Program, Scale> evaluate{program, scale, at, firsts, counts};
   const typename Program::Row row = group.finish(evaluate, total, program.summands.exponent());
   if (!exists) return;
   if constexpr (kGradients) {
     if constexpr (kWrites) program.write(group, at, program.layout.features, firsts, row, counts);
-    if (group.lane() == 0) program.write_labels(at, row);
+    if (group.lane(0) == 0) program.write_labels(at, row);
   }
   finish(at, row, firsts);
 }
@@ -754,34 +966,88 @@ struct StoreCoefficients {
   }
 };
 
+// Chunks of rows: the blocks of a row take one, and then every `workers`-th.
+template <class Group>
+__device__ __forceinline__ int64 worker() {
+  return blockIdx.x / Group::kBlocks;
+}
+template <class Group>
+__device__ __forceinline__ int64 workers() {
+  return gridDim.x / Group::kBlocks;
+}
+
 // The row that a group takes after its row r of a chunk.
 template <class Group>
 __device__ __forceinline__ int64 next_row(const Group& group, int64 chunk, int64 r, int64 rows_per_chunk) {
   const int64 following = r + group.groups();
   const bool same = following < rows_per_chunk;
-  return (same ? chunk : chunk + gridDim.x) * rows_per_chunk + (same ? following : 0) + group.group();
+  return (same ? chunk : chunk + workers<Group>()) * rows_per_chunk + (same ? following : 0) + group.group();
+}
+
+// The speculative scale of core/speculative_grad.cuh, of which each warp leaves a record for each of its chunks: a grid
+// that only looks for stale records need not be as large as one that takes rows.
+template <class Group>
+__device__ __forceinline__ int64 records_of_chunk() {
+  return Group::kBlocks * (blockDim.x / 32);
+}
+struct NoRecord {
+  template <class Group>
+  __device__ __forceinline__ void keep(const Group&, int64) const {
+  }
+};
+struct Record {
+  double grad_output;
+  double* used_grad_output;
+
+  template <class Group>
+  __device__ __forceinline__ void keep(const Group& group, int64 chunk) const {
+    const int warp = group.rank() * static_cast<int>(blockDim.x / 32) + static_cast<int>(threadIdx.x / 32);
+    if (threadIdx.x % 32 == 0) used_grad_output[chunk * records_of_chunk<Group>() + warp] = grad_output;
+  }
+};
+
+// True if a warp has written gradients of this block's chunks with another grad_output than the true one: the same in
+// all blocks that share its rows. Preconditions: every thread of the block calls it.
+template <class Group>
+__device__ __forceinline__ bool chunks_are_stale(int64 chunks, double true_grad_output, const double* used_grad_output,
+                                                 double* expected_grad_output) {
+  const int64 records = records_of_chunk<Group>(), first = worker<Group>(), step = workers<Group>();
+  const int64 count = first < chunks ? (chunks - first + step - 1) / step * records : 0;
+  bool stale = used_grad_output == nullptr;
+  for (int64 i = threadIdx.x; !stale && i < count; i += blockDim.x) {
+    const double recorded = used_grad_output[(first + i / records * step) * records + i % records];
+    stale = __double_as_longlong(recorded) != __double_as_longlong(true_grad_output);
+  }
+  stale = __syncthreads_or(stale) != 0;
+  if (stale && expected_grad_output != nullptr && blockIdx.x == 0 && threadIdx.x == 0)
+    *expected_grad_output = true_grad_output;
+  return stale;
 }
 
 // value = sum of all rows / divisor, and the gradients with kGradients. A chunk has `rows_per_chunk` rows, a multiple
 // of those that a block takes at once. Preconditions: every thread of every block calls it; blockDim.x is a power of
 // two from 32 on.
-template <bool kGradients, class Program, class Group, class Result>
+template <bool kGradients, class Program, class Group, class Result, class Kept>
 __device__ __forceinline__ void reduce_rows(const Program& program, const Group& group, int64 chunks,
                                             int64 rows_per_chunk, double* memory, double divisor, Result* value,
-                                            double factor) {
+                                            double factor, const Kept& record) {
   const Workspace work = workspace(memory);
-  for (int64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+  group.enter();
+  for (int64 chunk = worker<Group>(); chunk < chunks; chunk += workers<Group>()) {
     double total = 0.0;
+    record.keep(group, chunk);
     for (int64 r = 0; r < rows_per_chunk; r += group.groups()) {
       take_row<kGradients>(program, group, chunk * rows_per_chunk + r + group.group(),
                            next_row(group, chunk, r, rows_per_chunk), SharedFactor{factor},
-                           AddValue{group.lane() == 0, total});
+                           AddValue{group.lane(0) == 0, total});
     }
+    if (group.rank() != 0) continue;
     total = block_sum(total);
     if (threadIdx.x == 0) work.partials[chunk] = total;
     // block_sum uses the same shared memory for the next chunk.
     __syncthreads();
   }
+  group.leave();
   if (!arrive_last(work.ticket)) return;
   const double total = sum_partials(work.partials, chunks);
   if (threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
@@ -791,19 +1057,21 @@ __device__ __forceinline__ void reduce_rows(const Program& program, const Group&
 template <bool kGradients, class Program, class Group, class Scale, class Finish>
 __device__ __forceinline__ void map_rows(const Program& program, const Group& group, int64 chunks, int64 rows_per_chunk,
                                          const Scale& scale, const Finish& finish) {
-  for (int64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+  group.enter();
+  for (int64 chunk = worker<Group>(); chunk < chunks; chunk += workers<Group>()) {
     for (int64 r = 0; r < rows_per_chunk; r += group.groups()) {
       take_row<kGradients>(program, group, chunk * rows_per_chunk + r + group.group(),
                            next_row(group, chunk, r, rows_per_chunk), scale, finish);
     }
   }
+  group.leave();
 }
 
 // The value of each row, without a reduction.
 template <class Program, class Group, class Result>
 __device__ __forceinline__ void value_of_rows(const Program& program, const Group& group, int64 chunks,
                                               int64 rows_per_chunk, double scale, Result* values) {
-  const StoreValue<Program, Result> store{group.lane() == 0, scale, values};
+  const StoreValue<Program, Result> store{group.lane(0) == 0, scale, values};
   map_rows<false>(program, group, chunks, rows_per_chunk, SharedFactor{1.0}, store);
 }
 
@@ -812,20 +1080,21 @@ template <class Program, class Group, class Result>
 __device__ __forceinline__ void speculate(const Program& program, const Group& group, int64 chunks,
                                           int64 rows_per_chunk, double* memory, double divisor, double scale,
                                           Result* value, const double* expected_grad_output, double* used_grad_output) {
-  SpeculativeScale<double> known(expected_grad_output, used_grad_output, scale);
-  reduce_rows<true>(program, group, chunks, rows_per_chunk, memory, divisor, value, known.factor());
+  const double loaded = expected_grad_output == nullptr ? 1.0 : __ldcg(expected_grad_output);
+  // Every lane takes lane 0's value: the slot may change between two reads.
+  const double grad_output = __shfl_sync(0xffffffffu, loaded, 0);
+  reduce_rows<true>(program, group, chunks, rows_per_chunk, memory, divisor, value, grad_output * scale,
+                    Record{grad_output, used_grad_output});
 }
 
-// The gradients for the true grad_output, unless they are there. All warps of a row write them if one of them must: the
-// statistics take all of them.
+// The gradients for the true grad_output, unless they are there.
 template <class Program, class Group, class Result>
 __device__ __forceinline__ void verify(const Program& program, const Group& group, int64 chunks, int64 rows_per_chunk,
                                        double scale, const Result* grad_output, const double* used_grad_output,
                                        double* expected_grad_output) {
   const double given = widen<double>(*grad_output);
-  bool stale = grad_scale_is_stale(given, used_grad_output, expected_grad_output);
-  if (Group::kBlockWide) stale = __syncthreads_or(stale) != 0;
-  if (stale) map_rows<true>(program, group, chunks, rows_per_chunk, SharedFactor{given * scale}, KeepNothing{});
+  if (!chunks_are_stale<Group>(chunks, given, used_grad_output, expected_grad_output)) return;
+  map_rows<true>(program, group, chunks, rows_per_chunk, SharedFactor{given * scale}, KeepNothing{});
 }
 
 // The gradients of operands that are not broadcast.
@@ -842,6 +1111,6 @@ __device__ __forceinline__ void write_coefficients(const Program& program, const
                                                    int64 rows_per_chunk, double scale, const Result* grad_output,
                                                    double* coefficients) {
   const UpstreamOfRow<kPerRow, Program, Result> upstream{grad_output, scale};
-  const StoreCoefficients<Program> store{group.lane() == 0, program.layout.rows, coefficients};
+  const StoreCoefficients<Program> store{group.lane(0) == 0, program.layout.rows, coefficients};
   map_rows<true>(program, group, chunks, rows_per_chunk, upstream, store);
 }

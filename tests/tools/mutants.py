@@ -384,7 +384,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("layers, weighted",),
     ),
     # Margins of labels.
-    Mutant("own class counted", MARGIN, "take_classes", r"if \(i != target\) slope =", "slope =", ("margins",)),
+    Mutant("own class counted", MARGIN, "take_linear", r" && kFirst \+ i != target", "", ("margins",)),
     Mutant("boundary active", MARGIN, "add", r"z <= 0\.0", "z < 0.0", ("margins",)),
     Mutant(
         "last label forgotten",
@@ -407,7 +407,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "warps of a row but the first left out",
         STATISTICS,
         "finish",
-        r"warp < static_cast<int>\(blockDim\.x / 32\)",
+        r"warp < warps",
         "warp < 1",
         ("statistics",),
     ),
@@ -415,9 +415,17 @@ MUTANTS: tuple[Mutant, ...] = (
         "no barrier before the first warp adds",
         STATISTICS,
         "finish",
-        r"(= statistics;\s+)__syncthreads\(\);",
+        r"(\} else \{\s+)__syncthreads\(\);",
         r"\1",
         ("statistics",),
+    ),
+    Mutant(
+        "parts of a row but the first left out",
+        STATISTICS,
+        "finish",
+        r"offset < kParts",
+        "offset < 1",
+        ("statistics, parts",),
     ),
     Mutant(
         "powers not moved to a new largest component",
@@ -438,9 +446,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "vector kept where the neighbour's is",
         STATISTICS,
-        "take",
-        r"kept_vector\(vector, kSlot\)",
-        "kept_vector(0, kSlot)",
+        "take_one",
+        r"kept_word\(vector, slot, i\)",
+        "kept_word(0, slot, i)",
         ("statistics, held",),
     ),
     # Losses of regions.

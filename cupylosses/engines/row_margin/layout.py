@@ -113,7 +113,7 @@ def layout(
     vectors = -(-classes // vec_size)
     most_threads = MANY_ROWS_THREADS if rows > MANY_ROWS else MAX_BLOCK_THREADS
     width = power_of_two(max(1, 2 * (vec_size - 1), -(-vectors // VECTORS)))
-    if whole and width <= WARP // 2:
+    if whole and width <= WARP // 4:
         width = power_of_two(max(1, -(-vectors // WHOLE_VECTORS)))
     elements = ELEMENTS if labels is None else LIST_ELEMENTS * 4 // max(4, scores.itemsize)
     kind, together = "subwarp", min(elements // vec_size, TOGETHER)

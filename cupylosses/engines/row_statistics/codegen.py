@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cupylosses.checks import FLOATING
-from cupylosses.definition.expressions import cuda, in_double
+from cupylosses.definition.expressions import cuda, factors, in_double
 from cupylosses.engines.pointwise.codegen import ACCESS
 from cupylosses.engines.pointwise.layout import MAX_THREADS, max_rank
 from cupylosses.engines.row_statistics.definition import DEGREE, StatisticsLoss
@@ -18,6 +18,9 @@ from cupylosses.jit.sources import FUNCTOR
 
 #: Numbers of a vector of each operand that 85 registers have room for, with their gradients.
 FEW_NUMBERS = 16
+#: Elements of a vector of 16 bytes, at most, and the threads of a multiprocessor that have 168 registers.
+MOST_ELEMENTS = 8
+ROOMY_THREADS = 384
 
 FILES = (*FUNCTOR, "row_statistics/row_statistics.cuh")
 
@@ -64,6 +67,9 @@ class RowKernel(Kernel):
     many: bool
     threads: int
     ahead: int
+    parts: int
+    rounds: int
+    cluster: int
     counted: bool = False
     per_row: bool = True
     compute: str = "float64"
@@ -86,7 +92,10 @@ class RowKernel(Kernel):
         parts += [x for x in ("wide", "held", "many", "counted") if getattr(self, x)]
         parts += [f"norm-{self.norm}"] if self.norm else []
         parts += [f"flags{''.join(map(str, self.flags))}"] if self.flags else []
-        return "_".join([*parts, *([] if self.per_row else ["one"]), f"{self.ahead}-ahead", f"{self.threads}-threads"])
+        parts += [] if self.per_row else ["one"]
+        parts += [f"{self.parts}-parts", f"{self.rounds}-rounds"] if self.parts > 1 else []
+        parts += [f"cluster{self.cluster}"] if self.cluster > 1 else []
+        return "_".join([*parts, f"{self.ahead}-ahead", f"{self.threads}-threads"])
 
     @property
     def entry(self) -> str:
@@ -198,7 +207,11 @@ def _summands(kernel: RowKernel | SumKernel) -> Iterator[str]:
     yield from _options(kernel, terms.values())
     for name, expression in terms.items():
         yield from written_at(loss, name)
-        yield f"    const auto {name} = ::lift<double>({cuda(expression)});"
+        pair = factors(expression) if name in loss.statistics else None
+        if pair is None:
+            yield f"    const auto {name} = ::lift<double>({cuda(expression)});"
+        else:
+            yield f"    const auto {name} = ::product_of({', '.join(f'::lift<double>({cuda(x)})' for x in pair)});"
     yield f"    return ::make_tuple({', '.join(terms)});"
     yield f'#line 1 "<{kernel.title}>.summands"'
     yield "  }"
@@ -256,11 +269,13 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
 
     streams = 2 * len(names) + 2
     numbers = ", ".join(f"{x}_" for x in _parameters(kernel))
-    group = "BlockOfRow group{}" if kernel.layout == "block" else "LanesOfRow group{static_cast<int>(width)}"
+    group = "LanesOfRow group{static_cast<int>(width)}"
+    if kernel.layout == "block":
+        group = f"BlocksOfRow<{kernel.parts}, {kernel.rounds}, {str(kernel.cluster > 1).lower()}> group{{}}"
     rows = "program, group, chunks, rows_per_chunk"
     per_row = str(kernel.per_row).lower()
     call = {
-        "value": f"reduce_rows<false>({rows}, memory, divisor, value, 1.0)",
+        "value": f"reduce_rows<false>({rows}, memory, divisor, value, 1.0, NoRecord{{}})",
         "value_and_gradient": f"speculate({rows}, memory, divisor, scale, value, expected_grad_output, "
         "used_grad_output)",
         "verify_gradient": f"verify({rows}, scale, grad_output, used_grad_output, expected_grad_output)",
@@ -283,11 +298,15 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     fixed = ["int64 chunks", "int64 rows_per_chunk", "int64 width", "const __grid_constant__ Layout layout"]
     yield ""
     # 128 registers per thread: vectors of all operands, and their arithmetic in double. 85 where fewer numbers wait for
-    # the others of their vector, so that one more block has room; with a mask, that of ccc_loss would be spilled.
+    # the others of their vector, so that one more block has room; with a mask, that of ccc_loss would be spilled. 168
+    # with a mask where eight elements of each vector are kept as words.
     few = kernel.layout == "block" and not kernel.mask and len(vectors) * kernel.vec_size <= FEW_NUMBERS
-    together = RESIDENT_THREADS if few else MAX_BLOCK_THREADS
+    together = RESIDENT_THREADS if few and kind != "coefficients" else MAX_BLOCK_THREADS
+    if kernel.mask and kernel.vec_size == MOST_ELEMENTS:
+        together = ROOMY_THREADS
     bounds = f"{kernel.threads}, {max(1, together // kernel.threads)}"
-    yield f'extern "C" __global__ void __launch_bounds__({bounds})'
+    cluster = f" CLUSTER_DIMS({kernel.cluster})" if kernel.cluster > 1 else ""
+    yield f'extern "C" __global__ void __launch_bounds__({bounds}){cluster}'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
     yield from counted_divisor(kernel.counted, kind != "value")
     yield f"  const {group};"

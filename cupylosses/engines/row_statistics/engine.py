@@ -22,6 +22,7 @@ from cupylosses.engines.base import (
     Wanted,
     contiguous,
 )
+from cupylosses.engines.cache import SettingsCache
 from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise.definition import counting
 from cupylosses.engines.pointwise.reduction import Static as PointwiseStatic
@@ -31,6 +32,31 @@ from cupylosses.engines.row_statistics.call import Static, constant_divisor, has
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
 from cupylosses.engines.row_statistics.plan import StatisticsPlan
 from cupylosses.reference_math import divide
+
+#: Settings that were checked before.
+_SETTINGS = SettingsCache()
+
+
+def _checked_settings(
+    loss: StatisticsLoss, rank: int, weight: str, masked: bool, normalized: bool, settings: tuple[Any, ...]
+) -> tuple[Static, tuple[float, ...]]:
+    """The static part of a call, and its scalars, for vectors of so many dimensions."""
+    reduction, *options, feature_dim, out_dtype = settings
+    reduction = checks.reduction(loss, reduction)
+    scalars = tuple([checks.parameter(loss, s, x) for s, x in zip(loss.parameters, options, strict=False)])
+    chosen = options[len(loss.parameters) :]
+    static = Static(
+        reduction,
+        row_checks.feature_dimension(loss, feature_dim, rank),
+        weight,
+        masked,
+        None if out_dtype is None else checks.out_dtype(loss, out_dtype),
+        normalized,
+        tuple([checks.flag(loss, s, x) for s, x in zip(loss.flags, chosen, strict=True)]),
+        loss.norm_of(scalars),
+        any([x.name == "keepdim" and bool(given) for x, given in zip(loss.flags, chosen, strict=True)]),
+    )
+    return static, scalars
 
 
 class StatisticsEngine(Engine):
@@ -56,35 +82,28 @@ class StatisticsEngine(Engine):
     ) -> Parts:
         """:meth:`bind` of a loss that serves itself."""
         *operands, weight, mask, normalizer = arrays
-        reduction, *options, feature_dim, out_dtype = settings
         if legacy and (legacy[0] is not None or legacy[1] is not None):
-            reduction = checks.legacy_reduction(loss, *legacy)
-        reduction = checks.reduction(loss, reduction)
-        scalars = tuple([checks.parameter(loss, s, x) for s, x in zip(loss.parameters, options, strict=False)])
-        chosen = options[len(loss.parameters) :]
+            settings = (checks.legacy_reduction(loss, *legacy), *settings[1:])
         kind = "" if weight is None else "number" if interop.kind(weight) == "unknown" else "array"
+        present: tuple[Any, ...] = tuple(operands)
+        named = tuple([x.name for x in loss.operands])
+        if kind == "array":
+            present, named = (*present, weight), (*named, "weight")
+        if mask is not None:
+            present, named = (*present, mask), (*named, "mask")
+        _, present = common_library(loss, named, present)
+        rank = max([x.ndim for o, x in zip(loss.operands, present, strict=False) if o.name not in loss.row_operands])
+        # Found by the identities of settings, which are mostly defaults.
+        key = (loss, rank, kind, mask is None, normalizer is None)
+        static, scalars = _SETTINGS.find(
+            key,
+            settings,
+            lambda: _checked_settings(loss, rank, kind, mask is not None, normalizer is not None, settings),
+        )
         if kind == "number":
             scalars = (*scalars, checks.number(loss, "weight", weight))
-        given = dict(zip([x.name for x in loss.operands], operands, strict=True))
-        given |= {"weight": weight} if kind == "array" else {}
-        given |= {} if mask is None else {"mask": mask}
-        _, present = common_library(loss, list(given), tuple(given.values()))
-        vectors = [
-            len(x.shape) for o, x in zip(loss.operands, present, strict=False) if o.name not in loss.row_operands
-        ]
-        static = Static(
-            reduction,
-            row_checks.feature_dimension(loss, feature_dim, max(vectors)),
-            kind,
-            mask is not None,
-            None if out_dtype is None else checks.out_dtype(loss, out_dtype),
-            normalizer is not None,
-            tuple([checks.flag(loss, s, x) for s, x in zip(loss.flags, chosen, strict=True)]),
-            loss.norm_of(scalars),
-            any([x.name == "keepdim" and bool(given) for x, given in zip(loss.flags, chosen, strict=True)]),
-        )
         if normalizer is not None:
-            normalizer = checks.normalizer(loss, normalizer, reduction)
+            normalizer = checks.normalizer(loss, normalizer, static.reduction)
         return loss, present, static, scalars, normalizer
 
     def names(self, call: Call) -> list[str]:

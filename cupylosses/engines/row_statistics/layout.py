@@ -1,7 +1,7 @@
 """Launch geometry of row statistics: which threads take which rows. Pure functions of integers.
 
 lanes    neighbouring lanes of a warp share a row
-block    a block shares a row
+block    the threads of a block share a row, or those of several blocks, each of which takes a part of it
 
 A thread takes vectors of features in turn. Vectors, lanes and chunks follow from dtypes and sizes, so that strides and
 addresses decide only how a vector is read: at once, or element by element.
@@ -35,12 +35,20 @@ MIN_BLOCK_THREADS = 64
 #: Of blocks that share a multiprocessor, the threads of one at most, and the bytes of its row.
 SHARING_THREADS = 256
 SHARING_BYTES = 100 << 10
+#: Bytes of a row that are one part of it, and parts of a row at most: as many blocks as a cluster has on every GPU with
+#: clusters.
+PART_BYTES = 64 << 10
+MAX_PARTS = 8
+#: Bytes of an element that is kept in shared memory, at least.
+KEPT_BYTES = 4
 #: Shared memory that kernels declare, at most: statistics of each warp, and the result of a row.
 DECLARED_BYTES = 8 << 10
 #: Rows from this size on are taken by blocks that stay, and prefetch their next row; threads of those that share a
 #: multiprocessor.
 LONG_BYTES = 48 << 10
 RESIDENT_THREADS = 768
+#: Blocks of a multiprocessor that look for stale gradients.
+CHECKING = 2
 #: Chunks that rows are cut into until a chunk takes more rows than a block at once, and the most that it takes then.
 CHUNKS = 8192
 MAX_ROUNDS = 64
@@ -63,7 +71,8 @@ class Layout:
     """Launch geometry of rows: ``words`` is the kernel's ``RowsOfFeatures``; ``many`` if rows have several
     dimensions; ``wide`` if vectors are read and written at once; ``held`` if a row stays in shared memory, of which a
     block then takes ``shared`` bytes. ``resident`` is the number of blocks of a multiprocessor that stay, 0 if the
-    hardware balances them; ``ahead`` that of the vectors of each operand that a thread reads together.
+    hardware balances them; ``ahead`` that of the vectors of each operand that a thread reads together. A row has
+    ``parts``, which a ``cluster`` of blocks takes, or one block in ``rounds``.
     """
 
     kind: str
@@ -79,12 +88,26 @@ class Layout:
     shared: int
     resident: int
     ahead: int
+    parts: int = 1
+    rounds: int = 1
+    cluster: int = 1
 
     def blocks(self, processors: int) -> int:
         """The blocks of a launch: one for each chunk, which the hardware balances, since the registers of a formula
-        decide how many are resident; of long rows as many as have room.
+        decide how many are resident; of long rows as many as have room. Clusters may leave multiprocessors idle, and
+        only the hardware knows how many have room.
         """
-        return max(1, min(self.chunks, processors * self.resident) if self.resident else self.chunks)
+        chunks = min(self.chunks, processors * self.resident) if self.resident else self.chunks
+        return max(1, chunks) * self.cluster
+
+    def blocks_of_check(self, processors: int) -> int:
+        """The blocks of a launch that looks for stale gradients."""
+        return max(1, min(self.chunks, processors * CHECKING // self.cluster)) * self.cluster
+
+    @property
+    def records(self) -> int:
+        """Records of the scale of gradients: one for each warp and chunk."""
+        return self.chunks * self.cluster * self.threads // WARP
 
 
 def layout(
@@ -94,9 +117,11 @@ def layout(
     streams: Sequence[RowStream],
     read: int,
     room: int,
+    clusters: bool,
 ) -> Layout:
     """The layout of rows of a given shape. ``streams`` are all arrays in the order of the kernel, ``vectors`` those of
-    them whose features are read or written, of which ``read`` are read. ``room`` is the shared memory of a block.
+    them whose features are read or written, of which ``read`` are read. ``room`` is the shared memory of a block;
+    ``clusters`` if the chip has clusters of blocks, which change no bit.
     """
     rows = prod(shape)
     widest = 16 // max(x.itemsize for x in vectors)
@@ -107,33 +132,40 @@ def layout(
     together = power_of_two(max(1, AHEAD_BYTES // (16 * read)) + 1) // 2
     ahead = min(together * narrower, MAX_AHEAD)
     count = features // vec_size
-    vector = vec_size * (16 // widest)
+    # Elements of 16 bits are kept in words of 32.
+    row = count * read * vec_size * max(KEPT_BYTES, 16 // widest)
     width = power_of_two(max(1, -(-count // (FEW_VECTORS * narrower))))
+    parts = cluster = taken = 1
     if count <= WARP * MOST_VECTORS * narrower:
         kind, threads, width = "lanes", LANE_THREADS, min(width, WARP)
-        while threads > MIN_LANE_THREADS and count * read * vector * (threads // width) > LANE_BYTES:
+        while threads > MIN_LANE_THREADS and row * (threads // width) > LANE_BYTES:
             threads //= 2
     else:
-        # The chip has no say: the order of additions must not depend on it.
-        most = SHARING_THREADS if count * read * vector <= SHARING_BYTES else MAX_BLOCK_THREADS
-        kind, threads = "block", min(max(width, MIN_BLOCK_THREADS), most)
-        width, ahead = threads, min(ahead, BLOCK_AHEAD * narrower)
-    at_once = threads // width
-    rounds = max(1, min(rows // (at_once * CHUNKS), MAX_ROUNDS))
+        # Parts and their threads are those of any chip: the order of additions must not depend on it.
+        while parts < MAX_PARTS and row > parts * PART_BYTES:
+            parts *= 2
+        most = SHARING_THREADS if row <= parts * SHARING_BYTES else MAX_BLOCK_THREADS
+        kind, team = "block", min(max(width // parts, MIN_BLOCK_THREADS), most)
+        cluster = parts if clusters else 1
+        threads = team if clusters else min(team * parts, MAX_BLOCK_THREADS)
+        width, ahead = threads * cluster, min(ahead, BLOCK_AHEAD * narrower)
+        taken = team * parts // width
+    at_once = threads * cluster // width
+    rounds = max(1, min(rows * cluster // (at_once * CHUNKS), MAX_ROUNDS))
     wide = all(_whole(x, shape, vec_size) for x in vectors)
     sizes, strides = merge(shape, [x.strides for x in streams])
     many = len(sizes) > 1
     words = [rows, features, *(x.step for x in streams), *dimension_words(sizes, strides, MAX_RANK if many else 1)]
     # A thread has whole batches of vectors.
-    shared = -(-count // (width * ahead)) * ahead * threads * read * vector
+    shared = -(-count // (width * taken * ahead)) * ahead * threads * taken * (row // count)
     held = shared <= room
     resident = 0
-    if kind == "block" and count * read * vector >= LONG_BYTES:
+    if kind == "block" and cluster == 1 and row >= LONG_BYTES:
         resident = RESIDENT_THREADS // threads
         resident = max(1, min(resident, room // (shared + DECLARED_BYTES)) if held else resident)
     return Layout(
         kind, vec_size, wide, held, width, threads, rounds * at_once, -(-rows // (rounds * at_once)), many, words,
-        shared if held else 0, resident, ahead,
+        shared if held else 0, resident, ahead, parts, taken, cluster,
     )  # fmt: skip
 
 

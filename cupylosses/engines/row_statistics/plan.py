@@ -28,7 +28,7 @@ from cupylosses.engines.row_statistics.codegen import RowKernel, SumKernel, stor
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
 from cupylosses.engines.strides import broadcast_strides, dimension_words
 from cupylosses.interop import ITEMSIZE
-from cupylosses.jit import compiler, gpu
+from cupylosses.jit import compiler
 
 
 class StatisticsPlan(Plan):
@@ -97,12 +97,13 @@ class StatisticsPlan(Plan):
         # A gradient that is not written has no say.
         vectors += [x for x, s in zip(gradients, self.speculative, strict=False) if x.itemsize and s]
         return row_layout.layout(
-            self.rows_shape, self.features, vectors, [*operands, *gradients, mask, result], read, room
-        )
+            self.rows_shape, self.features, vectors, [*operands, *gradients, mask, result], read, room,
+            self.machine.chip.clusters,
+        )  # fmt: skip
 
-    @property
-    def _blocks(self) -> int:
-        return self.layout.blocks(self.machine.processors)
+    def _blocks(self, stage: str) -> int:
+        found = self.layout.blocks_of_check if stage == "verify_gradient" else self.layout.blocks
+        return found(self.machine.processors)
 
     @cached_property
     def partials(self) -> int:  # type: ignore[override]
@@ -110,7 +111,7 @@ class StatisticsPlan(Plan):
 
     @cached_property
     def records(self) -> int:  # type: ignore[override]
-        return self._blocks * self.layout.threads // gpu.WARP
+        return self.layout.records
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         found = self._launchers.get((stage, wanted, counted))
@@ -119,7 +120,7 @@ class StatisticsPlan(Plan):
             kernel = self._kernel(stage, wanted, counted)
             fixed = (x.chunks, x.rows_per_chunk, x.width, x.words)
             keeps = True in wanted and stage in ("value_and_gradient", "verify_gradient", "gradient")
-            found = self.machine.launcher(kernel, self._blocks, x.threads, fixed, x.shared if keeps else 0)
+            found = self.machine.launcher(kernel, self._blocks(stage), x.threads, fixed, x.shared if keeps else 0)
             self._launchers[stage, wanted, counted] = found
         return found
 
@@ -128,7 +129,7 @@ class StatisticsPlan(Plan):
         return RowKernel(
             self.loss, static.flags, static.norm, stage, tuple([t.dtype for t in self.tensors[: self._operands]]),
             self.result, static.weight, static.masked, tuple(wanted[: self._operands]), x.kind, x.vec_size, x.wide,
-            x.held, x.many, x.threads, x.ahead, counted, not self.scalar,
+            x.held, x.many, x.threads, x.ahead, x.parts, x.rounds, x.cluster, counted, not self.scalar,
         )  # fmt: skip
 
     def unreduced_step(self, counted: bool) -> Step:

@@ -233,6 +233,14 @@ inline double __longlong_as_double(long long x) {
   return host_bits<double>(x);
 }
 
+inline double __hiloint2double(int high, int low) {
+  return host_bits<double>(static_cast<long long>(static_cast<unsigned long long>(static_cast<unsigned>(high)) << 32 |
+                                                  static_cast<unsigned>(low)));
+}
+inline int __double2hiint(double x) {
+  return static_cast<int>(host_bits<long long>(x) >> 32);
+}
+
 inline int __popc(unsigned x) {
   return __builtin_popcount(x);
 }
@@ -330,6 +338,22 @@ inline float __double2float_rz(double x) {
   const float y = static_cast<float>(x);
   const bool larger = __builtin_fabs(static_cast<double>(y)) > __builtin_fabs(x);
   return larger ? __uint_as_float(__float_as_uint(y) - 1u) : y;
+}
+
+inline double float_to_double(float x) {
+  return static_cast<double>(x);
+}
+inline float double_to_float(double x) {
+  return static_cast<float>(x);
+}
+inline float double_to_float_rz(double x) {
+  return __double2float_rz(x);
+}
+
+inline void add_if(bool active, double x, double& total, int& count) {
+  if (!active) return;
+  total += x;
+  ++count;
 }
 
 #define HOST_ORDER(T)      \
