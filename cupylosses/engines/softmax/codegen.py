@@ -30,6 +30,7 @@ from cupylosses.engines.softmax.layout import (
     block_blocks,
     label_only_staged,
     packed_rows_of_lane,
+    thread_per_row_blocks,
     thread_per_row_threads,
 )
 from cupylosses.engines.strides import MAX_RANK
@@ -482,7 +483,11 @@ class _Indices:
             of_block = block_blocks(kernel.cluster, kernel.smoothed or kernel.capped)
             return f"{BLOCK_THREADS}, {int(of_block / fewer)}"
         if layout == "thread_per_row" and not second:
-            return f"{bounds}, 3"
+            classes, vec_size, size = kernel.per_thread, kernel.vec_size, ITEMSIZE[kernel.input]
+            if not classes or vec_size == 1:
+                return f"{bounds}, 3"
+            threads = thread_per_row_threads(classes, vec_size, size)
+            return f"{threads}, {thread_per_row_blocks(threads, classes * vec_size * size * threads)}"
         if layout == "packed_rows":
             return f"{PACKED_THREADS}"
         if layout == "columns":

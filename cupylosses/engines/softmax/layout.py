@@ -61,8 +61,9 @@ MAX_CLUSTER = 8
 MANY_BLOCKS = 128
 #: Threads of long rows that a multiprocessor can run at once, as far as registers go.
 RESIDENT_THREADS = 1024
-#: The same of neighbouring rows.
-THREAD_PER_ROW_RESIDENT = 768
+#: The same of neighbouring rows, and threads of their blocks, at most: with more they would spill registers.
+THREAD_PER_ROW_RESIDENT = 640
+THREAD_PER_ROW_THREADS = 128
 #: Rows of which every warp counts the labels itself, at most, instead of a launch before.
 SELF_COUNTING_ROWS = 1024
 #: Bytes of a row that a block takes, where a cluster can take the others. Rows with targets per class take the first
@@ -650,8 +651,19 @@ def _at_once(layout: RowLayout, half: bool) -> int:
     """Blocks that a multiprocessor runs at once, or half of them, as far as it is known without compiling: it has some
     227 KiB of shared memory.
     """
-    room = (227 << 10) // (layout.shared + 3072) if layout.shared else 2048
-    return max(1, min(layout.resident // (2 if half else 1) // layout.threads, room))
+    return max(1, min(layout.resident // (2 if half else 1) // layout.threads, _room(layout.shared)))
+
+
+def _room(shared: int) -> int:
+    """Blocks of so many bytes for which a multiprocessor has shared memory."""
+    return (227 << 10) // (shared + 3072) if shared else 2048
+
+
+def thread_per_row_blocks(threads: int, shared: int) -> int:
+    """Blocks of a multiprocessor whose threads take neighbouring rows alone. Where shared memory has room for few
+    threads, these may have more registers.
+    """
+    return max(1, min(THREAD_PER_ROW_RESIDENT // threads, _room(shared)))
 
 
 def _resident(kind: str, vec_size: int, blocks: int) -> int:
@@ -766,7 +778,7 @@ def _without_gaps(classes: int, sizes: Sequence[int], strides: Sequence[int]) ->
 def thread_per_row_threads(classes: int, vec_size: int, itemsize: int) -> int:
     """Threads of a block of which each keeps so many rows in shared memory; fewer than the least if they do not fit."""
     fits = SHARED_BYTES // max(1, classes * vec_size * itemsize)
-    return min(256, power_of_two(fits + 1) // 2)
+    return min(THREADS if vec_size == 1 else THREAD_PER_ROW_THREADS, power_of_two(fits + 1) // 2)
 
 
 def _thread_per_row(classes: int, vec_size: int, itemsize: int) -> tuple[int, int, int]:
