@@ -282,7 +282,7 @@ def mask(shape: Any) -> Tensor:
 @pytest.mark.parametrize(
     "layout",
     short_or_full(
-        ("subwarp", "block, cluster", "thread_per_row_packed", "label_only_tiles", "label_only, apart"), tuple(LAYOUTS)
+        ("subwarp", "block, cluster", "thread_per_row_packed", "label_only_rows", "label_only_columns"), tuple(LAYOUTS)
     ),
 )
 def test_weights_smoothing_and_mask(layout: str) -> None:
@@ -351,7 +351,7 @@ def test_results_of_another_dtype(dtype: str, out_dtype: str, reduction: str) ->
 
 
 @pytest.mark.parametrize(
-    "layout", short_or_full(("subwarp", "block", "thread_per_row", "label_only, apart"), tuple(LAYOUTS))
+    "layout", short_or_full(("subwarp", "block", "thread_per_row", "label_only_columns"), tuple(LAYOUTS))
 )
 def test_upstream_gradients_of_any_strides(layout: str) -> None:
     given = drawn(layout)

@@ -18,6 +18,7 @@ from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
     COLUMN_RESIDENT,
     COLUMN_THREADS,
+    LABEL_ONLY_RESIDENT,
     LABEL_ONLY_TILES,
     PACKED_THREADS,
     STREAMED_THREADS,
@@ -28,7 +29,6 @@ from cupylosses.engines.softmax.layout import (
     TWO_PASS_DENSE_VECTORS,
     TWO_PASS_VECTORS,
     block_blocks,
-    label_only_staged,
     packed_rows_of_lane,
     thread_per_row_blocks,
     thread_per_row_threads,
@@ -55,6 +55,8 @@ FILES = {
     "column_tiles_two_pass": "column_tiles",
     "label_only": "label_only",
     "label_only_tiles": "label_only_tiles",
+    "label_only_rows": "label_only_rows",
+    "label_only_columns": "label_only_rows",
 }
 #: The file that moves rows with dense targets.
 DENSE_FILES = {
@@ -418,7 +420,9 @@ class _Indices:
         if kernel.layout == "label_only":
             return "SubwarpGroup group{width}", "LabelOnlyReader"
         if kernel.layout == "label_only_tiles":
-            return "SubwarpGroup group{width}", f"LabelOnlyTilesReader<{_Indices._tile(kernel)}>"
+            return "SubwarpGroup group{width}", f"LabelOnlyTilesReader<{kernel.vec_size}, {kernel.per_thread}>"
+        if kernel.layout in ("label_only_rows", "label_only_columns"):
+            return "SlicedRows group{{1}, width}", f"LabelOnlyRowsReader<{_Indices._labels(kernel)}>"
         if kernel.layout == "thread_per_row_packed":
             return "SubwarpGroup group{1}", "PackedThreadPerRowReader"
         if kernel.layout == "thread_per_row":
@@ -453,15 +457,20 @@ class _Indices:
         return f"{kernel.vec_size}, {TWO_PASS_DENSE_VECTORS if kernel.kind == 'hvp' else TWO_PASS_VECTORS}"
 
     @staticmethod
-    def _tile(kernel: SoftmaxKernel) -> str:
-        return f"{kernel.vec_size}, {kernel.per_thread}, {_bool(label_only_staged(kernel.per_thread))}"
+    def _labels(kernel: SoftmaxKernel) -> str:
+        if kernel.layout == "label_only_columns":
+            return f"LabelOnlyColumns<{kernel.vec_size}>"
+        return f"LabelOnlyShort<{kernel.vec_size}, {kernel.per_thread}>"
 
     @staticmethod
     def from_residual(kernel: SoftmaxKernel) -> str:
         if kernel.layout == "label_only":
             return "apply_grad_coeffs_label_only(program, group, result_stride, scale, grad_output)"
         if kernel.layout == "label_only_tiles":
-            call = f"apply_grad_coeffs_label_only_tiles<{_Indices._tile(kernel)}>"
+            call = f"apply_grad_coeffs_label_only_tiles<{kernel.vec_size}, {kernel.per_thread}>"
+            return f"{call}(program, group, chunks, result_stride, scale, grad_output)"
+        if kernel.layout in ("label_only_rows", "label_only_columns"):
+            call = f"apply_grad_coeffs_label_only_rows<{_Indices._labels(kernel)}>"
             return f"{call}(program, group, chunks, result_stride, scale, grad_output)"
         if kernel.layout == "thread_per_row":
             return f"apply_grad_coeffs_thread_per_row<{kernel.vec_size}>(program, result_stride, scale, grad_output)"
@@ -498,6 +507,8 @@ class _Indices:
         if layout == "label_only_tiles" and not second:
             (resident,) = [threads for _, vectors, threads in LABEL_ONLY_TILES if vectors == kernel.per_thread]
             return f"{bounds}, {resident // THREADS}"
+        if layout in ("label_only_rows", "label_only_columns") and not second:
+            return f"{bounds}, {LABEL_ONLY_RESIDENT // THREADS}"
         if layout == "streamed":
             return f"{SUBWARP_BLOCK_THREADS}, {STREAMED_THREADS // SUBWARP_BLOCK_THREADS}"
         return bounds

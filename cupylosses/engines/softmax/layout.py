@@ -13,6 +13,9 @@ column_tiles_two_pass      the same of rows too long for shared memory: they are
 thread_per_row_two_pass    a thread takes a row and reads it again from memory: second derivatives
 label_only                 only the label's class is read: log-probabilities
 label_only_tiles           the same where gradients have no gaps: warps write tiles of them, whatever the rows
+label_only_rows            the same of short rows: a lane takes some of them, and its warp writes their gradients
+label_only_columns         the same of classes that lie apart: a lane takes neighbouring rows, and several warps take
+                           slices of long rows
 
 Rows of strided classes are read in place only where that is fast. `copied` has the rule; all others are first copied
 with their classes contiguous.
@@ -40,14 +43,19 @@ THREAD_PER_ROW_THREADS_MIN = 64
 SHIFTED_BYTES = 8
 #: Distance in elements of neighbouring rows that a warp reads as columns, at most: of each line it uses half at least.
 NEAR = 2
-#: Classes of log-probabilities whose gradients a thread writes alone, at most, and rows from which on there are enough
-#: such threads for any number of classes. The rows are where both take as long on an H200: 4096 of 5000 classes take
-#: 0.204 ms so, and 0.182 from a copy; 65536 of 1000 take 0.089 and 0.623.
-LABEL_ONLY_CLASSES = 2048
-LABEL_ONLY_ROWS = 4608
+#: Bytes of a row of log-probabilities below which a lane takes a row, and bytes of the rows that it takes, as far as
+#: these are not one.
+LABEL_ONLY_ROW_BYTES = 256
+LABEL_ONLY_LANE_BYTES = 192
+#: Rows that a lane takes together of these, at most, and threads that a multiprocessor has registers for.
+LABEL_ONLY_ROWS = 4
+LABEL_ONLY_RESIDENT = 1024
+#: Warps that columns of log-probabilities are spread over, at least, as long as each takes so many classes.
+LABEL_ONLY_WARPS = 1 << 11
+LABEL_ONLY_SLICE = 32
 #: Tiles of gradients by the bytes of a row, up to which a lane stores so many vectors of a tile, and a multiprocessor
-#: runs so many threads at once. Rows of the first kind are staged.
-LABEL_ONLY_TILES = ((256, 4, 1024), (2048, 16, 512), (1 << 63, 64, 512))
+#: runs so many threads at once.
+LABEL_ONLY_TILES = ((2048, 16, 512), (1 << 63, 64, 512))
 #: Partial sums of longer rows, at most: a warp that writes tile after tile for one of them is slower by up to a half.
 LABEL_ONLY_CHUNKS = 1 << 16
 #: Vectors that a thread reads together, of a row that does not stay on chip.
@@ -117,6 +125,8 @@ THREADS = 256
 #: in which a thread writes gradients of whole rows from a residual.
 RECOMPUTED = ("thread_per_row", "packed_rows", "columns", "column_tiles", "column_tiles_two_pass")
 IN_THREADS = ("thread_per_row_packed", *RECOMPUTED)
+#: Layouts of log-probabilities whose gradients warps write in tiles.
+IN_TILES = ("label_only_tiles", "label_only_rows", "label_only_columns")
 #: Partial sums, and notes of teams, at most.
 MAX_CHUNKS = 1 << 14
 
@@ -414,7 +424,7 @@ def copied(
     if softmax and read == 1 and shares and _near(sizes, strides) and tiled(rows, classes, tensors[0].itemsize):
         return False
     if not softmax:
-        return classes > LABEL_ONLY_CLASSES and rows < LABEL_ONLY_ROWS
+        return False
     return classes * sum(x.itemsize for x in tensors[:read]) * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
 
 
@@ -433,31 +443,40 @@ def label_only_layout(
     others: Sequence[Sequence[int]],
     _: Chip,
 ) -> RowLayout:
-    """The layout of rows of which only the label's class is read: a warp writes a tile of gradients if these have no
-    gaps, otherwise those of a row, or a thread does where classes lie apart.
+    """The layout of rows of which only the label's class is read. If gradients have no gaps, a lane takes some short
+    rows, or a warp writes a tile of longer ones. Otherwise a warp writes those of a row, or a lane those of its
+    neighbours if classes lie apart.
     """
     sizes, strides = merge(shape, [gradients.strides, logits.strides, *others, (0,) * len(shape)])
     strides = (strides[1], strides[0], *strides[2:])
+    rows, size = prod(shape), gradients.itemsize
     class_strides = (logits.class_stride, gradients.class_stride, 0, 0, 0, 0)
-    words, rank = space_words(prod(shape), classes, class_strides, sizes, strides), space_rank(prod(shape), sizes)
+    words, rank = space_words(rows, classes, class_strides, sizes, strides), space_rank(rows, sizes)
+    row = classes * size
     if (classes == 1 or gradients.class_stride == 1) and _without_gaps(classes, sizes, strides[1]):
-        row = classes * gradients.itemsize
+        vec_size = 16 // size
+        if row < LABEL_ONLY_ROW_BYTES:
+            each = min(LABEL_ONLY_ROWS, power_of_two(max(1, LABEL_ONLY_LANE_BYTES // row) + 1) // 2)
+            threads = min(THREADS, power_of_two(SHARED_BYTES // (each * row) + 1) // 2)
+            return RowLayout(
+                "label_only_rows", vec_size, 1, threads, _chunks(-(-rows // (WARP * each))), threads // WARP,
+                threads * each * row, rank, words, resident=LABEL_ONLY_RESIDENT, per_thread=each,
+            )  # fmt: skip
         vectors, resident = next(x[1:] for x in LABEL_ONLY_TILES if row < x[0])
-        tiles = -(-prod(shape) * row // (16 * WARP * vectors))
-        chunks = _chunks(tiles) if label_only_staged(vectors) else max(1, min(tiles, LABEL_ONLY_CHUNKS))
-        vec_size, per_block = 16 // gradients.itemsize, THREADS // WARP
+        chunks = max(1, min(-(-rows * row // (16 * WARP * vectors)), LABEL_ONLY_CHUNKS))
         return RowLayout(
-            "label_only_tiles", vec_size, 1, THREADS, chunks, per_block, 0, rank, words,
+            "label_only_tiles", vec_size, 1, THREADS, chunks, THREADS // WARP, 0, rank, words,
             resident=resident, per_thread=vectors,
         )  # fmt: skip
-    width = WARP if gradients.class_stride == 1 and classes > 1 else 1
-    units = -(-prod(shape) // (WARP // width))
-    return RowLayout("label_only", 1, width, THREADS, _chunks(units), THREADS // WARP, 0, rank, words)
-
-
-def label_only_staged(vectors: int) -> bool:
-    """True if rows are short where a lane stores so many vectors of a tile."""
-    return vectors == LABEL_ONLY_TILES[0][1]
+    if gradients.class_stride == 1 and classes > 1:
+        return RowLayout("label_only", 1, WARP, THREADS, _chunks(rows), THREADS // WARP, 0, rank, words)
+    each = min(LABEL_ONLY_ROWS, vector_size(sizes, (strides[1], strides[1]), gradients, gradients, False))
+    tiles = -(-rows // (WARP * each))
+    slices = max(1, min(classes // LABEL_ONLY_SLICE, -(-LABEL_ONLY_WARPS // max(1, tiles))))
+    return RowLayout(
+        "label_only_columns", each, slices, THREADS, _chunks(tiles * slices), THREADS // WARP, 0, rank, words,
+        resident=LABEL_ONLY_RESIDENT,
+    )  # fmt: skip
 
 
 def dense_layout(

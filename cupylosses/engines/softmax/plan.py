@@ -218,9 +218,10 @@ class SoftmaxPlan(Plan):
             layout, threads, shared, cluster = "streamed", x.streamed, 0, 1
             width = x.threads * x.cluster
             blocks = min(chunks, processors * (softmax_layout.STREAMED_THREADS // threads))
-        elif stage == "unreduced" and layout == "label_only_tiles":
+        elif stage == "unreduced" and layout in softmax_layout.IN_TILES:
             # Without gradients a row is a label and a number.
             layout, vec_size, chunks = "label_only", 1, max(1, -(-self.rows // gpu.WARP))
+            width, threads, shared = 1, softmax_layout.THREADS, 0
             blocks = max(1, min(-(-chunks // (threads // gpu.WARP)), 8 * processors))
         elif forward:
             blocks = softmax_layout.blocks(x, chunks, processors, gradient=False)
@@ -231,7 +232,7 @@ class SoftmaxPlan(Plan):
                 rank, words = softmax_layout.label_words(self.rows_shape, self.classes, *self._labels)
             blocks = min(-(-chunks // (threads // gpu.WARP)), 8 * processors)
         elif stage == "from_residual":
-            shared, cluster = 0, 1
+            shared, cluster = shared if layout in softmax_layout.IN_TILES else 0, 1
             vec_size = 1 if x.shifted else vec_size
             if layout in softmax_layout.IN_THREADS:
                 if layout not in ("thread_per_row", "thread_per_row_packed"):
@@ -239,7 +240,7 @@ class SoftmaxPlan(Plan):
                     vec_size = 1 if layout in ("packed_rows",) else vec_size
                     blocks = max(1, min(-(-self.rows // (threads * vec_size)), 8 * processors))
                 layout, per_thread = "thread_per_row", 0
-            elif layout not in ("label_only", "label_only_tiles"):
+            elif layout not in ("label_only", *softmax_layout.IN_TILES):
                 # Rows are cut into pieces where there are too few to fill a GPU.
                 layout = "block" if layout == "two_pass" else layout
                 width, threads = (x.width, x.threads) if layout == "subwarp" else (x.width, min(x.threads, 512))

@@ -55,8 +55,9 @@ ROW_LAYOUTS = (
     "packed_rows",
     "columns",
     "copied",
-    "label_only",
+    "label_only_rows",
     "label_only_tiles",
+    "label_only_columns",
 )
 
 Laid = tuple[tuple[int, ...], int]

@@ -51,9 +51,10 @@ LAYOUTS: Mapping[str, Layout] = {
     "columns": Layout((2, 5, 8200), fewer=(2, 5, 516)),
     "column_tiles": Layout((2, 53, 516)),
     "subwarp, copied": Layout((2, 199, 5, 3)),
-    "label_only_tiles": Layout((37, 43), loss="nll_loss"),
+    "label_only_rows": Layout((37, 43), loss="nll_loss"),
+    "label_only_tiles": Layout((37, 83), loss="nll_loss"),
     "label_only_tiles, long": Layout((3, 4501), loss="nll_loss"),
-    "label_only, apart": Layout((3, 43, 5, 4), loss="nll_loss"),
+    "label_only_columns": Layout((3, 43, 5, 4), loss="nll_loss"),
 }
 
 #: Layouts of logits, which have more options.

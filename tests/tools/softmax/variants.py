@@ -115,7 +115,7 @@ class SoftmaxVariants(Variants):
     @staticmethod
     def wide_accesses(variant: SoftmaxKernel) -> tuple[int, int]:
         """Those of a kernel that moves neighbouring classes, or rows."""
-        words = variant.vec_size * interop.ITEMSIZE[variant.input] // 16 * (variant.layout != "label_only_tiles")
+        words = variant.vec_size * interop.ITEMSIZE[variant.input] // 16 * (not variant.layout.startswith("label_only"))
         if variant.kind == "denominator" or variant.layout == "label_only":
             return 0, 0
         written = variant.vec_size * interop.ITEMSIZE[variant.in_place or variant.input] // 16
