@@ -549,6 +549,7 @@ def test_every_row_is_right_and_written_down(compare: Compare, tmp_path: Path) -
         "block",
         "cluster",
         "columns",
+        "interleaved_rows",
         "two_pass",
         "thread_per_row",
         "packed_rows",
@@ -668,6 +669,7 @@ def test_the_short_table_of_rows_on_the_host(script: ModuleType, monkeypatch: py
         "thread_per_row",
         "packed_rows",
         "columns",
+        "interleaved_rows",
         "copied",
     }
     assert {x.reduction for x in first} == {"none", "mean", "sum", "batchmean"}

@@ -182,15 +182,25 @@ def test_gradients_of_sliced_rows_have_no_gaps() -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("dtype", "gap"), [(torch.bfloat16, 1), (torch.bfloat16, 2), (torch.float32, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "gap", "step"),
+    [
+        (torch.bfloat16, 1, 1),
+        (torch.bfloat16, 2, 1),
+        (torch.float32, 1, 1),
+        (torch.float32, 0, 2),
+        (torch.bfloat16, 2, 3),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("classes", [333, 3000])
 def test_rows_that_lie_otherwise_than_their_gradients(
-    classes: int, gap: int, dtype: torch.dtype, fresh_plans: Callable[[], None]
+    classes: int, gap: int, step: int, dtype: torch.dtype, fresh_plans: Callable[[], None]
 ) -> None:
-    """Vectors are shifted in registers to where they lie in the gradient, so the bits are those of contiguous rows."""
+    """Logits are shifted or gathered to the vectors of the gradients, so the bits are those of contiguous rows."""
     generator = torch.Generator().manual_seed(0)
-    wide = torch.full((9, classes + gap), torch.nan, dtype=dtype, device=KERNELS)
-    narrow = wide[:, :classes]
+    wide = torch.full((9, step * classes + gap), torch.nan, dtype=dtype, device=KERNELS)
+    narrow = wide[:, : step * classes : step]
     narrow.copy_(3 * torch.randn(9, classes, generator=generator))
     labels = torch.randint(classes, (9,), generator=generator).to(KERNELS)
     with noted_layouts() as found:
@@ -203,6 +213,9 @@ def test_rows_that_lie_otherwise_than_their_gradients(
     assert same_bits(gradient, right[0])
     with torch.no_grad():
         assert same_bits(F.cross_entropy(leaf, labels), expected.detach())
+    upstream = torch.linspace(0.5, 2, 9, dtype=dtype, device=KERNELS)
+    unreduced = [torch.autograd.grad(F.cross_entropy(x, labels, reduction="none"), x, upstream) for x in (leaf, other)]
+    assert same_bits(*(x for (x,) in unreduced))
 
 
 @pytest.mark.kernels

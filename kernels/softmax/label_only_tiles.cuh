@@ -19,12 +19,6 @@
 #pragma once
 #include "softmax/label_only.cuh"
 
-// index / divisor for index >= 0 and divisor > 0: a division of 64 bits takes as long as storing half a tile.
-__device__ __forceinline__ int64 quotient(int64 index, int64 divisor) {
-  if ((index | divisor) >> 32) return index / divisor;
-  return static_cast<unsigned>(index) / static_cast<unsigned>(divisor);
-}
-
 // kTileVectors: vectors that a lane stores of a tile.
 template <int kVecSize, int kTileVectors>
 struct LabelOnlyTiles {

@@ -54,6 +54,12 @@ __device__ __forceinline__ void report_label(RowStatus* status, int64 site, int6
   atomicExch(&status->code, 2u);
 }
 
+// index / divisor for index >= 0 and divisor > 0: a division of 64 bits takes longer than a short row.
+__device__ __forceinline__ int64 quotient(int64 index, int64 divisor) {
+  if ((index | divisor) >> 32) return index / divisor;
+  return static_cast<unsigned>(index) / static_cast<unsigned>(divisor);
+}
+
 // The pointer through which operands are read.
 template <class Storage>
 struct PointerTo {
@@ -493,7 +499,10 @@ __device__ __forceinline__ void store_gradients(const Program& program, const Vi
     Pack<Input, kVecSize> x[kVectors];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      if (read && vector + k * step < end) x[k] = load_stream<kVecSize>(input + view.first(vector + k * step));
+      if (!read || vector + k * step >= end) continue;
+      // Rows that lie otherwise than their gradients are read class by class.
+      const int64 apart = kVecSize == 1 ? program.space.class_stride[kLogits] : 1;
+      x[k] = load_stream<kVecSize>(input + view.first(vector + k * step) * apart);
     }
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {

@@ -237,7 +237,7 @@ class SoftmaxPlan(Plan):
             if layout in softmax_layout.IN_THREADS:
                 if layout not in ("thread_per_row", "thread_per_row_packed"):
                     threads = softmax_layout.THREADS
-                    vec_size = 1 if layout in ("packed_rows",) else vec_size
+                    vec_size = 1 if layout in ("packed_rows", "interleaved_rows") else vec_size
                     blocks = max(1, min(-(-self.rows // (threads * vec_size)), 8 * processors))
                 layout, per_thread = "thread_per_row", 0
             elif layout not in ("label_only", *softmax_layout.IN_TILES):
@@ -263,6 +263,7 @@ class SoftmaxPlan(Plan):
             cluster=cluster, prefetch=x.prefetch and "gradient" in stage,
             in_place=self.input.gradient.dtype if self.input.in_place and wanted[0] else "",
             shifted=x.shifted and stage not in ("denominator", "from_residual"),
+            gathered=x.gathered and stage not in ("denominator", "from_residual"),
             per_thread=per_thread if layout == x.kind else 0,
             warps=x.warps if layout == x.kind else 1,
         )  # fmt: skip
@@ -310,7 +311,7 @@ def rows_of(strides: Sequence[int], dim: int, itemsize: int, misalignment: int) 
     return softmax_layout.RowStrides(without(strides, dim), strides[dim], itemsize, misalignment)
 
 
-def copied(static: Static, tensors: Sequence[TensorSpec], softmax: bool) -> bool:
+def copied(static: Static, tensors: Sequence[TensorSpec], softmax: bool, chip: gpu.Chip) -> bool:
     """True if kernels that write gradients read the rows from a copy."""
     operands = tensors[: 1 if static.kind == "indices" else 2]
     dim = static.class_dim
@@ -320,4 +321,4 @@ def copied(static: Static, tensors: Sequence[TensorSpec], softmax: bool) -> bool
     shape = tensors[0].shape
     # Second derivatives, and gradients from a residual, are computed by threads alone.
     shares = not (static.has_tangent or static.inplace)
-    return softmax_layout.copied(without(shape, dim), shape[dim], rows, len(operands), softmax, shares)
+    return softmax_layout.copied(without(shape, dim), shape[dim], rows, len(operands), softmax, shares, chip)

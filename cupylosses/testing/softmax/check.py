@@ -54,6 +54,7 @@ ROW_LAYOUTS = (
     "thread_per_row",
     "packed_rows",
     "columns",
+    "interleaved_rows",
     "copied",
     "label_only_rows",
     "label_only_tiles",
