@@ -721,3 +721,22 @@ def test_ignored_label_of_ones_own() -> None:
     for ignored in (3, 255, -1, 1 << 40):
         target = torch.where(given.target == -100, torch.tensor(ignored, device=KERNELS), given.target)
         agrees_with_truth(given._replace(target=target), ignore_index=ignored, check_targets="sync")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sums by torch
+
+
+@pytest.mark.parametrize("layout", ["subwarp", "thread_per_row", "packed_rows", "label_only_rows"])
+def test_one_grad_output_for_all_rows_is_not_written_out(layout: str, ran: list[str]) -> None:
+    """The gradient of a sum has the bits of that for one number per row, by a kernel that reads a single one."""
+    given = drawn(layout)
+    x = given.input.detach().requires_grad_()
+    values = given.function(**{**given.arguments, "input": x}, reduction="none")
+    (expected,) = torch.autograd.grad(values, x, torch.full_like(values, -2.5), retain_graph=True)
+    ran.clear()
+    with torch.no_grad():
+        upstream = torch.tensor(-2.5, dtype=values.dtype, device=values.device).expand(values.shape)
+    (found,) = torch.autograd.grad(values, x, upstream)
+    assert same_bits(found, expected)
+    assert ran in (["from_residual"], ["verify_gradient"])

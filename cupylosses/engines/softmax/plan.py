@@ -80,6 +80,7 @@ class SoftmaxPlan(Plan):
         # The kernel of class indices has no variant without the gradient.
         self.always_written = tuple([self.indices and i == 0 for i in range(len(tensors))])
         self.single_use = static.inplace and self.indices
+        self.takes_one_upstream = True
         self.takes_status = self.indices
         self.reports = self.indices and static.check != "off"
         self.waits = self.indices and static.check == "sync"
