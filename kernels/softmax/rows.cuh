@@ -480,6 +480,17 @@ __device__ __forceinline__ Compute group_max(const Group& group, Compute max_log
   return max_logit;
 }
 
+// The place of a class of a row. Rows with gaps between classes are read class by class; pointers with tangents know
+// the gaps.
+template <int kVecSize, class Program, class Storage>
+__device__ __forceinline__ const Storage* class_at(const Program& program, const Storage* row, int64 c) {
+  return row + (kVecSize == 1 ? c * program.space.class_stride[kLogits] : c);
+}
+template <int kVecSize, class Program, class Pointer>
+__device__ __forceinline__ Pointer class_at(const Program&, const Pointer& row, int64 c) {
+  return row + c;
+}
+
 // Writes the gradient of the same part of a row. Reads the logits again, unless all coefficients are 0.
 template <int kVectors, class Program, class View, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_gradients(const Program& program, const View& view, const RowTarget<Compute>& t,
@@ -500,9 +511,7 @@ __device__ __forceinline__ void store_gradients(const Program& program, const Vi
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       if (!read || vector + k * step >= end) continue;
-      // Rows that lie otherwise than their gradients are read class by class.
-      const int64 apart = kVecSize == 1 ? program.space.class_stride[kLogits] : 1;
-      x[k] = load_stream<kVecSize>(input + view.first(vector + k * step) * apart);
+      x[k] = load_stream<kVecSize>(class_at<kVecSize>(program, input, view.first(vector + k * step)));
     }
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
