@@ -68,7 +68,8 @@ def function_of(loss: Definition, module: str = HOME) -> Callable[..., Any]:
 
 def _overridden(*operands: Any) -> Callable[..., Any] | None:
     """A caller of the public function through torch's override protocol, or None if no operand has the protocol."""
-    others = [x for x in operands if interop.stands_for_a_tensor(x)]
+    # torch.compile does not trace the question for None.
+    others = [x for x in operands if x is not None and interop.stands_for_a_tensor(x)]
     if not others:
         return None
 

@@ -21,7 +21,7 @@ from cupylosses.definition.base import Definition
 from cupylosses.definition.registry import functions, registry
 from cupylosses.engines.base import Wanted
 from cupylosses.engines.record import KernelRecorder, placeholder
-from cupylosses.jit import compiler, gpu
+from cupylosses.jit import compiler, gpu, processors
 from cupylosses.jit.gpu import Chip
 from cupylosses.jit.kernel import Kernel
 from cupylosses.value_and_grad import slot_of
@@ -89,7 +89,7 @@ def warmup(
         architecture: ``"sm_90"``, on a machine without a GPU: fills the cache for GPUs of this architecture, which then
             find there what the same versions of CuPy and of the run-time compiler, at the same paths, look for. Losses
             of rows are planned for such a GPU. Where there is one, hide it with ``CUDA_VISIBLE_DEVICES=""``.
-        max_workers: Threads that compile; as many as there are processors by default.
+        max_workers: Threads that compile; as many as this process may use processors by default.
         options: What the functions take by name, for those losses that take it: parameters, flags, ``dim``,
             ``out_dtype``, ``reduction`` (a list for several). For arrays (``weight``, ``mask``, ``normalizer``, and
             operands such as ``pos_weight``): True for one of the full shape (class weights have a number per class, a
@@ -140,7 +140,7 @@ def in_threads(
     """``work`` on each kernel, in threads: compilers do not hold the GIL. ``advance`` is called after each; the first
     error ends it.
     """
-    with ThreadPoolExecutor(max_workers or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(max_workers or processors.usable()) as pool:
         pending = [pool.submit(work, x) for x in kernels]
         try:
             for done in as_completed(pending):

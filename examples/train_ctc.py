@@ -12,6 +12,7 @@ has grown: training is chaotic. Afterwards `ctc_forced_alignment` says in which 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as T
@@ -59,7 +61,7 @@ class Size:
     steps: int
 
 
-GPU = Size(digits=40, width=512, height=16, batch=64, channels=32, hidden=256, steps=600)
+GPU = Size(digits=40, width=512, height=16, batch=64, channels=32, hidden=256, steps=400)
 CPU = Size(digits=6, width=96, height=12, batch=16, channels=16, hidden=64, steps=400)
 
 #: The largest learning rate of a run.
@@ -84,46 +86,41 @@ class Strips:
 
     def __init__(self, size: Size, seed: int, device: torch.device) -> None:
         self.size, self.device = size, device
-        self.generator = torch.Generator().manual_seed(seed)
+        self.random = random.Random(seed)
+        self.generator = torch.Generator(device).manual_seed(seed)
         rows = torch.tensor(FONT)
         self.glyphs = (rows[..., None] >> torch.arange(4, -1, -1) & 1).float()[:, None]
-        self.stretched: dict[tuple[int, int], Tensor] = {}
+        self.stretched: dict[tuple[int, int], np.ndarray] = {}
 
-    def _number(self, least: int, most: int) -> int:
-        return int(torch.randint(least, most + 1, (), generator=self.generator))
-
-    def strip(self) -> tuple[Tensor, list[int]]:
-        """A strip without noise, and its digits: as many as fit, if not fewer are drawn."""
-        size = self.size
-        strip, digits = torch.zeros(size.height, size.width), []
-        end = size.width - self._number(0, size.width // 2)
-        x = self._number(1, 6)
+    def _draw(self, strip: np.ndarray) -> tuple[int, list[int]]:
+        """Draws a strip without noise; returns its width and its digits: as many as fit, if not fewer are drawn."""
+        size, number, digits = self.size, self.random.randint, []
+        end, x = size.width - number(0, size.width // 2), number(1, 6)
         while len(digits) < size.digits:
-            digit, wide, high = self._number(0, 9), self._number(5, 9), self._number(8, size.height - 1)
+            digit, wide, high = number(0, 9), number(5, 9), number(8, size.height - 1)
             if x + wide >= end:
                 break
             if (high, wide) not in self.stretched:
-                self.stretched[high, wide] = T.interpolate(self.glyphs, (high, wide), mode="bilinear")[:, 0]
-            glyph = self.stretched[high, wide][digit]
-            top = self._number(0, size.height - high)
-            strip[top : top + high, x : x + wide] = glyph
+                self.stretched[high, wide] = T.interpolate(self.glyphs, (high, wide), mode="bilinear")[:, 0].numpy()
+            top = number(0, size.height - high)
+            strip[top : top + high, x : x + wide] = self.stretched[high, wide][digit]
             digits.append(digit)
-            x += wide + self._number(1, 5)
-        return strip[:, : x + 2], digits
+            x += wide + number(1, 5)
+        return x + 2, digits
 
     def batch(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Strips (N, 1, height, width), labels (N, S), and the lengths of both, in frames of two columns."""
-        drawn = [self.strip() for _ in range(self.size.batch)]
-        strips = torch.zeros(len(drawn), 1, self.size.height, self.size.width)
-        labels = torch.zeros(len(drawn), self.size.digits, dtype=torch.int64)
-        for n, (strip, digits) in enumerate(drawn):
-            strips[n, 0, :, : strip.shape[1]] = strip
-            labels[n, : len(digits)] = torch.tensor(digits, dtype=torch.int64) + 1
-        strips += 0.3 * torch.randn(strips.shape, generator=self.generator)
-        frames = torch.tensor([-(-x.shape[1] // 2) for x, _ in drawn])
-        lengths = torch.tensor([len(x) for _, x in drawn])
-        found = [x.to(self.device) for x in (strips, labels, frames, lengths)]
-        return found[0], found[1], found[2], found[3]
+        size = self.size
+        strips = np.zeros((size.batch, 1, size.height, size.width), np.float32)
+        labels = np.zeros((size.batch, size.digits), np.int64)
+        frames, lengths = np.zeros(size.batch, np.int64), np.zeros(size.batch, np.int64)
+        for n in range(size.batch):
+            width, digits = self._draw(strips[n, 0])
+            labels[n, : len(digits)] = np.array(digits) + 1
+            frames[n], lengths[n] = -(-min(width, size.width) // 2), len(digits)
+        images, *others = [torch.from_numpy(x).to(self.device) for x in (strips, labels, frames, lengths)]
+        images += 0.3 * torch.randn(images.shape, generator=self.generator, device=self.device)
+        return images, others[0], others[1], others[2]
 
 
 class Reader(nn.Module):

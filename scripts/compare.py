@@ -39,6 +39,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +48,7 @@ from functools import partial
 from math import prod
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -60,7 +61,7 @@ try:
     from comparing.background import BackgroundCompiler
     from comparing.matrix import Matrix, Selection
     from comparing.overview import Line, Task
-    from comparing.table import Row, accuracy_and_time, guarded, rehearse
+    from comparing.table import Row, accuracy_and_time, first_line_of, guarded, rehearse
 except ModuleNotFoundError as error:
     print(f'compare.py needs {error.name}; install what is missing with `pip install "cupylosses[torch,scripts]"`, or '
           "from a checkout `pip install numpy array-api-compat torch rich mpmath`.", file=sys.stderr)  # fmt: skip
@@ -132,40 +133,21 @@ def every_loss(arguments: argparse.Namespace, place: str, why: str, begin: float
     console.print(first_line(place, why, where), style="bold", highlight=False)
     device = "cuda" if place == "cuda" else "cpu"
     losses = wanted(arguments)
-    planned = {x.name: overview.tasks(x, device, arguments.seed) for x in losses}
-    tasks = [x for found in planned.values() for x in found]
-    warm_up(tasks[0].check)
+    tasks = [task for x in losses for task in overview.tasks(x, device, arguments.seed)]
     workloads = {x.name: speed().workload(x, free_memory()) for x in losses} if place == "cuda" else {}
-
     rows: dict[str, list[Row]] = {}
     times: dict[str, Mapping[str, Any]] = {}
     alive = True
-    with background.compiling(place, console, len(tasks) + len(workloads)) as (compiler, progress, checking):
-        for i, task in enumerate(tasks):
-            if task.calls and place != "cpu":
-                compiler.announce(i, partial(task.calls, task.check))
-        for name, found in workloads.items():
-            compiler.announce(name, partial(speed().calls, found))
-        try:
-            for i, task in enumerate(tasks):
-                progress.update(checking, description=task.check.loss.name)
-                rows.setdefault(task.check.loss.name, []).append(perform(task, place, compiler, i))
-                progress.advance(checking)
-            # Measure time last, when no other thread disturbs it.
-            for name in workloads:
-                compiler.wait(name)
-            for name, found in workloads.items():
-                progress.update(checking, description=f"{name}: time")
-                times[name], problems = speed().measure(found)
-                rows[name] += [speed_row(rows[name][0], problems)] if problems else []
-                progress.advance(checking)
-        except RuntimeError as error:
-            console.print(f"stopped: {error}", style="bold red", highlight=False)
-            alive = False
+    try:
+        check_and_time(tasks, workloads, place, console, rows, times)
+    except Exception as error:
+        console.print(stopped(error), style="bold red", highlight=False, markup=False)
+        alive = False
 
     lines = [overview.line(name, found, times.get(name)) for name, found in rows.items()]
     for section in dict.fromkeys(x.section for x in lines):
-        timed = next((speed().described(x) for n, x in workloads.items() if rows[n][0].section == section), None)
+        of_section = [x.loss for x in lines if x.section == section and x.loss in workloads]
+        timed = speed().described(workloads[of_section[0]]) if of_section else None
         console.print()
         # A narrow terminal wraps the lines itself; rich would cut cells.
         Console(width=max(console.width, WIDTH)).print(overview.table(lines, section, timed), soft_wrap=True)
@@ -175,9 +157,41 @@ def every_loss(arguments: argparse.Namespace, place: str, why: str, begin: float
         console.print(text, style="red", highlight=False, markup=False)
     if arguments.json:
         report.write_json(arguments.json, every, where, vars(arguments), [x.record() for x in lines])
-    files.write(arguments, lines, where, console)
+    if lines:
+        files.write(arguments, lines, where, console)
     console.print(verdict(lines, every, perf_counter() - begin, alive), highlight=False)
     return 0 if alive and not report.failures(every) else 1
+
+
+def check_and_time(
+    tasks: Sequence[Task],
+    workloads: Mapping[str, Any],
+    place: str,
+    console: Console,
+    rows: dict[str, list[Row]],
+    times: dict[str, Mapping[str, Any]],
+) -> None:
+    """Fills ``rows`` and ``times`` by the name of each loss, so that both are left if an error ends the run."""
+    warm_up(tasks[0].check)
+    with background.compiling(place, console, len(tasks) + len(workloads)) as (compiler, progress, checking):
+        for i, task in enumerate(tasks):
+            if task.calls and place != "cpu":
+                compiler.announce(i, partial(task.calls, task.check))
+        for name, found in workloads.items():
+            compiler.announce(name, partial(speed().calls, found))
+        for i, task in enumerate(tasks):
+            progress.update(checking, description=task.check.loss.name)
+            done = perform(task, place, compiler, i)
+            rows.setdefault(done.loss, []).append(done)
+            progress.advance(checking)
+        # Measure time last, when no other thread disturbs it.
+        for name in workloads:
+            compiler.wait(name)
+        for name, found in workloads.items():
+            progress.update(checking, description=f"{name}: time")
+            times[name], problems = speed().measure(found)
+            rows[name] += [speed_row(rows[name][0], problems)] if problems else []
+            progress.advance(checking)
 
 
 def perform(task: Task, place: str, compiler: BackgroundCompiler, key: int) -> Row:
@@ -189,6 +203,12 @@ def perform(task: Task, place: str, compiler: BackgroundCompiler, key: int) -> R
         return (hosted.executed(task.measure) if on_host else task.measure)(check)
 
     return guarded(task.section, task.check, measure)
+
+
+def stopped(error: Exception, where: str = "") -> str:
+    """One line on an error that ends the run: messages of CUDA have many."""
+    kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
+    return f"stopped{where}: {kind}{first_line_of(error)}"
 
 
 def speed_row(like: Row, problems: Sequence[str]) -> Row:
@@ -265,8 +285,8 @@ def run(sections: Sequence[Section], lines: report.Report, console: Console, pla
                 task = Task(check, title, measure, calls)
                 try:
                     lines.add(perform(task, place, compiler, (title, check.id)))
-                except RuntimeError as error:
-                    console.print(f"stopped at {check.id}: {error}", style="bold red")
+                except Exception as error:
+                    console.print(stopped(error, f" at {check.id}"), style="bold red", highlight=False, markup=False)
                     return False
                 progress.advance(checking)
     return True
@@ -437,5 +457,20 @@ def new_file(text: str) -> Path:
     return path
 
 
+def leave(status: int) -> NoReturn:
+    """Ends the process. Python would complain about each kernel that it cannot unload from a GPU that has stopped."""
+    dead = False
+    if torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            dead = True
+    if dead:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -15,7 +15,6 @@ are cached by content, in CUPYLOSSES_CACHE_DIR or the user's cache, so unchanged
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -34,6 +33,7 @@ from tools.nvrtc import Nvrtc, find_libraries
 
 from cupylosses.definition.base import Definition
 from cupylosses.definition.registry import registry
+from cupylosses.jit import processors
 
 LOSSES: Mapping[str, Definition] = registry()
 
@@ -84,7 +84,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--arch", nargs="+", metavar="sm_XX", help=f"default without --matrix: {' '.join(FAST)}")
     parser.add_argument("--loss", nargs="+", choices=list(LOSSES), help="these losses only")
     parser.add_argument("--nvrtc", nargs="+", type=Path, metavar="FILE", help="shared libraries of the compilers")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="threads")
+    parser.add_argument("--jobs", type=int, default=processors.usable(), help="threads")
     parser.add_argument("--out", type=Path, metavar="CSV", help="write a row per kernel")
     return parser.parse_args()
 

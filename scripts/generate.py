@@ -31,12 +31,11 @@ from cupylosses.definition.example_results import RESULTS
 from cupylosses.definition.registry import functions, registry
 from cupylosses.engines.boxes.definition import BoxLoss
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
-from cupylosses.engines.log_probs.definition import LinearLogProbs, LogProbs
 from cupylosses.engines.pointwise.codegen import PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.regions.definition import RegionLoss
 from cupylosses.engines.row_margin.definition import MarginLoss
-from cupylosses.engines.row_statistics.definition import StatisticsFunction, StatisticsLoss
+from cupylosses.engines.row_statistics.definition import StatisticsLoss
 from cupylosses.engines.sequence import definition as sequence_definition
 from cupylosses.engines.sequence.definition import SequenceLoss
 from cupylosses.engines.softmax import definition as softmax_definition
@@ -188,7 +187,7 @@ def stub_forward(loss: Definition, base: str) -> list[str]:
 
 def of_torch(loss: Definition, name: str) -> str:
     """The type of a Module's argument; its arrays are tensors."""
-    return annotation(loss, name).replace("_Array", "torch.Tensor").replace("_Exchangeable", "torch.Tensor")
+    return loss.annotation(name).replace("_Array", "torch.Tensor").replace("_Exchangeable", "torch.Tensor")
 
 
 def or_none(kind: str) -> str:
@@ -218,121 +217,10 @@ def stub_function(loss: Definition) -> str:
 def stub_signature(loss: Definition, result: str, chosen: Mapping[str, str]) -> str:
     """The signature up to the colon; ``chosen`` overrides types and defaults of arguments."""
     arguments = [
-        f"    {name}: {chosen.get(name, annotation(loss, name) + default(value))},\n" if name != "*" else "    *,\n"
+        f"    {name}: {chosen.get(name, loss.annotation(name) + default(value))},\n" if name != "*" else "    *,\n"
         for name, value in loss.arguments
     ]
     return f"def {loss.name}(\n{''.join(arguments)}) -> {result}"
-
-
-def annotation(loss: Definition, name: str) -> str:
-    """The type of an argument. The first operand's type is the result's."""
-    operands = {x.name: x for x in loss.operands}
-    if name == loss.operands[0].name:
-        return "_Array"
-    if isinstance(loss, SequenceLoss) and name in OF_SEQUENCES:
-        return OF_SEQUENCES[name]
-    if name in operands:
-        operand = operands[name]
-        numbers = " | float" if operand.number else ""
-        return f"_Exchangeable{numbers}" + (" | None" if operand.default is not None else "")
-    # Options that a preset may set are None by default.
-    chosen = " | None" if isinstance(loss, RegionLoss) and name in loss.of_presets else ""
-    if name in {x.name for x in loss.parameters}:
-        return f"float{chosen}"
-    for flag in loss.flags:
-        if flag.name == name:
-            texts = [quoted(x) if isinstance(x, str) else repr(x) for x in flag.choices if not isinstance(x, bool)]
-            bools = ["bool"] * (any(isinstance(x, bool) for x in flag.choices) or flag.choices[0] is None)
-            more = [f"Literal[{', '.join(texts)}]"] if texts else []
-            return " | ".join([*bools, *more, *(["tuple[str, ...]"] if name == "pool" else [])]) + chosen
-    if isinstance(loss, RegionLoss):
-        words = ", ".join([quoted(x) for x in loss.reductions])
-        return f"Literal[{words}]" if name == "reduction" else OF_REGIONS.get(name, ANNOTATIONS.get(name, "Any"))
-    if isinstance(loss, LinearSoftmaxLoss | LinearLogProbs) and name in OF_LAYERS:
-        return "int" if name == "ignore_index" and loss.common[name] is not None else OF_LAYERS[name]
-    if isinstance(loss, SoftmaxLoss | LinearSoftmaxLoss | LogProbs | MarginLoss) and name in OF_ROWS:
-        return "int" if name == "class_dim" and loss.common[name] is not None else OF_ROWS[name]
-    if isinstance(loss, StatisticsFunction) and name == "dim":
-        return "int"
-    return ANNOTATIONS.get(name, "bool | None")
-
-
-#: Types of the arguments that every loss takes; torch's deprecated ones are bools.
-ANNOTATIONS = {
-    "reduction": "_Reduction",
-    "weight": "_Exchangeable | float | None",
-    "mask": "_Exchangeable | None",
-    "normalizer": "_Exchangeable | float | None",
-    "dim": "int | tuple[int, ...] | None",
-    "feature_dim": "int",
-    "distance_function": "Callable[[Any, Any], Any] | None",
-    "out_dtype": "Any",
-}
-
-
-#: Types of the arguments that losses with a linear layer take, and the constructors of their Modules.
-OF_LAYERS = {
-    "linear_bias": "_Exchangeable | None",
-    "ignore_index": "int | None",
-    "logits_dtype": "Any",
-    "accumulate_dtype": "Any",
-    "max_memory": "int | None",
-    "skip_ignored": "bool",
-    "token_weight": "_Exchangeable | None",
-    "main_grad": "_Exchangeable | None",
-    "options": "Any",
-    "in_features": "int",
-    "num_classes": "int",
-    "out_features": "tuple[int, ...]",
-    "bias": "bool",
-    "device": "Any",
-    "dtype": "Any",
-}
-
-
-#: Types of the arguments that losses of rows take.
-OF_ROWS = {
-    "reduction": "_RowReduction",
-    "weight": "_Exchangeable | None",
-    "alpha": "_Exchangeable | None",
-    "ignore_index": "int",
-    "class_dim": "int | None",
-    "softcap": "float | None",
-    "logit_scale": "float",
-    "temperature": "float",
-    "return_lse": "bool",
-    "return_accuracy": "bool",
-    "return_entropy": "bool",
-    "inplace_backward": "bool",
-    "check_targets": "_Check",
-}
-
-
-#: Types of the arguments that region losses take.
-OF_REGIONS = {
-    "preset": "str | None",
-    "empty": "float | None",
-    "class_weight": "_Exchangeable | None",
-    "weight": "_Exchangeable | None",
-    "ignore_index": "int",
-    "class_dim": "int",
-    "check_targets": "_Check",
-}
-
-
-#: Types of the arguments that losses of sequences take.
-OF_SEQUENCES = {
-    "input_lengths": "_Exchangeable | Sequence[int] | int | None",
-    "target_lengths": "_Exchangeable | Sequence[int] | int | None",
-    "blank": "int",
-    "reduction": "_SequenceReduction",
-    "zero_infinity": "bool",
-    "batch_first": "bool",
-    "gradient": 'Literal["log_probs", "logits"]',
-    "of": 'Literal["classes", "positions"]',
-    "inplace_backward": "bool",
-    "check_targets": "_Check",
-}
 
 
 def default(value: Any) -> str:

@@ -10,6 +10,8 @@ markers:
 ``representatives``  it runs for these only, with or without kernels: it tests shared behaviour;
 ``in_turn``          its kernels run for one representative per setting, in turn;
 ``every_loss``       it runs for every loss, with kernels: it tests formulas, or has a few kernels per loss;
+``plain``            its kernels are compiled without the check for races: few other tests have them, and such tests
+                     check the other kernels of their engine;
 ``thorough``         it runs with ``--thorough`` only. That option also treats every loss like a representative, and
                      makes the grids of ``grids.py`` exhaustive.
 """
@@ -75,6 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
     grids.set_thorough(config.getoption("--thorough"))
     config.addinivalue_line("markers", "kernels: runs kernels, on the GPU or on the host")
     config.addinivalue_line("markers", "formulas: of kernels that differ in what they compute, not in where")
+    config.addinivalue_line("markers", "plain: kernels without the check for races, which others of their engine have")
     config.addinivalue_line("markers", "thorough: runs with --thorough only")
     config.addinivalue_line("markers", "addresses: runs again with AddressSanitizer in .ci/run, if it runs kernels")
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
@@ -205,8 +208,8 @@ def _kernels_on_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
     """Without a GPU, runs tests marked ``kernels`` on the host, with threads in one of several orders.
 
     With ``--thorough`` they are checked for undefined behaviour, except tests marked ``formulas``, because it comes
-    from indices and addresses. Without it, only kernels of the representatives have their accesses checked: those of
-    other losses are the same, and compile in a third less time.
+    from indices and addresses. Without it, accesses are not checked in kernels of element-wise losses other than the
+    representatives, which are the same, and in tests marked ``plain``: they compile in a third less time.
     """
     if GPU or not request.node.get_closest_marker("kernels"):
         yield
@@ -214,7 +217,8 @@ def _kernels_on_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
     undefined = grids.thorough() and not request.node.get_closest_marker("formulas")
     chosen: dict[str, Any] = {"sanitize": ("thread", "undefined")} if undefined else {}
     loss = request.node.callspec.params.get("loss") if hasattr(request.node, "callspec") else None
-    if not (loss is None or loss in REPRESENTATIVES or grids.thorough()):
+    others = loss is not None and loss not in REPRESENTATIVES
+    if not grids.thorough() and (others or request.node.get_closest_marker("plain")):
         chosen = {"sanitize": ()}
     with host.execution(seed=zlib.crc32(request.node.nodeid.encode()) % 4, **chosen):
         yield

@@ -112,6 +112,7 @@ CASES: Sequence[tuple[Any, ...]] = (
 )  # fmt: skip
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("function", "boxes", "options", "value", "first", "second"),
@@ -144,11 +145,16 @@ def test_operators_of_torch(function: Any) -> None:
 # Kernels against formulas
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
-@by_name
-@pytest.mark.parametrize(("dtype", "reduction"), [(f16, "none"), (bf16, "mean"), (f32, "mean"), (f32, "none")])
-def test_dtypes(function: Any, dtype: torch.dtype, reduction: str) -> None:
+@pytest.mark.parametrize(
+    ("function", "of"),
+    in_turn(LOSSES, [(f16, "none"), (bf16, "mean"), (f32, "mean"), (f32, "none")]),
+    ids=lambda x: x.__name__ if callable(x) else "-".join(map(str, x)),
+)
+def test_dtypes(function: Any, of: tuple[torch.dtype, str]) -> None:
     """Boxes of 16 bits are computed in float32, and have its result."""
+    dtype, reduction = of
     operands = drawn(((70,), (70,)), dtype)
     agree(function, operands, reduction=reduction)
     assert function(*operands, reduction=reduction).dtype == f32

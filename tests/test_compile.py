@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import functools
 import locale
-import os
 import platform
 import sys
 from collections import Counter
@@ -42,6 +41,7 @@ from cupylosses.engines.softmax import codegen as softmax_codegen
 from cupylosses.engines.softmax.codegen import SoftmaxKernel
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.interop import ITEMSIZE
+from cupylosses.jit import processors
 
 # On these platforms a missing NVRTC is an error, not a skip: the extra `test` installs it.
 needs_nvrtc = pytest.mark.skipif(platform.system() == "Darwin", reason="there is no NVRTC for macOS")
@@ -78,7 +78,7 @@ def script() -> ModuleType:
 
 def passes(work: list[gate.Job], counts: Counter[str]) -> None:
     """Compiles these kernels; fails if there are complaints."""
-    results = list(gate.run(work, os.cpu_count() or 1))
+    results = list(gate.run(work, processors.usable()))
     counts["kernels compiled by NVRTC"] += len(results)
     counts["of them unchanged since an earlier run, and looked up"] += sum(x.cached for x in results)
     assert {x.job.title: x.complaints for x in results if x.complaints} == {}

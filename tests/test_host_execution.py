@@ -375,17 +375,17 @@ SHUFFLES = {
 
 
 @pytest.mark.parametrize("kind", ["f4", "f8", "i4", "u4", "i8", "u8"])
-@pytest.mark.parametrize("call", SHUFFLES)
-def test_shuffles(call: str, kind: str) -> None:
-    settings = [(1, 32), (31, 32), (3, 8), (16, 16)]
+def test_shuffles(kind: str) -> None:
+    """One kernel has all of them."""
+    settings = [(call, n, width) for call in SHUFFLES for n, width in ((1, 32), (31, 32), (3, 8), (16, 16))]
     value = (LANES * 3 - 7).astype(kind)
     found = numpy.zeros((len(settings), 32), kind)
-    calls = [call.format(n=n, width=width) for n, width in settings]
+    calls = [call.format(n=n, width=width) for call, n, width in settings]
     lines = "\n".join(f"b[{32 * i} + threadIdx.x] = {x};" for i, x in enumerate(calls))
     for seed in SEEDS:
         execute(f"const auto x = a[threadIdx.x];\n{lines}", value, found, seed=seed)
-        for row, (n, width) in zip(found, settings):
-            assert (row == value[SHUFFLES[call](n, width)]).all(), (n, width)
+        for row, (call, n, width) in zip(found, settings, strict=True):
+            assert (row == value[SHUFFLES[call](n, width)]).all(), (call, n, width)
 
 
 def test_shuffles_among_some_lanes() -> None:
@@ -420,24 +420,26 @@ a[448 + t] = __syncthreads_or(t == 7);
 
 
 ATOMICS: dict[str, Callable[[int], int]] = {
-    "atomicAdd(a, {T}(3))": lambda old: old + 3,
-    "atomicExch(a, {T}(3))": lambda old: 3,
-    "atomicMax(a, {T}(7))": lambda old: max(old, 7),
-    "atomicMin(a, {T}(7))": lambda old: min(old, 7),
-    "atomicOr(a, {T}(6))": lambda old: old | 6,
-    "atomicAnd(a, {T}(6))": lambda old: old & 6,
-    "atomicXor(a, {T}(6))": lambda old: old ^ 6,
-    "atomicCAS(a, {T}(5), {T}(9))": lambda old: 9 if old == 5 else old,
+    "atomicAdd({a}, {T}(3))": lambda old: old + 3,
+    "atomicExch({a}, {T}(3))": lambda old: 3,
+    "atomicMax({a}, {T}(7))": lambda old: max(old, 7),
+    "atomicMin({a}, {T}(7))": lambda old: min(old, 7),
+    "atomicOr({a}, {T}(6))": lambda old: old | 6,
+    "atomicAnd({a}, {T}(6))": lambda old: old & 6,
+    "atomicXor({a}, {T}(6))": lambda old: old ^ 6,
+    "atomicCAS({a}, {T}(5), {T}(9))": lambda old: 9 if old == 5 else old,
 }
 
 
 @pytest.mark.parametrize(("kind", "spelled"), [("i4", "int"), ("u4", "unsigned"), ("u8", "(unsigned long long)")])
-@pytest.mark.parametrize("call", ATOMICS)
-def test_atomics(call: str, kind: str, spelled: str) -> None:
+def test_atomics(kind: str, spelled: str) -> None:
+    """One kernel has all of them, each with a number of its own."""
+    body = "\n".join(f"b[{i}] = {call.format(a=f'a + {i}', T=spelled)};" for i, call in enumerate(ATOMICS))
     for old in (0, 5, 100):
-        memory, returned = numpy.array([old], kind), numpy.zeros(1, kind)
-        execute(f"b[0] = {call.format(T=spelled)};", memory, returned, block=1)
-        assert (memory[0], returned[0]) == (ATOMICS[call](old), old)
+        memory, returned = numpy.full(len(ATOMICS), old, kind), numpy.zeros(len(ATOMICS), kind)
+        execute(body, memory, returned, block=1)
+        for call, new, before in zip(ATOMICS, memory, returned, strict=True):
+            assert (new, before) == (ATOMICS[call](old), old), call
 
 
 @pytest.mark.parametrize("call", ["atomicInc", "increment_and_synchronize"])
@@ -533,14 +535,14 @@ FLUSHED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("expression", FLUSHED)
-def test_flushing(expression: str) -> None:
+def test_flushing() -> None:
     tiny = numpy.finfo(numpy.float32).tiny
-    memory, found = numpy.array([tiny / 2, tiny], numpy.float32), numpy.zeros(1, numpy.float32)
-    execute(f"const float x = a[0]; b[0] = 1.0f * ({expression});", memory, found, block=1, flush=True)
-    wanted = tiny if FLUSHED[expression] == "a[1]" else numpy.float32(FLUSHED[expression])
-    assert found[0] == wanted
-    assert numpy.signbit(found[0]) == numpy.signbit(wanted)
+    memory, found = numpy.array([tiny / 2, tiny], numpy.float32), numpy.zeros(len(FLUSHED), numpy.float32)
+    lines = "\n".join(f"b[{i}] = 1.0f * ({x});" for i, x in enumerate(FLUSHED))
+    execute(f"const float x = a[0];\n{lines}", memory, found, block=1, flush=True)
+    for (expression, text), result in zip(FLUSHED.items(), found, strict=True):
+        wanted = tiny if text == "a[1]" else numpy.float32(text)
+        assert result == wanted and numpy.signbit(result) == numpy.signbit(wanted), expression
     assert numpy.float32(tiny) / numpy.float32(2) > 0, "Python's own arithmetic is as before"
 
 

@@ -75,12 +75,13 @@ def _on_cpu(x: Any) -> Any:
 @devices
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_functions(definition: MarginLoss, dtype: str, device: str) -> None:
-    """Every sample, and in kernels on the host, which would be compiled for each setting again, a few of them."""
+    """Every sample, and in kernels, which are compiled for each setting again, a few of them."""
     found = list(samples(definition, device, getattr(torch, dtype)))
     assert found
     # Others for each dtype.
     step = max(1, len(found) // (6 if dtype == "float32" else 2))
-    for given in short_or_full(found[FLOATING.index(dtype) :: step] if host.active() else found, found):
+    some = found[FLOATING.index(dtype) :: step]
+    for given in short_or_full(some if host.active() or device == "cuda" else found, found):
         single = given["input"].dim() == 1 and given["target"].shape == (1,) and given.get("reduction") == "none"
         if given["input"].dim() == 0 or (single and not definition.several):
             # As docs/differences.md says.

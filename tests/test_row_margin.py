@@ -121,6 +121,7 @@ CASES: Sequence[tuple[Any, ...]] = (
 )  # fmt: skip
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("function", "dtype", "scores", "labels", "options", "value", "slopes"),

@@ -10,7 +10,6 @@ from typing import Any
 import opinfo
 import pytest
 import torch
-from devices import GPU, KERNELS
 from grids import short_or_full
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from cupylosses import nn
 from cupylosses.checks import FLOATING
 from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax.definition import SoftmaxLoss
+from cupylosses.testing import host
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*size_average")
@@ -69,12 +69,12 @@ def holds(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], given: Arg
 @each_twin
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_functions(row_loss: SoftmaxLoss, dtype: str, device: str) -> None:
-    """Every sample, and in kernels on the host, which would be compiled for each setting again, a few of the samples in
-    other dtypes than float32: others in each.
+    """Every sample, and in kernels, which are compiled for each setting again, a few of those in other dtypes than
+    float32: others in each.
     """
     found = list(samples(row_loss, device, getattr(torch, dtype)))
     assert found
-    few = device == KERNELS and not GPU and dtype != "float32"
+    few = dtype != "float32" and (host.active() or device == "cuda")
     for given in short_or_full(found[FLOATING.index(dtype) :: 8] if few else found, found):
         holds(getattr(F, row_loss.name), twin(row_loss), given)
 

@@ -71,6 +71,7 @@ def test_layouts(layout: str, memory: tuple[str, str, str], reduction: str, no_f
     second_agrees_with_truth(given, how, reduction)
 
 
+@pytest.mark.plain
 @pytest.mark.formulas
 @pytest.mark.parametrize(
     ("what", "setting"),

@@ -205,6 +205,7 @@ CASES: Sequence[tuple[Any, ...]] = (
 )  # fmt: skip
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("function", "dtype", "operands", "options", "value", "slopes"),
@@ -257,9 +258,9 @@ SHAPES = [((3, 5), 1), ((70,), 8), ((9,), 130), ((), 40), ((2,), 516), ((2,), 41
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("rows", "features"), SHAPES)
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_lengths(rows: Sequence[int], features: int, reduction: str) -> None:
+@pytest.mark.parametrize(("shape", "reduction"), in_turn(SHAPES, ["mean", "none"]))
+def test_lengths(shape: tuple[Sequence[int], int], reduction: str) -> None:
+    rows, features = shape
     operands = drawn(COSINE, rows, features, torch.float32)
     agree(COSINE, operands, reduction=reduction)
 
@@ -293,13 +294,12 @@ def test_strides_change_no_bit(layout: str) -> None:
         assert same_bits(a.contiguous(), b.contiguous())
 
 
+#: Shapes of vectors and labels.
+BROADCAST = [((4, 6, 8), (8,), (4, 6)), ((4, 6, 8), (4, 1, 8), (6,)), ((4, 6, 8), (6, 1), ()), ((3, 1), (1, 8), (1,))]
+
+
 @pytest.mark.kernels
-@pytest.mark.parametrize(
-    "shapes",
-    [((4, 6, 8), (8,), (4, 6)), ((4, 6, 8), (4, 1, 8), (6,)), ((4, 6, 8), (6, 1), ()), ((3, 1), (1, 8), (1,))],
-    ids=str,
-)
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(("shapes", "reduction"), in_turn(BROADCAST, ["mean", "none"]), ids=str)
 def test_broadcast(shapes: Sequence[Sequence[int]], reduction: str) -> None:
     """Gradients of broadcast operands are sums; labels that float have gradients of 0."""
     generator = torch.Generator().manual_seed(3)
@@ -323,6 +323,7 @@ DISTANCES = {
 }
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize(("name", "swap"), in_turn(list(DISTANCES), [False, True]))
 def test_functions_of_distances(name: str, swap: bool) -> None:
@@ -397,16 +398,15 @@ def test_distance_and_similarity() -> None:
         F.cosine_similarity(half, half)
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize(("p", "features"), in_turn([1.0, 2.0, 3.5, inf], [5, 1100]))
 def test_norms(p: float, features: int) -> None:
     """Of each degree, across lanes and warps, and for a broadcast operand; integers, so that many are equal."""
     anchor, positive, negative = (x.round() for x in drawn(TRIPLET, (3,), features))
-    for operands in (
-        (anchor, positive, negative),
-        (anchor, positive, negative[:1]),
-        (anchor[:, :1], positive, negative),
-    ):
+    both = (anchor[:, :1], positive, negative[:1])
+    each = ((anchor, positive, negative), (anchor, positive, negative[:1]), (anchor[:, :1], positive, negative))
+    for operands in short_or_full([both], [both, *each]):
         agree(TRIPLET, operands, reduction="none", p=p, swap=True, eps=0.0, margin=20.0)
 
 
@@ -438,10 +438,14 @@ def test_feature_dim(dim: int) -> None:
         assert same_bits(a.movedim(dim, -1).contiguous(), b)
 
 
+REDUCTIONS = ["none", "mean", "sum", "batchmean", "weighted_mean"]
+
+
+@pytest.mark.plain
 @pytest.mark.kernels
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("weight", [None, 0.5, "rows", "one"])
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum", "batchmean", "weighted_mean"])
+@pytest.mark.parametrize(
+    ("reduction", "weight", "masked"), in_turn(REDUCTIONS, [None, 0.5, "rows", "one"], [False, True], times=2)
+)
 def test_weights_and_masks(reduction: str, weight: Any, masked: bool) -> None:
     first, second, label = drawn(COSINE, (4, 5), 6)
     options: dict[str, Any] = {"reduction": reduction}

@@ -154,6 +154,7 @@ def test_options_in_a_graph(name: str, options: dict[str, Any]) -> None:
         assert same_bits(compiled(*tensors, **others), function(*tensors, **others))
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @each_call
 def test_options_under_transforms(name: str, options: dict[str, Any]) -> None:
@@ -194,7 +195,9 @@ def _leaves(x: Tensor | list[Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("call", "dtype"), in_turn(CALLS, [torch.float16, torch.float32]), ids=str)
+@pytest.mark.parametrize(
+    ("call", "dtype"), in_turn(short_or_full(FEW_CALLS, CALLS), [torch.float16, torch.float32]), ids=str
+)
 def test_gradients_are_those_of_autograd(call: tuple[str, dict[str, Any]], dtype: torch.dtype) -> None:
     """To the bit by ``torch.func.grad`` and with ``create_graph=True``: no intermediate is narrow."""
     name, options = call

@@ -243,6 +243,7 @@ def test_formulas(what: str, setting: Mapping[str, Any]) -> None:
     holds(*build(what, setting))
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.formulas
 @pytest.mark.parametrize(("what", "setting"), kernel_cases())

@@ -10,7 +10,7 @@ from typing import Any
 import opinfo
 import pytest
 import torch
-from devices import GPU, KERNELS
+from devices import KERNELS
 from grids import short_or_full
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from cupylosses import nn
 from cupylosses.checks import FLOATING
 from cupylosses.definition.registry import functions, registry
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
+from cupylosses.testing import host
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*size_average", "ignore:.*broadcast")
@@ -92,17 +93,18 @@ def is_known_difference(definition: StatisticsLoss, given: Arguments) -> bool:
     return definition.name == "cosine_embedding_loss" and len(shapes) > 1
 
 
+@pytest.mark.plain
 @each_twin
 @devices
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_functions(definition: StatisticsLoss, dtype: str, device: str) -> None:
-    """Every sample, and in kernels on the host, which would be compiled for each setting again, a few of them."""
+    """Every sample, and in kernels, which are compiled for each setting again, a few of them."""
     found = [x for x in samples(definition, device, getattr(torch, dtype)) if not is_known_difference(definition, x)]
     if not found:
         pytest.skip(f"torch has no samples of {dtype}")
-    few = device == KERNELS and not GPU and device != "cpu"
+    few = host.active() or device == "cuda"
     for given in short_or_full(
-        found[FLOATING.index(dtype) :: 12 if dtype == "float32" else 48] if few else found, found
+        found[FLOATING.index(dtype) :: 4 if dtype == "float32" else 16] if few else found, found
     ):
         if definition.name in REFUSED and refused(given):
             with pytest.raises(ValueError, match=REFUSED[definition.name]):

@@ -138,6 +138,7 @@ def called(options: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
     return lambda x, y: F.log_cosh_loss(x, y, **given), tensors
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize("options", short_or_full(OPTIONS, OPTIONS + IMPLIED), ids=str)
 def test_options_under_transforms(options: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ for one.
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import threading
@@ -34,7 +35,7 @@ from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.record import placeholder
 from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax.definition import SoftmaxLoss
-from cupylosses.jit import compiler, gpu
+from cupylosses.jit import compiler, gpu, processors
 from cupylosses.jit.gpu import SHARED_BYTES, Chip
 from cupylosses.jit.kernel import Kernel
 from cupylosses.testing import host, samples
@@ -739,3 +740,19 @@ assert "torch" not in sys.modules and "cupy" not in sys.modules
 print(len(calls.kernels))
 """
     assert int(python(program)) >= 3 * (len(registry()))
+
+
+@pytest.mark.parametrize(
+    ("quota", "period", "expected"), [("max", "100000", 8), ("250000", "100000", 3), ("-1", "100000", 8), ("1", "2", 1)]
+)
+def test_a_container_has_fewer_processors(
+    quota: str, period: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its control group says, in either version of it."""
+    (tmp_path / "both").write_text(f"{quota} {period}\n")
+    (tmp_path / "quota").write_text(f"{quota}\n")
+    (tmp_path / "period").write_text(f"{period}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
+    for names in (("both",), ("quota", "period")):
+        monkeypatch.setattr(processors, "QUOTAS", (tuple(str(tmp_path / x) for x in names), ("/no/such/file",)))
+        assert processors.usable() == expected

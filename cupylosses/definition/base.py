@@ -10,6 +10,7 @@ Nothing here imports an array library, CUDA or a compiler.
 
 from __future__ import annotations
 
+import json
 import keyword
 import math
 import numbers
@@ -95,6 +96,11 @@ class Operand:
     default: float | None = None
     per_row: bool = False
 
+    @property
+    def annotation(self) -> str:
+        """The type in stubs."""
+        return f"_Exchangeable{' | float' * self.number}{' | None' * (self.default is not None)}"
+
     def domain_for(self, parameters: Mapping[str, Any]) -> str:
         """Name of the domain under the given values of the flags."""
         if isinstance(self.domain, str):
@@ -130,6 +136,9 @@ class Parameter:
     maximum: float = math.inf
     exclusive: bool = False
 
+    #: The type in stubs.
+    annotation: ClassVar[str] = "float"
+
     @property
     def requirement(self) -> str:
         """The range in words, for error messages and docstrings."""
@@ -146,6 +155,11 @@ class Parameter:
         return self.minimum <= value <= self.maximum
 
 
+def one_of(choices: Sequence[Any]) -> str:
+    """The type in stubs of an argument that is one of these texts and numbers."""
+    return f"Literal[{', '.join([json.dumps(x) if isinstance(x, str) else repr(x) for x in choices])}]"
+
+
 @dataclass(frozen=True)
 class Flag:
     """A compile-time choice that selects a variant of the kernel: a bool, or one of ``choices``.
@@ -158,6 +172,13 @@ class Flag:
     doc: str
     choices: tuple[Any, ...] = (False, True)
 
+    @property
+    def annotation(self) -> str:
+        """The type in stubs."""
+        others = [x for x in self.choices if not isinstance(x, bool)]
+        bools = ["bool"] * (len(others) < len(self.choices) or self.choices[0] is None)
+        return " | ".join([*bools, *([one_of(others)] if others else [])])
+
 
 @dataclass(frozen=True)
 class Kink:
@@ -166,6 +187,17 @@ class Kink:
     operands: tuple[float, ...]
     value: float
     gradient: tuple[float, ...]
+
+
+#: Types in stubs of the arguments that every loss takes.
+ANNOTATIONS: Mapping[str, str] = {
+    "reduction": "_Reduction",
+    "weight": "_Exchangeable | float | None",
+    "mask": "_Exchangeable | None",
+    "normalizer": "_Exchangeable | float | None",
+    "dim": "int | tuple[int, ...] | None",
+    "out_dtype": "Any",
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -301,6 +333,21 @@ class Definition:
     def common(self) -> Mapping[str, Any]:
         """Arguments shared by the losses of the engine, by name, with their defaults."""
         return COMMON
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """Types in stubs of the arguments of :attr:`common` and :attr:`layer`, and of operands that have their own."""
+        return ANNOTATIONS
+
+    def annotation(self, name: str) -> str:
+        """The type of an argument in stubs. The first operand's type is the result's; torch's deprecated arguments are
+        bools.
+        """
+        if name == self.operands[0].name:
+            return "_Array"
+        arguments: tuple[Operand | Parameter | Flag, ...] = (*self.operands, *self.parameters, *self.flags)
+        own = {x.name: x.annotation for x in arguments}
+        return self.annotations.get(name) or own.get(name, "bool | None")
 
     @property
     def reserved(self) -> Collection[str]:

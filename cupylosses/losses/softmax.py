@@ -35,11 +35,12 @@ def _cross_entropy_penalty(xp, lse, label_smoothing, z_loss, gamma, poly):
     return z_loss * lse * lse if z_loss else xp.zeros_like(lse)
 
 
+PLAIN_ROW = {"row": "weighted(hard * weight, nll) + weighted(label_smoothing, smooth)"}
 ROW = {
     "constants": {"hard": "1 - label_smoothing"},
     "row": "weighted(hard * weight, focused(nll, rest, gamma) + poly * rest) + weighted(label_smoothing, smooth)",
     "penalty": "weighted(z_loss, square(lse))",
-    "plain": "weighted(hard * weight, nll) + weighted(label_smoothing, smooth)",
+    "plain": PLAIN_ROW,
     "scale": "logit_scale",
     "specialize": {"smoothed": "label_smoothing"},
 }
@@ -49,7 +50,7 @@ CONVENTION = (
 )
 
 cross_entropy = define_softmax(
-    **ROW,
+    **(ROW | {"plain": PLAIN_ROW | {"term": "weighted(-(weight * target), log_p)"}}),
     name="cross_entropy",
     summary="Softmax cross entropy of logits, for class indices or class probabilities.",
     formula="(1 - label_smoothing) w_y (poly (1 - p_y) - (1 - p_y)^gamma log p_y) - label_smoothing / C "
@@ -70,6 +71,7 @@ cross_entropy = define_softmax(
     ),
     term="weighted(weight * (-hard * target - label_smoothing / classes), log_p)",
     references={"row": _cross_entropy_row, "term": _cross_entropy_term, "penalty": _cross_entropy_penalty},
+    affine=True,
     weights="weight",
     mean_of_weights=True,
     torch="cross_entropy",
@@ -174,6 +176,7 @@ kl_div_with_logits = define_softmax(
     term="where(where(log_target, exp(target), target) == 0, zero_unless_nan(log_p), "
     "where(log_target, exp(target) * (target - log_p), times_log(target, log_p)))",
     references={"term": _kl_term},
+    affine=True,
     scale="temperature",
     reduction="batchmean",
     class_dim=-1,
@@ -218,7 +221,7 @@ distillation_loss = define_softmax(
     ),
     constants={"remainder": "1 - beta"},
     term="mixed_divergence(log_q, log_p, beta, remainder)",
-    plain="log_relative_entropy(log_q, log_p)",
+    plain={"term": "log_relative_entropy(log_q, log_p)"},
     references={"term": _distillation_term},
     scale="temperature",
     reduction="batchmean",

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: In place of a layout: all edges of the domains, contiguous.
 EDGES = "edges"
+#: In place of a layout: a shape that the user requested.
+GIVEN = "given"
 
 #: The upstream gradients of a reduced loss: the one that forward expects, and another one.
 GRAD_OUTPUTS = (1.0, -1.75)

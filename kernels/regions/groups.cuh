@@ -80,9 +80,7 @@ struct GroupProgram {
   __device__ __forceinline__ int64 cells() const {
     return (Rules::kPoolsBatch ? samples : 1) * (Rules::kPoolsClasses ? regions() : 1);
   }
-  // The sample and class of a cell of a group. Classes count in 64 bits: a kernel in which NVRTC 13 computed 3 c + 3 of
-  // an int as the upper half of a product with an addend in uniform registers gave wrong values on an H100; no other
-  // did.
+  // The sample and class of a cell of a group.
   __device__ __forceinline__ void cell(int64 group, int64 i, int64& sample, int64& c) const {
     if constexpr (Rules::kPool == kPoolNone) {
       sample = group / regions();

@@ -31,7 +31,7 @@ __device__ __forceinline__ void label_gradient(const Program& program, const Cla
                                                typename Program::Compute voxel_scale, const Store& store) {
   using Compute = typename Program::Compute;
   VoxelSoftmax<Program> softmax;
-  softmax.find_apart(program, classes, offset, i, target.label);
+  softmax.find_apart(program, classes, offset, i, target);
   const Compute at_label = coeffs.of_label(target.label);
   Compute sum = Compute(0);
 #pragma unroll
@@ -135,22 +135,22 @@ __device__ __forceinline__ void gradient_of_classes(const Program& program, cons
   }
 }
 
-// Gradients of one voxel, which `store(c, by input, by target)` takes.
+// Gradients of one voxel, which `store(c, by input, by target)` takes. With kLabelApart those of a voxel that does not
+// count are for the caller to clear.
 template <bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
 __device__ __forceinline__ void voxel_gradient(const Program& program, const Classes& classes,
                                                const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
                                                const VoxelTarget& target, int i, const Coeffs& coeffs,
                                                typename Program::Compute voxel_scale, const Store& store) {
   using Compute = typename Program::Compute;
-  if (!target.sound) {
-#pragma unroll(Program::kUnroll)
-    for (int c = 0; c < program.classes(); ++c) store(c, Compute(0), Compute(0));
-    return;
-  }
   if constexpr (Program::kLabelApart) {
     label_gradient(program, classes, offset, target, i, coeffs, voxel_scale, store);
-    return;
   } else {
+    if (!target.sound) {
+#pragma unroll(Program::kUnroll)
+      for (int c = 0; c < program.classes(); ++c) store(c, Compute(0), Compute(0));
+      return;
+    }
     gradient_of_classes<kInput, kTarget>(program, classes, target, i, coeffs, voxel_scale, store);
   }
 }
@@ -201,18 +201,24 @@ struct SharedCoeffs {
   }
 };
 
-// Gradients of the kClasses x kVecSize elements of a thread, which overwrite its logits.
-template <bool kInput, bool kTarget, class Program>
-struct StoreInPacks {
+// Gradients of kCount voxels as numbers: those of 16 bits are rounded in pairs.
+template <bool kInput, bool kTarget, int kCount, class Program>
+struct StoreInRegisters {
   using Compute = typename Program::Compute;
-  Pack<typename Program::Input, Program::kVecSize> (&inputs)[Program::kUnroll];
-  Pack<typename Program::Target, Program::kVecSize> (&targets)[Program::kUnroll];
+  Compute (&inputs)[Program::kUnroll][kCount];
+  Compute (&targets)[Program::kUnroll][kCount];
   int i;
   __device__ __forceinline__ void operator()(int c, Compute by_input, Compute by_target) const {
-    if constexpr (kInput) inputs[c].element[i] = Narrow<typename Program::Input>::from(by_input);
-    if constexpr (kTarget) targets[c].element[i] = Narrow<typename Program::Target>::from(by_target);
+    if constexpr (kInput) inputs[c][i] = by_input;
+    if constexpr (kTarget) targets[c][i] = by_target;
   }
 };
+
+// Puts kCount numbers into a pack, from a multiple of kCount on.
+template <int kCount, class Storage, int kVecSize, class Compute>
+__device__ __forceinline__ void put(const Compute (&x)[kCount], int first, Pack<Storage, kVecSize>& pack) {
+  reinterpret_cast<Pack<Storage, kCount>*>(&pack)[first / kCount] = NarrowPack<Storage, kCount>::from(x);
+}
 
 template <bool kInput, bool kTarget, class Program>
 struct StoreInMemory {
@@ -247,6 +253,7 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
                                                 typename Program::Compute* numbers) {
   using Compute = typename Program::Compute;
   constexpr int kVecSize = Program::kVecSize;
+  constexpr int kTogether = kVecSize % 2 == 0 && sizeof(typename Program::Input) == 2 ? 2 : 1;
   const int64 sample = blockIdx.x / blocks_per_sample, part = blockIdx.x - sample * blocks_per_sample;
   const int count = program.classes();
   using Coeffs = SharedCoeffs<Program>;
@@ -275,11 +282,29 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
     if constexpr (Program::kClasses > 0) {
       Pack<typename Program::Input, kVecSize> of_inputs[Program::kUnroll];
       Pack<typename Program::Target, kVecSize> of_targets[Program::kUnroll];
+      VoxelTarget targets[kVecSize];
 #pragma unroll
-      for (int i = 0; i < kVecSize; ++i) {
-        const VoxelTarget target = voxel_target(program, classes, offset, i);
-        const StoreInPacks<kInput, kTarget, Program> store{of_inputs, of_targets, i};
-        voxel_gradient<kInput, kTarget>(program, classes, offset, target, i, coeffs, voxel_scale, store);
+      for (int i = 0; i < kVecSize; ++i) targets[i] = voxel_target(program, classes, offset, i);
+#pragma unroll
+      for (int first = 0; first < kVecSize; first += kTogether) {
+        Compute by_input[Program::kUnroll][kTogether];
+        Compute by_target[Program::kUnroll][kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const StoreInRegisters<kInput, kTarget, kTogether, Program> store{by_input, by_target, i};
+          voxel_gradient<kInput, kTarget>(program, classes, offset, targets[first + i], first + i, coeffs, voxel_scale,
+                                          store);
+        }
+#pragma unroll
+        for (int c = 0; c < Program::kClasses; ++c) {
+          if constexpr (kInput) put(by_input[c], first, of_inputs[c]);
+          if constexpr (kTarget) put(by_target[c], first, of_targets[c]);
+        }
+      }
+      if constexpr (Program::kLabelApart && kInput) {
+        const PackMask<typename Program::Input, kVecSize> mask(targets);
+#pragma unroll
+        for (int c = 0; c < Program::kClasses; ++c) mask.apply(of_inputs[c]);
       }
 #pragma unroll
       for (int c = 0; c < Program::kClasses; ++c) {

@@ -1,16 +1,15 @@
 // Region losses, kernel 1: the sums of every sample and class.
 //
-//   partials[(n chunks + j) K + k]     K = 3 C + 3: I, FP, FN of each class, voxels with bad labels, loss of voxels,
-//   and
-//                                      its divisor; over the voxels of chunk j of sample n
+//   partials[(n chunks + j) K + k]     K = 3 C + 3 numbers of chunk j of sample n: I, FP, FN of each class, voxels
+//                                      with bad labels, loss of voxels, and its divisor
 //
 // Few classes (sum_in_registers):
-// 1. A block takes chunks in turn; a thread takes vectors of the chunk in turn, and adds to 3 C numbers in registers:
-// at
-//    most 64 voxels in the arithmetic type.
-// 2. The 32 lanes of a warp add theirs by recursive halving: at each step a lane keeps one half of the numbers and
-// sends
-//    the other, so that K numbers take K exchanges in place of 5 K. From the first step on they are doubles.
+// 1. A block takes chunks in turn; a thread takes vectors of the chunk in turn, and adds to 3 C numbers: at most 64
+//    voxels in the arithmetic type.
+// 2. Threads leave their numbers in columns of shared memory, up to 32 at a time, and each lane of a warp adds up a
+//    column over the threads of the warp, in double. Lanes exchange nothing: NVRTC puts a YIELD into the loop over
+//    voxels, because of the atomic in report_label, and lanes that have left the loop may run ahead of those that have
+//    not. NVRTC 13.0 to 13.2 compiled shuffles behind the loop without a check for that, and numbers were lost.
 // 3. Warps add up through shared memory, in order.
 //
 // Many classes (sum_in_tiles): a thread cannot hold them.
@@ -26,50 +25,37 @@ constexpr int kSumThreads = 256;  // engines/regions/layout.py
 constexpr int kSumWarps = kSumThreads / kWarp;
 constexpr int kTile = 512;
 
-__device__ __forceinline__ constexpr int next_power_of_two(int n) {
-  int power = 1;
-  while (power < n) power *= 2;
-  return power;
-}
-
-// Sums of x[k] over the lanes of a warp, for kCount numbers, a power of two: lane l then holds those from
-// halved_index(l) on, kCount / 32 of them or one. Precondition: all 32 lanes call it together.
-template <int kCount, int kOffset>
-__device__ __forceinline__ void halve(double (&x)[kCount]) {
-  if constexpr (kOffset > 0) {
-    if constexpr (kCount > 1) {
-      const bool upper = threadIdx.x & kOffset;
-      double kept[kCount / 2];
+// Adds up `count` columns over the lanes of each warp, in double. A column has a number of each thread of the block;
+// lane l takes columns l, l + 32 and so on, the first of which has number `first`. It starts at its own word, so that
+// lanes read different banks. Preconditions: `columns` is aligned to 16 bytes, and written before a barrier.
+template <class Sums>
+__device__ __forceinline__ void sum_columns(const typename Sums::Compute* columns, int first, int count,
+                                            double* of_warp) {
+  using Compute = typename Sums::Compute;
+  constexpr int kVecSize = 16 / static_cast<int>(sizeof(Compute)), kWords = kWarp / kVecSize;
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll 1
+  for (int column = lane; column < count; column += kWarp) {
+    const Compute* own = columns + column * kSumThreads + (threadIdx.x - lane);
+    double sums[kVecSize];
 #pragma unroll
-      for (int k = 0; k < kCount / 2; ++k) {
-        const double sent = upper ? x[k] : x[k + kCount / 2];
-        kept[k] = (upper ? x[k + kCount / 2] : x[k]) + __shfl_xor_sync(0xffffffffu, sent, kOffset);
-      }
-      halve<kCount / 2, kOffset / 2>(kept);
+    for (int i = 0; i < kVecSize; ++i) sums[i] = 0.0;
 #pragma unroll
-      for (int k = 0; k < kCount / 2; ++k) x[k] = kept[k];
-    } else {
-      x[0] += __shfl_xor_sync(0xffffffffu, x[0], kOffset);
-      halve<1, kOffset / 2>(x);
+    for (int j = 0; j < kWords; ++j) {
+      const Pack<Compute, kVecSize> word = reinterpret_cast<const Pack<Compute, kVecSize>*>(own)[(j + lane) % kWords];
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) sums[i] += static_cast<double>(word.element[i]);
     }
+    of_warp[Sums::place(first + column)] = sum_elements(sums);
   }
-}
-
-template <int kCount>
-__device__ __forceinline__ int halved_index(int lane) {
-  int index = 0;
-#pragma unroll
-  for (int offset = 16, size = kCount; offset > 0 && size > 1; offset /= 2, size /= 2) {
-    if (lane & offset) index += size / 2;
-  }
-  return index;
 }
 
 // Sums of a thread: for each class, and for voxels.
 template <class Program, bool kApart = Program::kLabelApart>
 struct ThreadSums {
   using Compute = typename Program::Compute;
-  static constexpr int kClasses = Program::kClasses, kNumbers = 3 * kClasses + 3;
+  static constexpr int kClasses = Program::kClasses;
+  static constexpr int kInColumns = 0, kInRegisters = 3 * kClasses + 3;
   Summands<Compute> of_class[kClasses];
   Compute spoilt, cost, count;
 
@@ -85,19 +71,24 @@ struct ThreadSums {
     }
     return part == 0 ? spoilt : (part == 1 ? cost : count);
   }
+  // The index among the numbers of a chunk.
+  static __device__ __forceinline__ int place(int k) {
+    return k;
+  }
 };
 
-// A voxel adds to I and FN of its label alone. They are in shared memory, where each thread has a column of its own: an
+// A voxel adds to I and FN of its label alone. They are in shared memory, where each thread has a row of its own: an
 // index into registers would take a comparison for every class.
 template <class Program>
 struct ThreadSums<Program, true> {
   using Compute = typename Program::Compute;
-  static constexpr int kClasses = Program::kClasses, kNumbers = 3 * kClasses + 3;
+  static constexpr int kClasses = Program::kClasses;
+  static constexpr int kInColumns = 2 * kClasses, kInRegisters = kClasses + 3;
   Compute false_positive[kClasses];
   Compute spoilt, cost, count;
   Compute* of_labels;
 
-  __device__ __forceinline__ explicit ThreadSums(Compute* shared) : of_labels(shared + threadIdx.x) {
+  __device__ __forceinline__ explicit ThreadSums(Compute* columns) : of_labels(columns + threadIdx.x) {
 #pragma unroll
     for (int c = 0; c < kClasses; ++c) {
       false_positive[c] = of_labels[2 * c * kSumThreads] = of_labels[(2 * c + 1) * kSumThreads] = Compute(0);
@@ -109,9 +100,12 @@ struct ThreadSums<Program, true> {
     of_labels[(2 * label + 1) * kSumThreads] += false_negative;
   }
   __device__ __forceinline__ Compute number(int k) const {
-    const int c = k / 3, part = k % 3;
-    if (c < kClasses) return part == 1 ? false_positive[c] : of_labels[(2 * c + part / 2) * kSumThreads];
-    return part == 0 ? spoilt : (part == 1 ? cost : count);
+    if (k < kClasses) return false_positive[k];
+    return k == kClasses ? spoilt : (k == kClasses + 1 ? cost : count);
+  }
+  static __device__ __forceinline__ int place(int k) {
+    if (k < kInColumns) return 3 * (k / 2) + 2 * (k % 2);
+    return k - kInColumns < kClasses ? 3 * (k - kInColumns) + 1 : k;
   }
 };
 
@@ -122,16 +116,18 @@ __device__ __forceinline__ void add_voxel(const Program& program, const Classes&
                                           const VoxelTarget& target, int i, ThreadSums<Program>& sums) {
   using Compute = typename Program::Compute;
   if (target.spoilt) sums.spoilt += Compute(1);
-  if (!target.sound) return;
   VoxelSoftmax<Program> softmax;
   if constexpr (Program::kLabelApart) {
-    softmax.find_apart(program, classes, offset, i, target.label);
+    // A voxel that does not count has logits of 0, and adds zeros.
+    softmax.find_apart(program, classes, offset, i, target);
+    const Compute factor = target.sound ? softmax.inv_sum : Compute(0);
 #pragma unroll
     for (int c = 0; c < Program::kClasses; ++c) {
-      sums.false_positive[c] = scalar_fma(softmax.e[c], softmax.inv_sum, sums.false_positive[c]);
+      sums.false_positive[c] = scalar_fma(softmax.e[c], factor, sums.false_positive[c]);
     }
-    sums.add_label(target.label, softmax.label_e * softmax.inv_sum, softmax.others * softmax.inv_sum);
+    sums.add_label(target.label, softmax.label_e * factor, softmax.others * factor);
   } else {
+    if (!target.sound) return;
     if constexpr (Program::kNeedsSoftmax) softmax.find(program, classes, i, target.label);
 #pragma unroll
     for (int c = 0; c < Program::kClasses; ++c) {
@@ -154,25 +150,25 @@ __device__ __forceinline__ void add_voxel(const Program& program, const Classes&
   }
   if constexpr (Program::kVoxel != kNoVoxelLoss) {
     const VoxelCost<Compute> cost = voxel_cost(program, classes, softmax, target, i);
-    sums.cost += cost.value;
-    sums.count += cost.count;
+    sums.cost += target.sound ? cost.value : Compute(0);
+    sums.count += target.sound ? cost.count : Compute(0);
   }
 }
 
-// `of_labels` is shared memory for 2 C numbers of each thread, with kLabelApart.
+// `columns` is shared memory: `columns_of_sums` of engines/regions/layout.py.
 template <class Program>
 __device__ __forceinline__ void sum_in_registers(const Program& program, int64 chunks, int64 vectors_per_chunk,
-                                                 double* partials, typename Program::Compute* of_labels) {
+                                                 double* partials, typename Program::Compute* columns) {
   using Compute = typename Program::Compute;
   using Sums = ThreadSums<Program>;
-  constexpr int kVecSize = Program::kVecSize, kNumbers = Sums::kNumbers, kPadded = next_power_of_two(kNumbers);
-  constexpr int kHeld = kPadded > kWarp ? kPadded / kWarp : 1;
-  __shared__ double of_warp[kSumWarps][kPadded];
+  constexpr int kVecSize = Program::kVecSize, kNumbers = Sums::kInColumns + Sums::kInRegisters;
+  __shared__ double of_warp[kSumWarps][kNumbers];
+  double* const own_warp = of_warp[threadIdx.x / kWarp];
   const int64 vectors = program.space.voxels / kVecSize, total = chunks * program.space.samples;
 #pragma unroll 1
   for (int64 chunk = blockIdx.x; chunk < total; chunk += gridDim.x) {
     const int64 sample = chunk / chunks, first = (chunk - sample * chunks) * vectors_per_chunk;
-    Sums sums(of_labels);
+    Sums sums(columns);
 #pragma unroll 1
     for (int64 turn = threadIdx.x; turn < vectors_per_chunk; turn += kSumThreads) {
       const int64 vector = first + turn;
@@ -181,42 +177,49 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
       program.space.offsets(sample, vector * kVecSize, offset);
       ClassesOf<Program> classes;
       classes.template load<false>(program, offset);
+      VoxelTarget targets[kVecSize];
+      bool spoilt = false;
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        const VoxelTarget target = voxel_target(program, classes, offset, i);
-        if constexpr (!Program::kDense) {
-          if (target.spoilt) {
+        targets[i] = voxel_target(program, classes, offset, i);
+        spoilt = spoilt || targets[i].spoilt;
+      }
+      if constexpr (!Program::kDense) {
+        if (spoilt) {
+#pragma unroll
+          for (int i = 0; i < kVecSize; ++i) {
+            if (!targets[i].spoilt) continue;
             report_label(program.status, program.site, sample * program.space.voxels + vector * kVecSize + i,
                          classes.label(i), program.space.classes);
           }
         }
-        add_voxel(program, classes, offset, target, i, sums);
       }
-    }
-    // The first halving by hand: floats are exchanged, and half as many doubles are held.
-    const bool upper = threadIdx.x & 16;
-    double held[kPadded / 2];
+      if constexpr (Program::kLabelApart) classes.keep(PackMask<typename Program::Input, kVecSize>(targets));
 #pragma unroll
-    for (int k = 0; k < kPadded / 2; ++k) {
-      const Compute low = k < kNumbers ? sums.number(k) : Compute(0);
-      const Compute high = k + kPadded / 2 < kNumbers ? sums.number(k + kPadded / 2) : Compute(0);
-      const Compute other = __shfl_xor_sync(0xffffffffu, upper ? low : high, 16);
-      held[k] = static_cast<double>(upper ? high : low) + static_cast<double>(other);
+      for (int i = 0; i < kVecSize; ++i) add_voxel(program, classes, offset, targets[i], i, sums);
     }
-    halve<kPadded / 2, 8>(held);
-    const int lane = threadIdx.x % kWarp, at = halved_index<kPadded>(lane);
-    __syncthreads();  // the chunk before may still be read
+    if constexpr (Sums::kInColumns > 0) {
+      __syncthreads();
+      sum_columns<Sums>(columns, 0, Sums::kInColumns, own_warp);
+    }
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      // Of fewer numbers than lanes several lanes have the same.
-      if (kPadded >= kWarp || lane % (kWarp / kPadded) == 0) of_warp[threadIdx.x / kWarp][at + k] = held[k];
+    for (int begin = 0; begin < Sums::kInRegisters; begin += kWarp) {
+      const int count = min(Sums::kInRegisters - begin, kWarp);
+      __syncthreads();  // the columns before may still be read
+#pragma unroll
+      for (int k = 0; k < kWarp; ++k) {
+        if (k < count) columns[k * kSumThreads + threadIdx.x] = sums.number(begin + k);
+      }
+      __syncthreads();
+      sum_columns<Sums>(columns, Sums::kInColumns + begin, count, own_warp);
     }
     __syncthreads();
-    for (int k = threadIdx.x; k < kNumbers; k += kSumThreads) {
+    static_assert(kNumbers <= kSumThreads, "a thread for each number");
+    if (threadIdx.x < kNumbers) {
       double sum = 0.0;
 #pragma unroll
-      for (int w = 0; w < kSumWarps; ++w) sum += of_warp[w][k];
-      partials[chunk * kNumbers + k] = sum;
+      for (int w = 0; w < kSumWarps; ++w) sum += of_warp[w][threadIdx.x];
+      partials[chunk * kNumbers + threadIdx.x] = sum;
     }
   }
 }

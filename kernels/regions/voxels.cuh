@@ -4,10 +4,8 @@
 //   p = softmax over c of x, sigmoid(x) or x       t = [y = c], or as given
 //   I = sum p t,  FP = sum p (1 - t),  FN = sum (1 - p) t                       for each sample n and class c
 //
-// 1. VoxelSpace gives the offsets of a voxel in every stream; ClassesOf reads its classes. With kClasses > 0 they are
-// in
-//    registers, those of kVecSize neighbouring voxels at a time; otherwise every use reads memory, which is in L1 or L2
-//    by then.
+// 1. VoxelSpace gives the offsets of a voxel in every stream; ClassesOf reads its classes. With kClasses > 0 those of
+//    kVecSize neighbouring voxels are in registers; otherwise every use reads memory, which is in L1 or L2 by then.
 // 2. VoxelSoftmax finds maximum and sum of exponentials. 1 - p of one class, the label or else the largest one, is the
 //    sum of the others: 1 - p as written would cancel where p is close to 1.
 // 3. Overlap has the summands of I, FP and FN, and the derivatives by p and t of a FP-weighted sum of them.
@@ -117,6 +115,38 @@ __device__ __forceinline__ Pack<Storage, Program::kVecSize> load_voxels(
   }
 }
 
+// Which voxels of a vector count, and what is wrong with the others.
+struct VoxelTarget {
+  int label;    // -1, with kLabelApart 0, if it does not count
+  bool sound;   // it counts, and its label is a class
+  bool spoilt;  // it counts, and its label is none
+};
+
+// Zeros in place of the elements of a pack that do not count, in one instruction for each register and without a
+// branch: the compiler interleaves the voxels of a vector.
+template <class Storage, int kVecSize>
+struct PackMask {
+  using Register = typename WordOf<(sizeof(Storage) * kVecSize < 4 ? sizeof(Storage) * kVecSize : 4)>::type;
+  static constexpr int kRegisters = sizeof(Storage) * kVecSize / sizeof(Register);
+  Register kept[kRegisters];
+
+  __device__ __forceinline__ explicit PackMask(const VoxelTarget (&targets)[kVecSize]) {
+#pragma unroll
+    for (int r = 0; r < kRegisters; ++r) {
+      kept[r] = 0;
+#pragma unroll
+      for (int byte = 0; byte < static_cast<int>(sizeof(Register)); ++byte) {
+        const int i = (r * static_cast<int>(sizeof(Register)) + byte) / static_cast<int>(sizeof(Storage));
+        if (targets[i].sound) kept[r] |= static_cast<Register>(0xffu << 8 * byte);
+      }
+    }
+  }
+  __device__ __forceinline__ void apply(Pack<Storage, kVecSize>& x) const {
+#pragma unroll
+    for (int r = 0; r < kRegisters; ++r) reinterpret_cast<Register*>(&x)[r] &= kept[r];
+  }
+};
+
 // The classes of kVecSize neighbouring voxels as they are stored.
 template <class Program, bool kOnChip = (Program::kClasses > 0)>
 struct ClassesOf {
@@ -137,13 +167,20 @@ struct ClassesOf {
     }
   }
   __device__ __forceinline__ Compute input(int c, int i) const {
-    return widen<Compute>(x[c].element[i]);
+    Compute y[kVecSize];
+    unpack(x[c], y);
+    return y[i];
   }
   __device__ __forceinline__ Compute target(int c, int i) const {
     return widen<Compute>(t[Program::kDense ? c : 0].element[i]);
   }
   __device__ __forceinline__ int64 label(int i) const {
     return static_cast<int64>(t[0].element[i]);
+  }
+  // Zeros in place of the logits of voxels that do not count.
+  __device__ __forceinline__ void keep(const PackMask<typename Program::Input, kVecSize>& mask) {
+#pragma unroll
+    for (int c = 0; c < Program::kClasses; ++c) mask.apply(x[c]);
   }
 };
 
@@ -174,13 +211,6 @@ struct ClassesOf<Program, false> {
   }
 };
 
-// Which voxels of a vector count, and what is wrong with the others.
-struct VoxelTarget {
-  int label;    // -1 if it does not count
-  bool sound;   // it counts, and its label is a class
-  bool spoilt;  // it counts, and its label is none
-};
-
 template <class Program, class Classes>
 __device__ __forceinline__ VoxelTarget voxel_target(const Program& program, const Classes& classes,
                                                     const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
@@ -195,7 +225,7 @@ __device__ __forceinline__ VoxelTarget voxel_target(const Program& program, cons
         static_cast<unsigned long long>(label) < static_cast<unsigned long long>(program.space.classes);
     found.sound = counts && in_range;
     found.spoilt = counts && !in_range;
-    found.label = found.sound ? static_cast<int>(label) : -1;
+    found.label = found.sound ? static_cast<int>(label) : (Program::kLabelApart ? 0 : -1);
   }
   return found;
 }
@@ -225,9 +255,11 @@ struct VoxelSoftmax {
   template <class Classes>
   __device__ __forceinline__ void find_apart(const Program& program, const Classes& classes,
                                              const VectorOffsets<Program::kVecSize, Program::kWide>& offset, int i,
-                                             int label) {
+                                             const VoxelTarget& target) {
+    const int label = target.label;
     label_logit = widen<Compute>(
         program.input[offset.at(kInputs, i) + static_cast<int64>(label) * program.space.class_stride[kInputs]]);
+    label_logit = target.sound ? label_logit : Compute(0);
     max_logit = classes.input(0, i);
 #pragma unroll
     for (int c = 1; c < Program::kClasses; ++c) max_logit = max_ignoring_nan(max_logit, classes.input(c, i));

@@ -13,6 +13,13 @@
 // 3. SumPass: sums of h, h_1 and h_2. group_reduce_sums adds those of all threads.
 // 4. GradientPass: the gradients of both operands.
 //
+// A term that is affine in log p needs no sum of exponentials for its own sums, only the shift m of the logits:
+//
+//   sum of h(log p_c, t_c) = sum of h(z_c - m, t_c) - log S (sum of h_1)             log p_c = z_c - m - log S
+//
+// so that AffinePass takes the place of SoftmaxPass and SumPass, and one exchange of a group that of two. Where h is a
+// weighted -log p, nothing cancels: both parts have the same sign.
+//
 // Each pass is a functor f(first, x, t) on packs of contiguous classes from `first`. A Classes type yields the packs:
 // from shared memory (resident_dense_rows.cuh), from memory again in each pass (two_pass_dense.cuh), or class by class
 // in one thread (dense_thread_per_row.cuh). Functors are structs: compilers before CUDA 13.5 reject lambdas in
@@ -48,18 +55,16 @@ __device__ __forceinline__ void subwarp_combine(OnlineSoftmaxes<Compute, kCount>
   for (int k = 0; k < kCount; ++k) subwarp_combine(part.softmax[k], width);
 }
 
-// Adds the logits of a pack.
+// Adds the logits of a pack, and returns them in z.
 template <int kVecSize, class Logits, class Storage, class Compute>
 __device__ __forceinline__ void add_logits(const Logits& logit, const Pack<Storage, kVecSize>& x,
-                                           OnlineSoftmax<Compute, ExcludeMax>& part) {
-  Compute z[kVecSize], e[kVecSize];
-  unpack(x, z);
+                                           OnlineSoftmax<Compute, ExcludeMax>& part, Compute (&z)[kVecSize]) {
+  Compute raw[kVecSize], e[kVecSize];
+  unpack(x, raw);
+  logit.values_of(raw, z);
   Compute max_logit = -scalar_infinity(Compute());
 #pragma unroll
-  for (int i = 0; i < kVecSize; ++i) {
-    z[i] = logit.value(z[i]);
-    max_logit = max_ignoring_nan(max_logit, z[i]);
-  }
+  for (int i = 0; i < kVecSize; ++i) max_logit = max_ignoring_nan(max_logit, z[i]);
   // Rare after the first few packs.
   int leader = -1;
   if (max_logit > part.max_logit) {
@@ -135,6 +140,9 @@ struct DenseRowProgram {
   // Whether the gradients of a row are written over its logits, which its threads have to have read by then.
   static constexpr bool kInPlace = kInPlace_;
   static constexpr bool kWeighted = !kIsAbsent<Weight_>;
+  // Whether AffinePass serves. Numbers with tangents take the general passes.
+  static constexpr bool kAffine =
+      Term_::kAffine && !kTeacher && (kSameType<Compute, float> || kSameType<Compute, double>);
   static constexpr bool kInputGradient = kInputGradient_;
   static constexpr bool kTargetGradient = kTargetGradient_;
   using Row = DenseRow<Compute, kSoftmaxes>;
@@ -190,10 +198,13 @@ struct DenseRowProgram {
   __device__ __forceinline__ auto evaluate(const Row& row, Compute z, Compute t, int64 c) const {
     Compute second = t;
     if constexpr (kTeacher) second = row.softmax[1].log_p(t);
+    return evaluate_at(row, row.softmax[0].log_p(z), second, c);
+  }
+  // The same, given log p_c (or, of an affine term, any number) and the target, or log q_c.
+  __device__ __forceinline__ auto evaluate_at(const Row& row, Compute log_p, Compute second, int64 c) const {
     Compute weight = Compute(1);
     if constexpr (kWeighted) weight = widen<Compute>(load_reused<1>(weights + c).element[0]);
-    return term(variable<3u, 0>(row.softmax[0].log_p(z)), variable<3u, 1>(second), variable<0u, 2>(weight),
-                row.classes);
+    return term(variable<3u, 0>(log_p), variable<3u, 1>(second), variable<0u, 2>(weight), row.classes);
   }
   // The second operand as evaluate() expects it.
   __device__ __forceinline__ Compute second(Compute t) const {
@@ -228,10 +239,12 @@ struct SoftmaxPass {
 #pragma unroll
     for (int i = 0; i < Program::kSoftmaxes; ++i) softmaxes.softmax[i] = {-scalar_infinity(Compute()), Compute(0)};
   }
-  template <class X, class T>
-  __device__ __forceinline__ void operator()(int64, const X& x, const T& t) {
-    add_logits(program.logit, x, softmaxes.softmax[0]);
-    if constexpr (Program::kTeacher) add_logits(program.logit, t, softmaxes.softmax[1]);
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64, const Pack<typename Program::Input, kVecSize>& x,
+                                             const Pack<typename Program::Target, kVecSize>& t) {
+    Compute z[kVecSize];
+    add_logits(program.logit, x, softmaxes.softmax[0], z);
+    if constexpr (Program::kTeacher) add_logits(program.logit, t, softmaxes.softmax[1], z);
   }
 };
 
@@ -262,6 +275,69 @@ struct SumPass {
     op(sums.value);
     if constexpr (kGradient && Program::kInputGradient) op(sums.grad_log_p);
     if constexpr (kGradient && Program::kTargetGradient && Program::kTeacher) op(sums.grad_log_q);
+  }
+};
+
+// What AffinePass adds up of some classes: the softmax, and relative to its shift the sum of h; and the sum of h_1.
+template <class Compute>
+struct AffineSums {
+  OnlineSoftmax<Compute, ExcludeMax> softmax;
+  Compute value;
+  Compute grad_log_p;
+
+  static __device__ __forceinline__ AffineSums empty() {
+    return {{-scalar_infinity(Compute()), Compute(0)}, Compute(0), Compute(0)};
+  }
+  // The value relative to the shift of another maximum.
+  __device__ __forceinline__ Compute value_for(Compute max_logit) const {
+    return scalar_fma(exp_shift(softmax.max_logit) - exp_shift(max_logit), grad_log_p, value);
+  }
+};
+template <class Compute>
+__device__ __forceinline__ void combine(AffineSums<Compute>& part, const AffineSums<Compute>& other) {
+  const Compute max_logit = max_ignoring_nan(part.softmax.max_logit, other.softmax.max_logit);
+  part.value = part.value_for(max_logit) + other.value_for(max_logit);
+  part.grad_log_p += other.grad_log_p;
+  combine(part.softmax, other.softmax);
+}
+// Preconditions: those of subwarp_combine of an OnlineSoftmax.
+template <class Compute>
+__device__ __forceinline__ void subwarp_combine(AffineSums<Compute>& part, int width) {
+  if (width == 1) return;
+  const Compute before = part.value, old = part.softmax.max_logit;
+  subwarp_combine(part.softmax, width);
+  const Compute moved = scalar_fma(exp_shift(old) - exp_shift(part.softmax.max_logit), part.grad_log_p, before);
+  part.value = subwarp_reduce(moved, width, AddOp{});
+  part.grad_log_p = subwarp_reduce(part.grad_log_p, width, AddOp{});
+}
+
+template <class Program, class Compute = typename Program::Compute>
+struct AffinePass {
+  static constexpr bool kReadsTargets = true;
+  const Program& program;
+  const typename Program::Row& row;
+  AffineSums<Compute> sums;
+
+  __device__ __forceinline__ AffinePass(const Program& program, const typename Program::Row& row)
+      : program(program), row(row), sums(AffineSums<Compute>::empty()) {
+  }
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
+                                             const Pack<typename Program::Target, kVecSize>& t) {
+    const Compute old = sums.softmax.max_logit;
+    Compute z[kVecSize], target[kVecSize];
+    add_logits(program.logit, x, sums.softmax, z);
+    unpack(t, target);
+    if (!identical(old, sums.softmax.max_logit)) {
+      sums.value = scalar_fma(exp_shift(old) - exp_shift(sums.softmax.max_logit), sums.grad_log_p, sums.value);
+    }
+    const Compute shift = exp_shift(sums.softmax.max_logit);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      const auto y = program.evaluate_at(row, z[i] - shift, target[i], first + i);
+      sums.value += y.value;
+      sums.grad_log_p += tangent_or_zero(y, 0);
+    }
   }
 };
 
@@ -310,16 +386,15 @@ struct SoftmaxVjp {
   template <class Logits, int kVecSize>
   __device__ __forceinline__ void apply(const Logits& logit, const Compute (&z)[kVecSize],
                                         Compute (&h)[kVecSize]) const {
-    Compute at_max[kVecSize];
-    bool has_max = false;
+    Compute at_max[kVecSize], largest = z[0];
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      has_max |= identical(z[i], max_logit);
+      largest = max_ignoring_nan(largest, z[i]);
       at_max[i] = h[i];
       h[i] = scalar_fma(-logit.exponential_of(z[i], max_logit), shared, h[i] * factor);
     }
     // Rare.
-    if (!has_max) return;
+    if (!identical(largest, max_logit)) return;
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       const Compute g = (at_max[i] * max_complement - inv_sum * ((sum - at_max[i]) - slope)) * factor;
@@ -356,28 +431,36 @@ struct GradientPass {
     if (!active || row.value != row.value) {
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) grad_z[i] = grad_t[i] = row.value;
-    } else {
-      Compute raw[kVecSize], target[kVecSize], z[kVecSize], second[kVecSize];
-      unpack(x, raw);
-      unpack(t, target);
+      store(first, grad_z, grad_t);
+      return;
+    }
+    Compute raw[kVecSize], target[kVecSize], z[kVecSize], slopes[kVecSize], second[kVecSize];
+    unpack(x, raw);
+    unpack(t, target);
+    program.logit.values_and_slopes(raw, z, slopes);
+    if constexpr (Program::kTeacher) program.logit.values_of(target, second);
 #pragma unroll
-      for (int i = 0; i < kVecSize; ++i) {
-        z[i] = program.logit.value(raw[i]);
-        second[i] = program.second(target[i]);
-        const auto y = program.evaluate(row, z[i], second[i], first + i);
-        grad_z[i] = tangent_or_zero(y, 0);
-        grad_t[i] = tangent_or_zero(y, 1);
-      }
-      if constexpr (Program::kInputGradient) of_logits.apply(program.logit, z, grad_z);
-      if constexpr (Program::kTeacher && Program::kTargetGradient) of_teacher.apply(program.logit, second, grad_t);
+    for (int i = 0; i < kVecSize; ++i) {
+      const auto y = program.evaluate(row, z[i], Program::kTeacher ? second[i] : target[i], first + i);
+      grad_z[i] = tangent_or_zero(y, 0);
+      grad_t[i] = tangent_or_zero(y, 1);
+    }
+    if constexpr (Program::kInputGradient) of_logits.apply(program.logit, z, grad_z);
+    if constexpr (Program::kTeacher && Program::kTargetGradient) of_teacher.apply(program.logit, second, grad_t);
 #pragma unroll
-      for (int i = 0; i < kVecSize; ++i) {
-        if constexpr (Program::kInputGradient) grad_z[i] *= program.logit.slope(raw[i]);
-        if constexpr (Program::kTargetGradient) {
-          grad_t[i] *= Program::kTeacher ? program.logit.slope(target[i]) : row.factor;
-        }
+    for (int i = 0; i < kVecSize; ++i) {
+      if constexpr (Program::kInputGradient) grad_z[i] *= slopes[i];
+      if constexpr (Program::kTargetGradient) {
+        grad_t[i] *= Program::kTeacher ? program.logit.slope(target[i]) : row.factor;
       }
     }
+    store(first, grad_z, grad_t);
+  }
+
+ private:
+  template <int kVecSize>
+  __device__ __forceinline__ void store(int64 first, const Compute (&grad_z)[kVecSize],
+                                        const Compute (&grad_t)[kVecSize]) const {
     if constexpr (Program::kInputGradient) {
       place.template input<kVecSize>(first, NarrowPack<typename Program::Gradient, kVecSize>::from(grad_z));
     }
@@ -433,24 +516,42 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
                                                                      Classes& classes, bool exists, SyncState& sync,
                                                                      Scale& scale) {
   using Compute = typename Program::Compute;
-  using Sums = SumPass<kGradient, Program>;
-  SoftmaxPass<Program> softmax_pass(program);
-  classes.for_each(softmax_pass);
-  classes.prefetch_next();
-  subwarp_combine(softmax_pass.softmaxes, group.subwarp_size());
-  group_combine(group, softmax_pass.softmaxes, sync);
   typename Program::Row row;
-#pragma unroll
-  for (int i = 0; i < Program::kSoftmaxes; ++i) row.softmax[i].set(softmax_pass.softmaxes.softmax[i]);
   row.sums = {Compute(0), Compute(0), Compute(0)};
   row.classes = constant<Compute>(static_cast<double>(program.space.classes));
-  Sums sum_pass{program, row};
-  if constexpr (kGradient) {
-    classes.for_each(sum_pass);
+  if constexpr (Program::kAffine) {
+    AffinePass<Program> pass(program, row);
+    if constexpr (kGradient) {
+      classes.for_each(pass);
+      classes.prefetch_next();
+    } else {
+      classes.prefetch_next();
+      classes.final_pass(pass);
+    }
+    subwarp_combine(pass.sums, group.subwarp_size());
+    group_combine(group, pass.sums, sync);
+    row.softmax[0].set(pass.sums.softmax);
+    // Without a distribution, its largest logit being infinite, a row is NaN.
+    const Compute max_logit = row.softmax[0].max_logit, no_distribution = max_logit - max_logit;
+    row.sums.value = scalar_fma(-row.softmax[0].log_sum, pass.sums.grad_log_p, pass.sums.value) + no_distribution;
+    row.sums.grad_log_p = pass.sums.grad_log_p;
   } else {
-    classes.final_pass(sum_pass);
+    using Sums = SumPass<kGradient, Program>;
+    SoftmaxPass<Program> softmax_pass(program);
+    classes.for_each(softmax_pass);
+    classes.prefetch_next();
+    subwarp_combine(softmax_pass.softmaxes, group.subwarp_size());
+    group_combine(group, softmax_pass.softmaxes, sync);
+#pragma unroll
+    for (int i = 0; i < Program::kSoftmaxes; ++i) row.softmax[i].set(softmax_pass.softmaxes.softmax[i]);
+    Sums sum_pass{program, row};
+    if constexpr (kGradient) {
+      classes.for_each(sum_pass);
+    } else {
+      classes.final_pass(sum_pass);
+    }
+    group_reduce_sums<Sums>(group, row.sums, sync);
   }
-  group_reduce_sums<Sums>(group, row.sums, sync);
   program.finish(row, offset, classes.active, exists && group.thread_rank() == 0);
   if constexpr (kGradient) {
     // As in resident_rows.cuh: a narrower gradient lies over logits that other lanes read.

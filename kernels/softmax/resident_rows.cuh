@@ -36,15 +36,14 @@ struct ExpSlopeProducts<Compute, Pack<Storage, kVecSize>> {
   template <class Program>
   static __device__ __forceinline__ Compute store(const Program& program, int target, Compute max_logit, P* slot,
                                                   int half) {
-    Compute raw[kVecSize], e[kVecSize];
+    Compute raw[kVecSize], z[kVecSize], slopes[kVecSize], e[kVecSize];
     unpack(load_words(slot), raw);
+    program.logit.evaluate(raw, z, slopes);
     Pack<Compute, kVecSize> products;
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      Compute z, slope;
-      program.logit.evaluate(raw[i], z, slope);
-      e[i] = program.logit.exponential_of(z, max_logit);
-      products.element[i] = e[i] * slope;
+      e[i] = program.logit.exponential_of(z[i], max_logit);
+      products.element[i] = e[i] * slopes[i];
     }
 #pragma unroll
     for (int i = 0; i < kHalves; ++i) slot[i * half] = load_words(reinterpret_cast<const P*>(&products) + i);

@@ -184,6 +184,20 @@ struct RowProgram {
     return Compute(1);
   }
 
+  // The weights of contiguous classes from `first`, as one pack where they are aligned.
+  template <int kCount>
+  __device__ __forceinline__ void weights_of(int64 first, Compute (&w)[kCount]) const {
+    if constexpr (kWeighted && kCount > 1) {
+      using P = Pack<Weight_, kCount>;
+      if (reinterpret_cast<unsigned long long>(weights + first) % sizeof(typename P::Word) == 0) {
+        unpack(load_reused<kCount>(weights + first), w);
+        return;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) w[i] = weight(first + i);
+  }
+
   __device__ __forceinline__ RowTarget<Compute> target(int64 row) const {
     RowTarget<Compute> t;
     space.offsets(row, t.offset);
@@ -318,21 +332,23 @@ __device__ __forceinline__ void store_gradient(const Program& program, Pointer t
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) g[i] = Compute(0);
   } else {
-    Compute raw[kVecSize];
+    Compute raw[kVecSize], z[kVecSize], slopes[kVecSize];
     unpack(x, raw);
+    if constexpr (Program::kCapped) program.logit.evaluate(raw, z, slopes);
+    Compute w[kVecSize];
+    if constexpr (Program::kSmoothed) program.weights_of(first, w);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       Compute slope = Compute(1);
       if constexpr (Program::kCapped) {
-        Compute z;
-        program.logit.evaluate(raw[i], z, slope);
-        g[i] = program.logit.exponential_of(z, grad_coeffs.max_logit);
+        slope = slopes[i];
+        g[i] = program.logit.exponential_of(z[i], grad_coeffs.max_logit);
       } else {
         g[i] = kKeepsExponentials ? raw[i] : program.logit.exponential(raw[i], grad_coeffs.max_logit);
       }
       if constexpr (Program::kKeepsProducts) g[i] *= slope;
       g[i] *= grad_coeffs.exp_coeff;
-      if constexpr (Program::kSmoothed) g[i] -= grad_coeffs.weight_coeff * program.weight(first + i);
+      if constexpr (Program::kSmoothed) g[i] -= grad_coeffs.weight_coeff * w[i];
       if constexpr (!Program::kKeepsProducts) g[i] = (i == target ? grad_coeffs.target : g[i]) * slope;
       if (Program::kKeepsProducts && i == target) g[i] = grad_coeffs.target * slope;
     }
@@ -347,20 +363,21 @@ __device__ __forceinline__ void add_classes(const Program& program, int64 first,
                                             Compute max_logit, const Pack<typename Program::Input, kVecSize>& x,
                                             RowSums<Compute, Program::kSmoothed>& sums,
                                             Pack<Compute, kVecSize>* exponentials = nullptr) {
-  Compute raw[kVecSize], e[kVecSize];
+  Compute raw[kVecSize], of_class[kVecSize], e[kVecSize];
   unpack(x, raw);
+  if constexpr (Program::kSmoothed || Program::kCapped) program.logit.values_of(raw, of_class);
+  Compute w[kVecSize];
+  if constexpr (Program::kSmoothed) program.weights_of(first, w);
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
+    e[i] = Program::kCapped ? program.logit.exponential_of(of_class[i], max_logit)
+                            : program.logit.exponential(raw[i], max_logit);
     if constexpr (Program::kSmoothed) {
-      // The compiler would evaluate a cap twice.
-      const Compute w = program.weight(first + i), of_class = program.logit.value(raw[i]);
-      e[i] = Program::kCapped ? program.logit.exponential_of(of_class, max_logit)
-                              : program.logit.exponential(raw[i], max_logit);
-      sums.weighted_gap += w == Compute(0) ? Compute(0) : w * (z - of_class);
+      // Capped logits are finite, or the row is NaN.
+      const Compute gap = w[i] * (z - of_class[i]);
+      sums.weighted_gap += !Program::kCapped && w[i] == Compute(0) ? Compute(0) : gap;
       // Without class weights finish() knows the sum.
-      if constexpr (Program::kWeighted) sums.weight_sum += w;
-    } else {
-      e[i] = program.logit.exponential(raw[i], max_logit);
+      if constexpr (Program::kWeighted) sums.weight_sum += w[i];
     }
   }
   if (exponentials != nullptr) {

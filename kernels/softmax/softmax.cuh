@@ -37,27 +37,38 @@ __device__ __forceinline__ double with_sign_of(double size, double x) {
 
 // z as a function of x. Preconditions: scale > 0 and softcap > 0, so z increases with x.
 //
-// With t = 2 |scale x / softcap|, a cap takes one power and one reciprocal, that of r = 1 / (1 + exp(t)) in (0, 1/2]:
+// Near 0, for u = scale x / softcap, a cap is a polynomial, which takes no special function:
+//
+//   z = softcap tanh u                          dz/dx = scale (1 - tanh^2 u)
+//
+// Farther out it takes one power and one reciprocal, that of r = 1 / (1 + exp(2 |u|)) in (0, 1/2]:
 //
 //   z = softcap (1 - 2 r) sign(x)               dz/dx = 4 scale r (1 - r)
 //
-// r keeps its digits however far x is beyond the cap, and so does the slope. z cancels for small t: in float it is a
-// polynomial there, in 16 bits an error of 2^-24 of the softcap does not count.
+// r keeps its digits however far x is beyond the cap, and so does the slope; tanh u keeps them near 0. In 16 bits an
+// error of 2^-22 of the softcap does not count. Doubles have no polynomial.
 template <class Compute, bool kCapped_>
 struct Logit {
   static constexpr bool kCapped = kCapped_;
+  static constexpr bool kHasPolynomial = kSameType<Compute, float>;
   Compute scale;
   Compute softcap;
   Compute ratio;  // 2 scale / softcap
+  Compute reach;  // the largest |x| of the polynomial
 
   __device__ __forceinline__ Logit(double scale, double softcap)
       : scale(static_cast<Compute>(scale)),
         softcap(static_cast<Compute>(softcap)),
-        ratio(kCapped ? static_cast<Compute>(2.0 * scale / softcap) : Compute(0)) {
+        ratio(kCapped ? static_cast<Compute>(2.0 * scale / softcap) : Compute(0)),
+        reach(kCapped ? static_cast<Compute>((kNarrow ? 0.75 : 0.5) * softcap / scale) : Compute(0)) {
   }
 
   __device__ __forceinline__ Compute value(Compute x) const {
-    if constexpr (kCapped) return capped(x, tail(x));
+    if constexpr (kCapped) {
+      Compute z, slope;
+      evaluate(x, z, slope);
+      return z;
+    }
     return scale * x;
   }
   // exp(value(x) - max_logit). Precondition: value(x) <= max_logit.
@@ -79,50 +90,113 @@ struct Logit {
     return kCapped ? Compute(4) * scale : scale;
   }
   __device__ __forceinline__ Compute slope(Compute x) const {
-    if constexpr (kCapped) return slope_of(tail(x));
+    if constexpr (kCapped) {
+      Compute z, slope;
+      evaluate(x, z, slope);
+      return slope;
+    }
     return Compute(1);
   }
   // Value and slope of a capped logit.
   __device__ __forceinline__ void evaluate(Compute x, Compute& value, Compute& slope) const {
-    const Compute r = tail(x);
-    value = capped(x, r);
-    slope = slope_of(r);
+    if constexpr (kHasPolynomial) {
+      // NaN is near.
+      if (!(scalar_abs(x) > reach)) {
+        evaluate_near(x, value, slope);
+        return;
+      }
+    }
+    evaluate_far(x, value, slope);
+  }
+  // The same of several, with the same bits: usually all are near, and nothing else is computed.
+  template <int kCount>
+  __device__ __forceinline__ void evaluate(const Compute (&x)[kCount], Compute (&values)[kCount],
+                                           Compute (&slopes)[kCount]) const {
+    if constexpr (kHasPolynomial && kCount > 1) {
+      Compute largest = Compute(0);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) largest = max_ignoring_nan(largest, scalar_abs(x[i]));
+      if (!(largest > reach)) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) evaluate_near(x[i], values[i], slopes[i]);
+        return;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) evaluate_selected(x[i], values[i], slopes[i]);
+  }
+  // The same whether or not there is a cap.
+  template <int kCount>
+  __device__ __forceinline__ void values_and_slopes(const Compute (&x)[kCount], Compute (&values)[kCount],
+                                                    Compute (&slopes)[kCount]) const {
+    if constexpr (kCapped) {
+      evaluate(x, values, slopes);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        values[i] = scale * x[i];
+        slopes[i] = Compute(1);
+      }
+    }
+  }
+  // The values alone.
+  template <int kCount>
+  __device__ __forceinline__ void values_of(const Compute (&x)[kCount], Compute (&values)[kCount]) const {
+    if constexpr (kCapped) {
+      Compute slopes[kCount];
+      evaluate(x, values, slopes);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) values[i] = scale * x[i];
+    }
   }
 
  private:
-  // r of a capped logit; other types than float have e = exp(-t) in its place.
-  __device__ __forceinline__ Compute tail(Compute x) const {
-    if constexpr (kSameType<Compute, float>) {
-      if (kNarrow) return reciprocal_ftz(1.0f + exp2_ftz(fabsf(x) * (ratio * kLog2E)));
-      // fminf: a NaN has the tail of the largest x, and its z comes from the polynomial.
-      const float e = exp_finite(-fminf(fabsf(ratio * x), 1000.0f)), one_and_e = 1.0f + e;
-      const float inverse = reciprocal_ftz(one_and_e), r = e * inverse;
-      return fmaf(fmaf(-r, one_and_e, e), inverse, r);
-    } else {
-      return scalar_exp(-scalar_abs(ratio * x));
+  // Without a branch, so that several are computed side by side.
+  __device__ __forceinline__ void evaluate_selected(Compute x, Compute& value, Compute& slope) const {
+    evaluate_far(x, value, slope);
+    if constexpr (kHasPolynomial) {
+      Compute near, near_slope;
+      evaluate_near(x, near, near_slope);
+      const bool far = scalar_abs(x) > reach;
+      value = far ? value : near;
+      slope = far ? slope : near_slope;
     }
   }
-  // z, given tail(x).
-  __device__ __forceinline__ Compute capped(Compute x, Compute r) const {
-    if constexpr (kSameType<Compute, float>) {
-      const float z = with_sign_of(fmaf(r, -2.0f * softcap, softcap), x);
-      if (kNarrow) return z;
-      // softcap tanh(t / 2) for t < 1, to a quarter of a unit in the last place before it is rounded.
-      const float w = (ratio * x) * (ratio * x), linear = scale * x;
+  __device__ __forceinline__ void evaluate_near(float x, float& value, float& slope) const {
+    float tanh;
+    if (kNarrow) {
+      // tanh u for |u| <= 3/4, to 2^-22.
+      const float u = x * (0.5f * ratio), w = u * u;
+      tanh = u * scalar_polynomial(w, 0.999997199f, -0.333230764f, 0.132260919f, -0.0492804497f, 0.0123188337f);
+      value = softcap * tanh;
+    } else {
+      // tanh u / u - 1 for |u| <= 1/2, to a quarter of a unit in the last place of z before it is rounded.
+      const float t = ratio * x, w = t * t, linear = scale * x, half = 0.5f * t;
       const float excess = scalar_polynomial(w, -0.083332859f, 0.0083286716f, -0.00082883064f, 0.0000673464892f);
-      return w >= 1.0f ? z : fmaf(linear * w, excess, linear);
-    } else {
-      const Compute t = scalar_abs(ratio * x), e = r;
-      const Compute tanh = scalar_divide_closely(kNarrow ? Compute(1) - e : scalar_complement(t, e), Compute(1) + e);
-      return with_sign_of(softcap * tanh, x);
+      value = fmaf(linear * w, excess, linear);
+      tanh = fmaf(half * w, excess, half);
     }
+    slope = fmaf(-0.25f * tanh, tanh, 0.25f);
   }
-  __device__ __forceinline__ Compute slope_of(Compute r) const {
+  __device__ __forceinline__ void evaluate_far(Compute x, Compute& value, Compute& slope) const {
     if constexpr (kSameType<Compute, float>) {
-      return fmaf(-r, r, r);
+      float r;
+      if (kNarrow) {
+        r = reciprocal_ftz(1.0f + exp2_ftz(fabsf(x) * (ratio * kLog2E)));
+      } else {
+        const float e = exp_finite(-fminf(fabsf(ratio * x), 1000.0f)), one_and_e = 1.0f + e;
+        const float inverse = reciprocal_ftz(one_and_e), rough = e * inverse;
+        r = fmaf(fmaf(-rough, one_and_e, e), inverse, rough);
+      }
+      value = with_sign_of(fmaf(r, -2.0f * softcap, softcap), x);
+      slope = fmaf(-r, r, r);
     } else {
-      const Compute e = r, inverse = scalar_divide_closely(Compute(1), Compute(1) + e);
-      return e * inverse * inverse;
+      const Compute t = scalar_abs(ratio * x), e = scalar_exp(-t);
+      const Compute inverse = scalar_divide_closely(Compute(1), Compute(1) + e);
+      const Compute tanh = scalar_divide_closely(kNarrow ? Compute(1) - e : scalar_complement(t, e), Compute(1) + e);
+      value = with_sign_of(softcap * tanh, x);
+      slope = e * inverse * inverse;
     }
   }
 };

@@ -87,6 +87,13 @@ def _peak(call: Call, operands: tuple[torch.Tensor, ...]) -> int:
 
 
 def _cudnn(eager: Call, inputs: Inputs) -> Call:
-    """torch's call with targets and lengths as cuDNN wants them, which are those of the sets of operands."""
-    kept = {x[1].data_ptr(): [y.to("cpu", torch.int32) for y in (x[1].flatten(), *x[2:])] for x in inputs.sets}
+    """The call of torch with operands that it hands to cuDNN: 32-bit targets in one row on the CPU, lengths as numbers.
+
+    Lengths in tensors would have to lie on the GPU, with the targets.
+    """
+
+    def numbers(lengths: torch.Tensor) -> tuple[int, ...]:
+        return tuple(lengths.tolist())
+
+    kept = {x[1].data_ptr(): (x[1].flatten().to("cpu", torch.int32), *map(numbers, x[2:])) for x in inputs.sets}
     return lambda x, targets, *_: eager(x, *kept[targets.data_ptr()])

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 
 from cupylosses import KernelError
-from cupylosses.jit import compiler
+from cupylosses.jit import compiler, processors
 from cupylosses.jit.kernel import Kernel
 from cupylosses.testing import host
 from cupylosses.testing.host import build
@@ -37,7 +37,7 @@ class BackgroundCompiler:
         self, compile: Callable[[Any], object], gpu: bool, advance: Callable[[], object] = lambda: None
     ) -> None:
         self._compile, self._gpu, self._advance = compile, gpu, advance
-        self._pool = ThreadPoolExecutor(os.cpu_count())
+        self._pool = ThreadPoolExecutor(processors.usable())
         self._kernels: dict[Kernel, Future[None]] = {}
         self._needed: dict[Hashable, list[Future[None]]] = {}
         #: Called when kernels have been announced.

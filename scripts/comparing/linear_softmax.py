@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from comparing.matrix import NARROW, Matrix
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
-from cupylosses.testing.linear_softmax.check import GIVEN, LAYOUTS, LinearSoftmaxCheck
+from cupylosses.testing.check import GIVEN
+from cupylosses.testing.linear_softmax.check import LAYOUTS, LinearSoftmaxCheck
 
 #: The layouts in which arguments and dtypes are tried.
 USUAL = ("one_chunk", "chunks")

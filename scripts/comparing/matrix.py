@@ -14,8 +14,9 @@ from itertools import product
 from typing import Any, ClassVar
 
 from cupylosses.definition.base import Definition
+from cupylosses.definition.registry import registry
 from cupylosses.testing.by_engine import ByEngine
-from cupylosses.testing.check import Check
+from cupylosses.testing.check import GIVEN, Check
 
 Dtypes = tuple[str, ...]
 
@@ -147,6 +148,87 @@ class Matrix(ByEngine, ABC, modules="comparing.{}"):
             check = replace(base, **dict(zip(("dtypes", "reduction", "layout"), chosen, strict=True)))
             if check.possible:
                 yield check
+
+
+class SizedMatrix(Matrix):
+    """The checks of losses whose layouts are a table of sizes, or a requested shape.
+
+    Attributes:
+        usual: The layout with every case and dtype.
+        repeated_as: Reductions and layouts with distinct orders of additions.
+        of_line: Reductions of the checks behind a line.
+        layouts_of_first: The layouts behind the line of the engine's first loss, whose skeletons of kernels the others
+            share.
+        layouts_of_others: The layouts behind the lines of the others.
+        narrow_others: True if these have a check in 16 bits, too.
+    """
+
+    usual: ClassVar[str]
+    repeated_as: ClassVar[Sequence[tuple[str, str]]]
+    of_line: ClassVar[Sequence[str]] = ("none", "sum", "batchmean")
+    layouts_of_first: ClassVar[Sequence[str]]
+    layouts_of_others: ClassVar[Sequence[str]] = ()
+    narrow_others: ClassVar[bool] = True
+
+    @property
+    def cases(self) -> Sequence[Mapping[str, Any]]:
+        """The parameters, flags and further arguments to try, the defaults first."""
+        return self.loss.cases
+
+    def bases(self) -> list[Check]:
+        shape = self.selection.shape
+        fields = {"layout": GIVEN, "shape": tuple(shape)} if shape else {"layout": self.usual}
+        return [Check(self.loss, self.cases[0], **fields, **self.where)]
+
+    def checks(self) -> list[Check]:
+        # A shape has no layout.
+        return [] if self.selection.shape and self.selection.layouts else super().checks()
+
+    def everything(self) -> Iterator[Check]:
+        if self.selection.shape:
+            yield from self.once()
+            return
+        (base,) = self.bases()
+        for case in self.cases:
+            yield from self.laid_out(replace(base, case=case), dict.fromkeys(self.dtypes, self.reductions))
+
+    def once(self) -> Iterator[Check]:
+        """Every case and dtype with every reduction, and every layout at least once."""
+        (base,) = self.bases()
+        for case, dtypes, reduction in product(self.cases, self.dtypes, self.reductions):
+            yield replace(base, case=case, dtypes=dtypes, reduction=reduction)
+        if not self.selection.shape:
+            yield from self.laid_out(base, LAYOUT_DTYPES)
+
+    def among_few(self, check: Check) -> bool:
+        """Layouts have kernels of their own, for one dtype. Parameters are numbers that a kernel takes."""
+        if check.dtypes != ("float32",):
+            return check.layout == self.usual and check.reduction == "mean" and check.case == self.cases[0]
+        return check.layout in (self.usual, *self.layouts_of_others) or check.reduction == "mean"
+
+    def among_covered(self, check: Check) -> bool:
+        return True
+
+    def repeated(self) -> Iterator[Check]:
+        for base, dtypes, (reduction, layout) in product(self.bases(), self.dtypes, self.repeated_as):
+            laid = {} if self.selection.shape else {"layout": layout}
+            check = replace(base, dtypes=dtypes, reduction=reduction, **laid)
+            if reduction in self.reductions and self.takes(check):
+                yield check
+
+    def plain(self) -> list[Check]:
+        """A float32 mean."""
+        return self.bases()
+
+    def candidates_of_line(self) -> Iterator[Check]:
+        (plain,) = self.plain()
+        first = self.loss is next(iter(registry(self.Definition).values()))
+        yield from (replace(plain, case=x) for x in self.cases)
+        yield from (replace(plain, reduction=x) for x in self.of_line if x in self.loss.reductions)
+        if first or self.narrow_others:
+            yield replace(plain, dtypes=NARROW)
+        if not self.selection.shape:
+            yield from (replace(plain, layout=x) for x in (self.layouts_of_first if first else self.layouts_of_others))
 
 
 def set_of(wanted: Sequence[str], allowed: Sequence[str]) -> list[str]:

@@ -116,8 +116,9 @@ class PointwiseMatrix(Matrix):
         yield from (replace(every, case=x, reduction="none") for x in self.loss.cases)
         yield from (replace(every, case=x, reduction="none", layout=EDGES) for x in self.loss.cases)
         yield replace(every, dtypes=NARROW)
-        # The other operands are broadcast, so their gradients are sums.
-        yield replace(every, wanted=tuple(i > 0 for i in range(len(self.loss.operands))), layout="row")
+        if self.loss in representatives():
+            # The other operands are broadcast, so their gradients are sums, which do not depend on the loss.
+            yield replace(every, wanted=tuple(i > 0 for i in range(len(self.loss.operands))), layout="row")
 
     def combinations(self) -> list[tuple[bool, ...]]:
         """Every choice of operands that require grad, from all to none."""

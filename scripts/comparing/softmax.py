@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from comparing.matrix import LAYOUT_DTYPES, NARROW, Matrix
 from cupylosses.engines.softmax.definition import SoftmaxLoss
-from cupylosses.testing.softmax.check import GIVEN, MASK, ROW_LAYOUTS, SoftmaxCheck
+from cupylosses.testing.check import GIVEN
+from cupylosses.testing.softmax.check import MASK, ROW_LAYOUTS, SoftmaxCheck
 
 #: The layouts in which arguments and dtypes are tried.
 USUAL = ("subwarp", "label_only_rows")

@@ -20,7 +20,7 @@ from cupylosses.definition.base import Definition
 MODE = "forward+backward"
 
 #: Seconds of GPU time to spend on one measurement.
-TARGET = 0.02
+TARGET = 0.01
 
 #: Memory reserved for torch's intermediates, in multiples of an operand; operands are small enough to leave it free.
 INTERMEDIATES = 24

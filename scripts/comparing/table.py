@@ -77,8 +77,7 @@ def guarded(section: str, check: Check, measure: Callable[[Check], Row]) -> Row:
     except Exception as error:
         if check.device != "cpu":
             _still_alive(error)
-        text = (str(error).strip().splitlines() or ["no message"])[0]
-        return row(section, check, problems=(f"{type(error).__name__}: {text}",))
+        return row(section, check, problems=(f"{type(error).__name__}: {first_line_of(error)}",))
 
 
 def _still_alive(error: Exception) -> None:
@@ -87,7 +86,12 @@ def _still_alive(error: Exception) -> None:
     try:
         torch.cuda.synchronize()
     except RuntimeError as dead:
-        raise RuntimeError(f"the GPU does not answer any more: {dead}") from error
+        raise RuntimeError(f"the GPU does not answer any more: {first_line_of(dead)}") from error
+
+
+def first_line_of(error: BaseException) -> str:
+    """The first line of an error's message."""
+    return (str(error).strip().splitlines() or ["no message"])[0]
 
 
 def accuracy_and_time(check: Check, compile: bool = False, time: bool = True, section: str = "losses") -> Row:

@@ -10,6 +10,8 @@ struct Term {
     remainder_kept = opaque(static_cast<float>(remainder_));
   }
 
+  static constexpr bool kAffine = false;
+
   template <class log_p_, class log_q_, class weight_, class classes_>
   __device__ __forceinline__ auto
   operator()(const log_p_& log_p, const log_q_& log_q, const weight_& weight, const classes_& classes) const {

@@ -4,6 +4,8 @@ struct Term {
   __device__ __forceinline__ explicit Term(double beta_) {
   }
 
+  static constexpr bool kAffine = false;
+
   template <class log_p_, class log_q_, class weight_, class classes_>
   __device__ __forceinline__ auto
   operator()(const log_p_& log_p, const log_q_& log_q, const weight_& weight, const classes_& classes) const {

@@ -110,6 +110,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "increment_and_synchronize",
         "atomicInc",
         ("truth",),
+        races=True,
     ),
     Mutant(
         "ticket not 0 again",
@@ -179,6 +180,7 @@ MUTANTS: tuple[Mutant, ...] = (
         r"used_grad_output\[global_warp\(\)\] =",
         "used_grad_output[threadIdx.x / 32] =",
         ("truth",),
+        races=True,
     ),
     Mutant(
         "promise kept twice",
@@ -221,6 +223,7 @@ MUTANTS: tuple[Mutant, ...] = (
         r"claimed = atomicAdd\(counter, 1u\)",
         "claimed = *counter, *counter = claimed + 1",
         ("rows, claimed",),
+        races=True,
     ),
     Mutant(
         "sum not moved to a new largest logit",
@@ -477,8 +480,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "1 - p of the label as a difference",
         REGION_SUMS,
         "add_voxel",
-        r"softmax\.others \* softmax\.inv_sum",
-        "Compute(1) - softmax.label_e * softmax.inv_sum",
+        r"softmax\.others \* factor",
+        "Compute(1) - softmax.label_e * factor",
         ("regions, confident",),
     ),
     Mutant(
@@ -526,7 +529,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "no barrier between rounds of warps",
         RECURSION,
         "walk_half",
-        r"(outgoing\[lane\]\); } } )__syncthreads\(\);",
+        r"(outgoing\[lane\]\)\); } } )__syncthreads\(\);",
         r"\1",
         ("sequences",),
     ),
@@ -538,13 +541,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         ("sequences",),
     ),
+    Mutant(
+        "label products of the warp before lost",
+        RECURSION,
+        "align",
+        r"to\.incoming = comes \?",
+        "to.incoming = false ?",
+        ("sequences",),
+    ),
     Mutant("last label of a target lost", RECURSION, "walk_of", r"j < size - 1;", "j < size - 2;", ("sequences",)),
     Mutant(
-        "second half that begins a frame late",
+        "second half that begins a frame early",
         RECURSION,
         "walk_half",
-        r"sample\.frames / 2",
-        "(sample.frames + kPhase - 1) / 2",
+        r"- steps_before : steps_before;",
+        "- steps_before : steps_before - (kPhase - 1);",
         ("sequences",),
     ),
     Mutant(

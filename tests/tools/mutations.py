@@ -44,6 +44,7 @@ class Mutant:
         pattern: A regular expression, in which a space matches any white space.
         new: The replacement, which may refer to groups of the pattern.
         caught_by: The checks that must fail.
+        races: True if only the search for races notices it; other mutants compile in two thirds of the time without.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Mutant:
     pattern: str
     new: str
     caught_by: tuple[str, ...]
+    races: bool = False
 
     @property
     def path(self) -> Path:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from cupylosses.definition.base import Definition, Operand
 from cupylosses.definition.registry import define as enter
-from cupylosses.engines.softmax.definition import IGNORED, SoftmaxLoss
+from cupylosses.engines.softmax.definition import IGNORED, SoftmaxLoss, row_annotations
 
 #: Arguments of the softmax loss that a linear one has not: its logits are nobody else's, and their classes lie last.
 _LEFT_OUT = ("class_dim", "inplace_backward")
@@ -36,6 +36,32 @@ _ARRAYS = (
     "main_grad",
     "normalizer",
 )
+
+
+#: Types in stubs of the arguments of losses with a linear layer, and of the constructors of their Modules.
+LAYER_ANNOTATIONS: Mapping[str, str] = {
+    "linear_bias": "_Exchangeable | None",
+    "ignore_index": "int | None",
+    "logits_dtype": "Any",
+    "accumulate_dtype": "Any",
+    "max_memory": "int | None",
+    "skip_ignored": "bool",
+    "token_weight": "_Exchangeable | None",
+    "main_grad": "_Exchangeable | None",
+    "options": "Any",
+    "in_features": "int",
+    "num_classes": "int",
+    "out_features": "tuple[int, ...]",
+    "bias": "bool",
+    "device": "Any",
+    "dtype": "Any",
+}
+
+
+def layer_annotations(common: Mapping[str, Any]) -> Mapping[str, str]:
+    """Types in stubs of the arguments of a loss of a linear layer with these defaults."""
+    integers = {x: "int" for x in ("ignore_index",) if common.get(x) is not None}
+    return {**row_annotations(common), **LAYER_ANNOTATIONS, **integers}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -81,6 +107,10 @@ class LinearSoftmaxLoss(Definition):
         found = {name: x for name, x in self.of_logits.common.items() if name not in _LEFT_OUT}
         found["ignore_index"] = None
         return {"linear_bias": None} | found | _OWN
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return layer_annotations(self.common)
 
     @property
     def reserved(self) -> Collection[str]:

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 from cupylosses.definition.base import Definition, Operand
 from cupylosses.definition.registry import define_function
-from cupylosses.engines.linear_softmax.definition import REDUCED_APART
+from cupylosses.engines.linear_softmax.definition import REDUCED_APART, layer_annotations
 from cupylosses.engines.linear_softmax.definition import TEXTS as LAYER_TEXTS
-from cupylosses.engines.softmax.definition import IGNORED
+from cupylosses.engines.softmax.definition import IGNORED, row_annotations
 
 #: Keyword arguments, with their defaults.
 _COMMON = {
@@ -50,6 +50,10 @@ class LogProbs(Definition):
     @cached_property
     def setting_names(self) -> tuple[str, ...]:
         return tuple([x for x in self.common if x not in self.array_names])
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return row_annotations(self.common)
 
     @property
     def reserved(self) -> Collection[str]:
@@ -113,6 +117,10 @@ class LinearLogProbs(LogProbs):
     def common(self) -> Mapping[str, Any]:
         own = {"logits_dtype": None, "accumulate_dtype": None, "max_memory": None, "main_grad": None}
         return {"linear_bias": None, **_COMMON, **own}
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return layer_annotations(self.common)
 
     @cached_property
     def array_names(self) -> tuple[str, ...]:

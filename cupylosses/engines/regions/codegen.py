@@ -70,7 +70,9 @@ class RegionKernel(Kernel):
 
     @property
     def narrow(self) -> bool:
-        arrays = [self.input, self.result, *([self.target] if self.static.kind == "dense" else [])]
+        # The value's dtype says nothing of gradients.
+        arrays = [self.input, *([] if self.kind == "from_residual" else [self.result])]
+        arrays += [self.target] if self.static.kind == "dense" else []
         return self.compute == "float32" and all([ITEMSIZE[x] <= 2 for x in arrays])
 
     @property

@@ -24,7 +24,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from cupylosses.definition.base import COMMON_TEXTS, LEGACY, Definition, Flag, Operand, Parameter, code_of
+from cupylosses.definition.base import (
+    ANNOTATIONS,
+    COMMON_TEXTS,
+    LEGACY,
+    Definition,
+    Flag,
+    Operand,
+    Parameter,
+    code_of,
+    one_of,
+)
 from cupylosses.definition.expressions import Part, check
 from cupylosses.definition.registry import define as enter
 
@@ -149,6 +159,19 @@ FLAGS: Mapping[str, Flag] = {
 }
 
 
+#: Types in stubs of arguments.
+_ANNOTATIONS: Mapping[str, str] = {
+    **ANNOTATIONS,
+    "preset": "str | None",
+    "empty": "float | None",
+    "class_weight": "_Exchangeable | None",
+    "weight": "_Exchangeable | None",
+    "ignore_index": "int",
+    "class_dim": "int",
+    "check_targets": "_Check",
+}
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RegionLoss(Definition):
     """A loss of regions.
@@ -259,6 +282,16 @@ class RegionLoss(Definition):
         # Called by the function of the base: a cached property has no `super`.
         own = Definition.arguments.func(self)  # type: ignore[attr-defined]
         return tuple([(n, None if n in self.of_presets else x) for n, x in own])
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return {**_ANNOTATIONS, "reduction": one_of(self.reductions)}
+
+    def annotation(self, name: str) -> str:
+        several = " | tuple[str, ...]" if name == "pool" else ""
+        # Options that a preset may set are None by default.
+        nothing = " | None" if name in self.of_presets and name not in self.annotations else ""
+        return f"{super().annotation(name)}{several}{nothing}"
 
     @property
     def reserved(self) -> Collection[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from cupylosses.engines.strides import MAX_RANK, dimension_words, merge
+from cupylosses.jit.gpu import WARP
 
 #: Threads of a block of ``kernels/regions/``, and voxels of a tile (``kTile``).
 THREADS = 256
@@ -21,9 +22,9 @@ IN_REGISTERS = {4: (20, 12), 8: (6, 4)}
 #: Registers of 4 bytes for the logits of a thread, and voxels of a vector, at most.
 VECTOR_REGISTERS = 20
 MAX_VECTOR = 4
-#: Voxels that a thread takes from a chunk: as many as leave this number of chunks.
-PER_THREAD = (64, 32, 16, 8)
-CHUNKS = 400
+#: Voxels that a thread takes from a chunk, at least and at most: as many as leave this number of chunks.
+PER_THREAD = (8, 64)
+CHUNKS = 528
 #: Doubles of a group's record (``GroupRecord``).
 RECORD = 6
 #: Shared memory that the kernels declare, at most.
@@ -112,10 +113,17 @@ def _chunks(samples: int, voxels: int, held: int, vec_size: int) -> tuple[int, i
         tiles = -(-voxels // TILE)
         per_chunk = max(1, -(-samples * tiles // CHUNKS))
         return max(1, -(-tiles // per_chunk)), per_chunk
-    found = [max(1, -(-voxels // (THREADS * n))) for n in PER_THREAD]
-    n = next((n for n, chunks in zip(PER_THREAD, found, strict=True) if samples * chunks >= CHUNKS), PER_THREAD[-1])
-    per_chunk = THREADS * n // vec_size
+    least, most = PER_THREAD
+    n = min(max(-(-samples * voxels // (THREADS * CHUNKS)), least), most)
+    per_chunk = THREADS * -(-n // vec_size)
     return max(1, -(-(voxels // vec_size) // per_chunk)), per_chunk
+
+
+def columns_of_sums(held: int, apart: bool) -> int:
+    """Columns of shared memory by which a block adds up its threads' sums of ``held`` classes: up to 32 at a time. With
+    ``apart`` hits and misses of each class are there from the start.
+    """
+    return max(2 * held, min(WARP, held + 3)) if apart else min(WARP, 3 * held + 3)
 
 
 def gradient_blocks(x: Layout, processors: int) -> int:

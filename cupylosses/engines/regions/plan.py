@@ -136,9 +136,10 @@ class RegionPlan(Plan):
             blocks = min(x.samples * x.chunks, 32 * self.machine.processors)
             shared = 24 * x.classes
             if x.held:
-                # A column for each thread where labels are taken apart (``kLabelApart``).
+                # ``kLabelApart``
                 apart = static.kind == "labels" and (static.activation, static.overlap) == ("softmax", "product")
-                shared = 2 * x.held * region_layout.THREADS * ITEMSIZE[self.compute] * apart
+                columns = region_layout.columns_of_sums(x.held, apart)
+                shared = columns * region_layout.THREADS * ITEMSIZE[self.compute]
         slices = region_layout.gradient_blocks(x, self.machine.processors)
         if stage == "from_residual":
             blocks = x.samples * slices

@@ -20,7 +20,7 @@ from typing import Any
 from cupylosses.definition.base import COMMON_TEXTS, LEGACY, Definition, Operand, code_of
 from cupylosses.definition.expressions import Part, check
 from cupylosses.definition.registry import define as enter
-from cupylosses.engines.softmax.definition import IGNORED, REDUCTIONS
+from cupylosses.engines.softmax.definition import IGNORED, REDUCTIONS, row_annotations
 
 #: The hinge that is what is left of the margin itself, of which pairs can be counted.
 EXCESS = "excess"
@@ -77,6 +77,10 @@ class MarginLoss(Definition):
         of_one = {} if self.several else {"weight": None, "ignore_index": IGNORED}
         given = {"class_dim": None, "mask": None, "normalizer": None, "out_dtype": None, "check_targets": "lazy"}
         return {"reduction": "mean", **of_one, **given}
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return row_annotations(self.common)
 
     @property
     def reserved(self) -> Collection[str]:

@@ -18,7 +18,7 @@ from functools import cached_property
 from math import inf
 from typing import Any, ClassVar
 
-from cupylosses.definition.base import COMMON_TEXTS, LEGACY, Definition, Operand, code_of
+from cupylosses.definition.base import ANNOTATIONS, COMMON_TEXTS, LEGACY, Definition, Operand, code_of
 from cupylosses.definition.expressions import Part, check
 from cupylosses.definition.registry import define as enter
 from cupylosses.definition.registry import define_function
@@ -35,6 +35,14 @@ MAX_SLOTS = 12
 
 #: The parameter that norms have as their degree.
 DEGREE = "p"
+
+
+#: Types in stubs of arguments.
+_ANNOTATIONS: Mapping[str, str] = {
+    **ANNOTATIONS,
+    "feature_dim": "int",
+    "distance_function": "Callable[[Any, Any], Any] | None",
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -152,6 +160,10 @@ class StatisticsLoss(Definition):
         return COMMON
 
     @property
+    def annotations(self) -> Mapping[str, str]:
+        return _ANNOTATIONS
+
+    @property
     def reserved(self) -> Collection[str]:
         return {*COMMON, *LEGACY, "unweighted", "count", "self"}
 
@@ -227,6 +239,10 @@ class StatisticsFunction(StatisticsLoss):
     @property
     def common(self) -> Mapping[str, Any]:
         return {**({} if self.dim is None else {"dim": self.dim}), "out_dtype": None}
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return {**_ANNOTATIONS, "dim": "int"}
 
     @property
     def reserved(self) -> Collection[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from cupylosses.definition.base import COMMON_TEXTS, PER_CALL, Definition, Operand
+from cupylosses.definition.base import ANNOTATIONS, COMMON_TEXTS, PER_CALL, Definition, Operand
 from cupylosses.definition.registry import define as enter
 
 #: Accepted values of ``reduction``.
@@ -26,6 +26,22 @@ CHECKS = ("lazy", "sync", "off")
 
 #: The conventions of the gradient with respect to log-probabilities.
 GRADIENTS = ("log_probs", "logits")
+
+
+#: Types in stubs of arguments.
+_ANNOTATIONS: Mapping[str, str] = {
+    **ANNOTATIONS,
+    "input_lengths": "_Exchangeable | Sequence[int] | int | None",
+    "target_lengths": "_Exchangeable | Sequence[int] | int | None",
+    "blank": "int",
+    "reduction": "_SequenceReduction",
+    "zero_infinity": "bool",
+    "batch_first": "bool",
+    "gradient": 'Literal["log_probs", "logits"]',
+    "of": 'Literal["classes", "positions"]',
+    "inplace_backward": "bool",
+    "check_targets": "_Check",
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -55,6 +71,10 @@ class SequenceLoss(Definition):
     @cached_property
     def setting_names(self) -> tuple[str, ...]:
         return tuple([x for x in self.common if x not in self.EXTRA])
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return _ANNOTATIONS
 
     @property
     def reserved(self) -> Collection[str]:

@@ -392,7 +392,7 @@ class _Indices:
     def functors(kernel: SoftmaxKernel) -> str:
         loss, compute = kernel.loss, kernel.number
         part, penalty = ("plain", None) if kernel.plain else ("row", loss.penalty)
-        expression = (loss.plain if kernel.plain else None) or loss.expressions["row"]
+        expression = (kernel.plain and loss.plain.get("row")) or loss.expressions["row"]
         names = ["nll", "rest", "lse", "smooth", "weight"] if loss.softmax else [*loss.sees("row")]
         parameters = [x.name for x in loss.parameters]
         used = set(re.findall(r"\w+", f"{expression} {penalty or ''}"))
@@ -505,8 +505,8 @@ class _Indices:
         if layout == "subwarp" and kernel.kind != "denominator" and not second:
             return f"{SUBWARP_BLOCK_THREADS}, {int(SUBWARP_BLOCKS / fewer)}"
         if layout == "block" and kernel.kind != "from_residual" and not second:
-            gathers = kernel.gathered and ITEMSIZE[kernel.input] < 4
-            of_block = block_blocks(kernel.cluster, kernel.smoothed or kernel.capped, gathers)
+            crowded = kernel.capped or (kernel.gathered and ITEMSIZE[kernel.input] < 4)
+            of_block = block_blocks(kernel.cluster, kernel.smoothed or kernel.capped, crowded)
             return f"{BLOCK_THREADS}, {int(of_block / fewer)}"
         if layout in STRIDED and not second:
             classes, vec_size, size = kernel.per_thread, kernel.vec_size, ITEMSIZE[kernel.input]
@@ -546,10 +546,12 @@ class _Dense:
         for functor, (part, names) in given.items():
             expression = loss.expressions.get(part, "0")
             if kernel.plain:
-                part, expression = ("plain", str(loss.plain)) if part == loss.plain_part else (part, "0")
+                part, expression = ("plain", loss.plain[part]) if part == "term" else (part, "0")
             used = set(re.findall(r"\w+", expression))
             numbers = [x for x in [*(x.name for x in loss.parameters), *loss.constants] if x in used]
-            lines += [*_functor(functor, kernel, numbers), *call_signature(names)]
+            lines += _functor(functor, kernel, numbers)
+            lines += [f"  static constexpr bool kAffine = {_bool(loss.affine)};", ""] if part != "penalty" else []
+            lines += call_signature(names)
             # Those that the penalty does not use, the compiler would remark on.
             flags = zip(loss.flags, kernel.flags, strict=True) if part != "penalty" else ()
             lines += [f"    constexpr {choice_constant(x, i)};" for x, i in flags]

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from cupylosses.definition.base import COMMON_TEXTS, LEGACY, Definition, Operand, code_of
+from cupylosses.definition.base import ANNOTATIONS, COMMON_TEXTS, LEGACY, Definition, Operand, code_of
 from cupylosses.definition.expressions import Part, check
 from cupylosses.definition.registry import define as enter
 
@@ -44,6 +44,36 @@ IGNORED = -100
 CHECKS = ("lazy", "sync", "off")
 
 
+def part_of(kind: str) -> str:
+    """The expression that a kind of target is evaluated by."""
+    return "row" if kind == "indices" else "term"
+
+
+#: Types in stubs of the arguments that losses of rows take.
+ROW_ANNOTATIONS: Mapping[str, str] = {
+    **ANNOTATIONS,
+    "reduction": "_RowReduction",
+    "weight": "_Exchangeable | None",
+    "alpha": "_Exchangeable | None",
+    "ignore_index": "int",
+    "class_dim": "int | None",
+    "softcap": "float | None",
+    "logit_scale": "float",
+    "temperature": "float",
+    "return_lse": "bool",
+    "return_accuracy": "bool",
+    "return_entropy": "bool",
+    "inplace_backward": "bool",
+    "check_targets": "_Check",
+}
+
+
+def row_annotations(common: Mapping[str, Any]) -> Mapping[str, str]:
+    """Types in stubs of the arguments of a loss of rows with these defaults."""
+    integers = {x: "int" for x in ("class_dim",) if common.get(x) is not None}
+    return {**ROW_ANNOTATIONS, **integers}
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SoftmaxLoss(Definition):
     """A loss of rows of logits, or of log-probabilities.
@@ -58,8 +88,9 @@ class SoftmaxLoss(Definition):
     ``scale``        argument that scales the logits: ``"logit_scale"`` multiplies them, and comes with ``softcap``;
                      ``"temperature"`` divides them.
     ``specialize``   parameter by specialisation of the kernels (``"smoothed"``): compiled in if it is not 0.
-    ``plain``        the expression of the row, or of the term of a loss without class indices, where all parameters
-                     that it does not mention are 0, and without the penalty. It takes less time than the general one.
+    ``plain``        expressions of ``row`` and ``term``, by these names, where all parameters that they do not mention
+                     are 0, and without the penalty. They take less time than the general ones.
+    ``affine``       True if the term is affine in log_p: its sums then need no other pass than the softmax.
     ``reduction``, ``class_dim``  the defaults. A ``class_dim`` of None is 1, or 0 for a single row, as in torch.
     """
 
@@ -72,7 +103,8 @@ class SoftmaxLoss(Definition):
     weights: str | None = None
     scale: str | None = None
     specialize: Mapping[str, str] = field(default_factory=dict)
-    plain: str | None = None
+    plain: Mapping[str, str] = field(default_factory=dict)
+    affine: bool = False
     reduction: str = "mean"
     class_dim: int | None = None
 
@@ -96,29 +128,24 @@ class SoftmaxLoss(Definition):
         for part, expression in self.expressions.items():
             names = [*self.sees(part), *(x.name for x in self.options), *self.constants]
             check(expression, names, Part(self.name, part, self.places.get(part)))
-        if self.plain is not None:
-            names = [*self.sees(self.plain_part), *(x.name for x in self.options), *self.constants]
-            check(self.plain, names, Part(self.name, "plain", self.places.get("plain")))
+        for part, expression in self.plain.items():
+            names = [*self.sees(part), *(x.name for x in self.options), *self.constants]
+            check(expression, names, Part(self.name, f"plain {part}", self.places.get("plain")))
 
-    @cached_property
-    def left_out(self) -> frozenset[str]:
-        """The parameters that are 0 where the row, or the term, is `plain`."""
-        if self.plain is None:
+    def left_out(self, kind: str) -> frozenset[str]:
+        """The parameters that are 0 where the row, or the term, of this kind of target is `plain`."""
+        expression = self.plain.get(part_of(kind))
+        if expression is None:
             return frozenset()
-        mentioned = set(re.findall(r"\w+", self.plain))
+        mentioned = set(re.findall(r"\w+", expression))
         seen = mentioned | set(
             re.findall(r"\w+", " ".join([self.constants[x] for x in mentioned & set(self.constants)]))
         )
         return frozenset(x.name for x in self.parameters if x.name not in seen)
 
-    @property
-    def plain_part(self) -> str:
-        """The expression in whose place `plain` stands."""
-        return "term" if self.row is None else "row"
-
     def has_plain(self, kind: str) -> bool:
         """True if rows with this kind of target may be `plain`."""
-        return self.plain is not None and (kind == "indices") == (self.row is not None)
+        return part_of(kind) in self.plain
 
     @cached_property
     def expressions(self) -> Mapping[str, str]:
@@ -148,8 +175,8 @@ class SoftmaxLoss(Definition):
     @property
     def identity(self) -> tuple[Any, ...]:
         formulas = tuple([(name, code_of(x)) for name, x in self.references.items()])
-        own = (self.operands, self.targets, self.expressions, self.constants, self.parameters, self.flags, self.plain)
-        return (*own, self.softmax, self.weights, self.mean_of_weights, self.scale, formulas)
+        own = (self.operands, self.targets, self.expressions, self.constants, self.parameters, self.flags, self.affine)
+        return (*own, *self.plain.items(), self.softmax, self.weights, self.mean_of_weights, self.scale, formulas)
 
     @cached_property
     def array_names(self) -> tuple[str, ...]:
@@ -177,6 +204,10 @@ class SoftmaxLoss(Definition):
         if self.row:
             found["check_targets"] = "lazy"
         return found
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return row_annotations(self.common)
 
     @property
     def reserved(self) -> Collection[str]:

@@ -75,9 +75,9 @@ THREAD_PER_ROW_RESIDENT = 640
 THREAD_PER_ROW_THREADS = 128
 #: Rows of which every warp counts the labels itself, at most, instead of a launch before.
 SELF_COUNTING_ROWS = 1024
-#: Bytes of a row that a block takes, where a cluster can take the others. Rows with targets per class take the first
-#: number if two blocks are enough then, because two blocks of a multiprocessor hide each other's barriers; otherwise
-#: the second, because larger clusters leave multiprocessors idle.
+#: Bytes of a row that a block takes, where a cluster can take the others. Rows with targets per class that exchange
+#: several times take the first number if two blocks are enough then, because two blocks of a multiprocessor hide each
+#: other's barriers; otherwise the second, because larger clusters leave multiprocessors idle.
 PART_BYTES = 65 << 10
 DENSE_PART_BYTES = 130 << 10
 #: Threads of a block that takes a row of logits, at most, and how many such blocks a multiprocessor has registers for:
@@ -190,10 +190,12 @@ def row_layout(
     kept: int = 0,
     heavy: bool = False,
     shifts: bool = True,
+    capped: bool = False,
 ) -> RowLayout:
     """The layout of rows of a given shape. ``others`` are the strides of labels, mask and results; ``kept`` the bytes
     that stay on chip of each class, if those are more than its logit's; ``heavy`` whether more is computed than a loss;
-    ``shifts`` whether logits may lie otherwise than their gradients, if that takes wider vectors.
+    ``shifts`` whether logits may lie otherwise than their gradients, if that takes wider vectors; ``capped`` whether
+    logits have a cap.
     """
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
@@ -233,7 +235,8 @@ def row_layout(
         width, per_block = 1, threads // WARP
         units = -(-rows // (vec_size * WARP))
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
-    resident = _resident(kind, vec_size, block_blocks(cluster, heavy, gathers and logits.itemsize < 4))
+    crowded = capped or (gathers and logits.itemsize < 4)
+    resident = _resident(kind, vec_size, block_blocks(cluster, heavy, crowded))
     prefetch = kind == "block" and cluster == 1 and not (heavy or shifted)
     prefetch = prefetch and classes * logits.itemsize <= PREFETCH_BYTES
     streamed = 0
@@ -457,9 +460,11 @@ def _near(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
     return sizes[0] > 1 and all(x[0] == 1 for x in strides)
 
 
-def block_blocks(cluster: int, heavy: bool, gathers: bool) -> int:
-    """Blocks of BLOCK_THREADS that a multiprocessor has registers for; to gather vectors takes more."""
-    return BLOCK_BLOCKS if (cluster > 1 or heavy) and not gathers else PLAIN_BLOCKS
+def block_blocks(cluster: int, heavy: bool, crowded: bool) -> int:
+    """Blocks of BLOCK_THREADS that a multiprocessor has registers for. More of those with a cap, and of those that gather
+    vectors of 16 bits, which are ``crowded``, would spill.
+    """
+    return BLOCK_BLOCKS if (cluster > 1 or heavy) and not crowded else PLAIN_BLOCKS
 
 
 def copied(
@@ -550,10 +555,15 @@ def label_only_layout(
 
 
 def dense_layout(
-    shape: Sequence[int], classes: int, operands: Sequence[RowStrides], others: Sequence[Sequence[int]], chip: Chip
+    shape: Sequence[int],
+    classes: int,
+    operands: Sequence[RowStrides],
+    others: Sequence[Sequence[int]],
+    chip: Chip,
+    affine: bool = False,
 ) -> RowLayout:
     """The layout of rows with a target per class. ``operands`` are the logits, their gradients, the targets and theirs;
-    ``others`` the strides of mask and results.
+    ``others`` the strides of mask and results; ``affine`` whether the threads of a row exchange but once.
     """
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
@@ -568,7 +578,7 @@ def dense_layout(
         vec_size, threads, shared = packed
     elif together and classes > FEW_CLASSES:
         vec_size = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
-        part = PART_BYTES if classes * size <= 2 * PART_BYTES else DENSE_PART_BYTES
+        part = PART_BYTES if classes * size <= 2 * PART_BYTES and not affine else DENSE_PART_BYTES
         kind, width, threads, cluster = _on_chip(
             classes, vec_size, vec_size * size, rows, chip, (THREADS, MAX_THREADS), DENSE_VECTORS, part
         )

@@ -134,7 +134,7 @@ class SoftmaxPlan(Plan):
             return softmax_layout.label_only_layout(*given, chip)
         kept = ITEMSIZE[self.compute] if self._once else 0
         heavy, shifts = static.smoothed or static.capped, not x.in_place
-        return softmax_layout.row_layout(*given, chip, kept, heavy, shifts)
+        return softmax_layout.row_layout(*given, chip, kept, heavy, shifts, static.capped)
 
     def _dense_layout(self, masks: tuple[int, ...], results: tuple[int, ...]) -> softmax_layout.RowLayout:
         tensors = [
@@ -146,7 +146,7 @@ class SoftmaxPlan(Plan):
         self._labels = (0,) * len(masks), masks
         if self.static.has_tangent:
             return softmax_layout.dense_second_layout(*given)
-        return softmax_layout.dense_layout(*given, self.machine.chip)
+        return softmax_layout.dense_layout(*given, self.machine.chip, self.loss.affine)
 
     def _shared_misalignment(self) -> int:
         """The misalignment of gradients that lie as the operands do, so that one split of a row into vectors and edges

@@ -11,15 +11,12 @@ from cupylosses import checks
 from cupylosses.engines.boxes.definition import BoxLoss
 from cupylosses.testing.boxes import eager
 from cupylosses.testing.boxes.truth import truth
-from cupylosses.testing.check import Check
+from cupylosses.testing.check import GIVEN, Check
 from cupylosses.testing.tolerance import dtype_name
 from cupylosses.testing.truth import Truth
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
-
-#: In place of a layout: a shape that the user requested.
-GIVEN = "given"
 
 
 class Layout(NamedTuple):

@@ -13,7 +13,7 @@ from cupylosses import checks
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.softmax.definition import IGNORED
 from cupylosses.interop import ITEMSIZE
-from cupylosses.testing.check import Check
+from cupylosses.testing.check import GIVEN, Check
 from cupylosses.testing.eager import promoted
 from cupylosses.testing.linear_softmax import truth
 from cupylosses.testing.softmax import eager
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 #: Arguments that are arrays if they are True, in the order of the operands.
 ARRAYS = ("linear_bias", "weight", "mask")
 
-#: In place of a layout: a shape of logits that the user requested.
-GIVEN = "given"
 
 #: Features of an input whose logits have a requested shape.
 FEATURES = 64

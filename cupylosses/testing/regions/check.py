@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from cupylosses import checks
 from cupylosses.engines.regions.call import shape_of_groups
 from cupylosses.engines.regions.definition import RegionLoss
-from cupylosses.testing.check import Check, function_for
+from cupylosses.testing.check import GIVEN, Check, function_for
 from cupylosses.testing.regions import eager
 from cupylosses.testing.regions.truth import truth
 from cupylosses.testing.truth import Truth
@@ -18,8 +18,6 @@ from cupylosses.testing.truth import Truth
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
-#: In place of a layout: a shape that the user requested.
-GIVEN = "given"
 
 #: The label of voxels that do not count, where a layout has any.
 LEFT_OUT = 255

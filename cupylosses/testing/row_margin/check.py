@@ -11,7 +11,7 @@ from cupylosses import checks
 from cupylosses.engines.row_margin.call import without
 from cupylosses.engines.row_margin.definition import END, MarginLoss
 from cupylosses.engines.softmax.definition import IGNORED
-from cupylosses.testing.check import Check
+from cupylosses.testing.check import GIVEN, Check
 from cupylosses.testing.row_margin import eager
 from cupylosses.testing.row_margin.truth import truth
 from cupylosses.testing.truth import Truth
@@ -19,8 +19,6 @@ from cupylosses.testing.truth import Truth
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
-#: In place of a layout: a shape that the user requested.
-GIVEN = "given"
 #: Arguments that are arrays if they are True.
 ARRAYS = ("weight", "mask")
 #: Places for labels in lists, unless a layout has others.
@@ -120,7 +118,8 @@ class MarginCheck(Check):
         return [x.to(self.device) for x in found]
 
     def torch(self) -> list[Callable[..., Tensor]]:
-        found = eager.twin(self.loss, self.values, self.reduction, self.laid.class_dim)
+        ignored = self.case.get("ignore_index", IGNORED)
+        found = eager.twin(self.loss, self.values, self.reduction, self.laid.class_dim, ignored)
         return [] if found is None or "mask" in self.names else [found]
 
     def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:

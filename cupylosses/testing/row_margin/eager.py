@@ -12,14 +12,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def twin(loss: MarginLoss, values: Mapping[str, Any], reduction: str, class_dim: int | None = None) -> Call | None:
+def twin(
+    loss: MarginLoss,
+    values: Mapping[str, Any],
+    reduction: str,
+    class_dim: int | None = None,
+    ignore_index: int | None = None,
+) -> Call | None:
     """torch's way to compute a loss with these values of all parameters and flags; None if there is none. It takes the
-    operands, and class weights if there are any.
+    operands, and class weights if there are any. With ``ignore_index`` it leaves out the rows with that label.
     """
     expression = EXPRESSIONS.get(loss.name)
     if expression is None or reduction not in ("none", "mean", "sum"):
         return None
-    call = expression({**values, "reduction": reduction})
+    alone = class_dim is not None and ignore_index is not None and not loss.several
+    call = expression({**values, "reduction": "none" if alone else reduction})
     if call is None or class_dim is None:
         return call
 
@@ -29,6 +36,13 @@ def twin(loss: MarginLoss, values: Mapping[str, Any], reduction: str, class_dim:
         labels = target.movedim(class_dim, -1) if loss.several else target
         shape = rows.shape[:-1]
         flat = labels.reshape(-1, labels.shape[-1]) if loss.several else labels.reshape(-1)
+        if alone:
+            # torch's function knows no ignored label. On a GPU it asserts, which ends all work there.
+            used = flat != ignore_index
+            found = call(rows.reshape(-1, rows.shape[-1]), flat.where(used, 0), *weight).where(used, 0)
+            if reduction != "none":
+                return found.sum() / (used.sum() if reduction == "mean" else 1)
+            return found.reshape(shape)
         found = call(rows.reshape(-1, rows.shape[-1]), flat, *weight)
         return found.reshape(shape) if reduction == "none" else found
 

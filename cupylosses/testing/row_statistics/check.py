@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from cupylosses import checks
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
-from cupylosses.testing.check import Check
+from cupylosses.testing.check import GIVEN, Check
 from cupylosses.testing.eager import promoted
 from cupylosses.testing.row_statistics import eager
 from cupylosses.testing.row_statistics.truth import truth
@@ -18,9 +18,6 @@ from cupylosses.testing.truth import Truth
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
-
-#: In place of a layout: a shape that the user requested.
-GIVEN = "given"
 
 
 class Layout(NamedTuple):

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from cupylosses import checks
 from cupylosses.engines.sequence.definition import SequenceLoss
-from cupylosses.testing.check import Check
+from cupylosses.testing.check import GIVEN, Check
 from cupylosses.testing.sequence import eager
 from cupylosses.testing.sequence.truth import truth
 from cupylosses.testing.truth import Truth
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
-
-#: In place of a layout: a shape that the user requested.
-GIVEN = "given"
 
 
 class Layout(NamedTuple):

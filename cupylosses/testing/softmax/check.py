@@ -18,7 +18,7 @@ from cupylosses.engines.softmax.plan import rows_of, without
 from cupylosses.engines.strides import dense_strides
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.gpu import Chip
-from cupylosses.testing.check import Check
+from cupylosses.testing.check import GIVEN, Check
 from cupylosses.testing.eager import promoted
 from cupylosses.testing.host.execution import SMALL
 from cupylosses.testing.softmax import eager, truth
@@ -34,8 +34,6 @@ MASK = "mask"
 #: Beyond this number of arguments, their values are not printed.
 MANY = 4
 
-#: In place of a layout: a shape that the user requested.
-GIVEN = "given"
 
 #: Shapes with their class dimension. Each layout uses the first shape that the engine takes in its way: some for little
 #: shared memory, and some that are long even for the most that a GPU has.

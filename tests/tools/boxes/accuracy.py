@@ -11,7 +11,8 @@ from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 from cupylosses.engines.boxes.definition import COMPONENTS, BoxLoss
-from cupylosses.testing.boxes.check import GIVEN, BoxCheck
+from cupylosses.testing.boxes.check import BoxCheck
+from cupylosses.testing.check import GIVEN
 from tools.accuracy import BAR, Accuracy, Sweep, Worst, errors
 from tools.exact import Figure
 

@@ -11,7 +11,8 @@ from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 from cupylosses.engines.regions.definition import RegionLoss
-from cupylosses.testing.regions.check import GIVEN, RegionCheck
+from cupylosses.testing.check import GIVEN
+from cupylosses.testing.regions.check import RegionCheck
 from tools.accuracy import BAR, Accuracy, Sweep, Worst, errors
 from tools.exact import Figure
 

@@ -11,7 +11,8 @@ from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 from cupylosses.engines.row_margin.definition import MarginLoss
-from cupylosses.testing.row_margin.check import GIVEN, PLACES, MarginCheck
+from cupylosses.testing.check import GIVEN
+from cupylosses.testing.row_margin.check import PLACES, MarginCheck
 from tools.accuracy import BAR, Accuracy, Sweep, Worst, errors
 from tools.exact import Figure
 

@@ -11,7 +11,8 @@ from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
-from cupylosses.testing.row_statistics.check import GIVEN, StatisticsCheck
+from cupylosses.testing.check import GIVEN
+from cupylosses.testing.row_statistics.check import StatisticsCheck
 from tools.accuracy import BAR, Accuracy, Sweep, Worst, errors
 from tools.exact import Figure
 

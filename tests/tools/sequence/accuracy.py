@@ -11,7 +11,8 @@ from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 from cupylosses.engines.sequence.definition import SequenceLoss
-from cupylosses.testing.sequence.check import GIVEN, SequenceCheck
+from cupylosses.testing.check import GIVEN
+from cupylosses.testing.sequence.check import SequenceCheck
 from tools.accuracy import BAR, Accuracy, Sweep, Worst, errors
 from tools.exact import Figure
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy
 
 from cupylosses.engines.softmax.definition import SoftmaxLoss
-from cupylosses.testing.softmax.check import GIVEN, SoftmaxCheck
+from cupylosses.testing.check import GIVEN
+from cupylosses.testing.softmax.check import SoftmaxCheck
 from cupylosses.testing.softmax.truth import exact_gradients, truth
 from cupylosses.testing.tolerance import Expected, arithmetic
 from tools.accuracy import BAR, Accuracy, Sweep, Worst, errors
