@@ -461,8 +461,8 @@ def _near(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
 
 
 def block_blocks(cluster: int, heavy: bool, crowded: bool) -> int:
-    """Blocks of BLOCK_THREADS that a multiprocessor has registers for. More of those with a cap, and of those that gather
-    vectors of 16 bits, which are ``crowded``, would spill.
+    """Blocks of BLOCK_THREADS that a multiprocessor has registers for. More ``crowded`` ones, with a cap or with
+    vectors of 16 bits that are gathered, would spill.
     """
     return BLOCK_BLOCKS if (cluster > 1 or heavy) and not crowded else PLAIN_BLOCKS
 
