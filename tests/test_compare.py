@@ -306,7 +306,9 @@ def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) 
         assert {name for case in row_loss.cases for name in case} <= {name for x in checks for name in x.case}
         assert {"losses of rows of logits", bits.REPEATED, "numpy arrays"} == {x.section for x in tasks}
         if row_loss.name == "cross_entropy":
-            assert {x.layout for x in checks} == set(softmax_check.ROW_LAYOUTS) - {"label_only", "label_only_tiles"}
+            assert {x.layout for x in checks} == set(softmax_check.ROW_LAYOUTS) - {
+                "label_only_rows", "label_only_tiles", "label_only_columns",
+            }  # fmt: skip
         kernels |= kernels_of(tasks)
     # A kernel takes 0.15 to 0.5 s of a core, and the whole run should take a minute.
     assert elementwise <= 9 * len(registry(Loss))
@@ -592,12 +594,14 @@ def test_every_row_is_right_and_written_down(compare: Compare, tmp_path: Path) -
     }
     measured = [r for r in rows if r["section"] == "rows of logits"]
     assert {r["layout"] for r in measured} == {
-        "label_only",
+        "label_only_rows",
         "label_only_tiles",
+        "label_only_columns",
         "subwarp",
         "block",
         "cluster",
         "columns",
+        "interleaved_rows",
         "two_pass",
         "thread_per_row",
         "packed_rows",
@@ -717,6 +721,7 @@ def test_the_short_table_of_rows_on_the_host(script: ModuleType, monkeypatch: py
         "thread_per_row",
         "packed_rows",
         "columns",
+        "interleaved_rows",
         "copied",
     }
     assert {x.reduction for x in first} == {"none", "mean", "sum", "batchmean"}

@@ -221,7 +221,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, cluster": rows(row_properties.agrees_with_truth, "block, cluster"),
     "rows, two_pass": rows(row_properties.agrees_with_truth, "two_pass"),
     "rows, label_only": rows(row_properties.agrees_with_truth, "label_only_tiles", {}, PER_ROW),
-    "rows, label_only apart": rows(row_properties.agrees_with_truth, "label_only, apart"),
+    "rows, label_only apart": rows(row_properties.agrees_with_truth, "label_only_columns"),
     "rows, label_only and left out": rows(row_properties.leaves_rows_out, "label_only_tiles"),
     "rows, smoothed": rows(row_properties.agrees_with_truth, "subwarp", {"label_smoothing": 0.1}),
     "rows, weighted": rows(row_properties.agrees_with_truth, "subwarp", {"weight": torch.linspace(0.0, 2.0, 43)}),

@@ -93,7 +93,7 @@ def test_layouts_are_what_they_are_called(layout: str, fresh_plans: Callable[[],
 # Sizes and places
 
 #: Layouts of many rows.
-OF_MANY_ROWS = ("packed_rows", "columns", "column_tiles")
+OF_MANY_ROWS = ("packed_rows", "columns", "column_tiles", "interleaved_rows")
 
 #: Class counts around the capacity of a vector, a row of a warp, a block and a cluster; numbers of rows around a
 #: warp's, and around the limit of few.
@@ -131,6 +131,8 @@ SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
     "columns, odd": ("float32", 1, [(2, 7, 5, 31), (1, 3, 1, 3)]),
     "columns of halves": ("bfloat16", 1, [(1, 2, 8), (3, 6, 40)]),
     "columns of doubles": ("float64", 0, [(2, 2), (8, 64)]),
+    "interleaved_rows": ("float32", 1, [(2, 9, 521), (3, 19, 515)]),
+    "interleaved_rows of halves": ("bfloat16", 1, [(1, 33, 1027)]),
     "column_tiles": ("float32", 1, [(1, 53, 3), (2, 61, 3, 33), (1, 300, 35)]),
     "column_tiles of halves": ("float16", 1, [(1, 101, 34), (2, 599, 6, 7)]),
     "column_tiles of doubles": ("float64", 0, [(27, 33), (31, 2)]),
@@ -282,7 +284,7 @@ def mask(shape: Any) -> Tensor:
 @pytest.mark.parametrize(
     "layout",
     short_or_full(
-        ("subwarp", "block, cluster", "thread_per_row_packed", "label_only_tiles", "label_only, apart"), tuple(LAYOUTS)
+        ("subwarp", "block, cluster", "thread_per_row_packed", "label_only_rows", "label_only_columns"), tuple(LAYOUTS)
     ),
 )
 def test_weights_smoothing_and_mask(layout: str) -> None:
@@ -351,7 +353,7 @@ def test_results_of_another_dtype(dtype: str, out_dtype: str, reduction: str) ->
 
 
 @pytest.mark.parametrize(
-    "layout", short_or_full(("subwarp", "block", "thread_per_row", "label_only, apart"), tuple(LAYOUTS))
+    "layout", short_or_full(("subwarp", "block", "thread_per_row", "label_only_columns"), tuple(LAYOUTS))
 )
 def test_upstream_gradients_of_any_strides(layout: str) -> None:
     given = drawn(layout)
@@ -675,8 +677,9 @@ def test_labels_out_of_range(layout: str, label: str) -> None:
 @in_each_layout_of_logits
 def test_edges(layout: str, fresh_plans: Callable[[], None]) -> None:
     x, few = LAYOUTS[layout], layout in OF_MANY_ROWS
+    most = 7 if layout == "interleaved_rows" else 8
     with few_rows_are_many() if few else nullcontext(), noted_layouts() as found:
-        keeps_edges((21, x.shape[1], *[min(n, 8) if few else n for n in x.shape[2:]]), x.class_dim, KERNELS)
+        keeps_edges((21, x.shape[1], *[min(n, most) if few else n for n in x.shape[2:]]), x.class_dim, KERNELS)
     assert {x.kind for x in found} == {layout.partition(",")[0]}
 
 
@@ -718,3 +721,22 @@ def test_ignored_label_of_ones_own() -> None:
     for ignored in (3, 255, -1, 1 << 40):
         target = torch.where(given.target == -100, torch.tensor(ignored, device=KERNELS), given.target)
         agrees_with_truth(given._replace(target=target), ignore_index=ignored, check_targets="sync")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sums by torch
+
+
+@pytest.mark.parametrize("layout", ["subwarp", "thread_per_row", "packed_rows", "label_only_rows"])
+def test_one_grad_output_for_all_rows_is_not_written_out(layout: str, ran: list[str]) -> None:
+    """The gradient of a sum has the bits of that for one number per row, by a kernel that reads a single one."""
+    given = drawn(layout)
+    x = given.input.detach().requires_grad_()
+    values = given.function(**{**given.arguments, "input": x}, reduction="none")
+    (expected,) = torch.autograd.grad(values, x, torch.full_like(values, -2.5), retain_graph=True)
+    ran.clear()
+    with torch.no_grad():
+        upstream = torch.tensor(-2.5, dtype=values.dtype, device=values.device).expand(values.shape)
+    (found,) = torch.autograd.grad(values, x, upstream)
+    assert same_bits(found, expected)
+    assert ran in (["from_residual"], ["verify_gradient"])

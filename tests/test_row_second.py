@@ -40,7 +40,7 @@ from cupylosses.testing.tolerance import compare, same_bits
 pytestmark = pytest.mark.kernels
 
 #: Layouts with different code for second derivatives; rows too long for shared memory are nothing special here.
-WAYS = ("subwarp", "block", "thread_per_row", "label_only_tiles", "label_only, apart")
+WAYS = ("subwarp", "block", "thread_per_row", "label_only_tiles", "label_only_columns")
 
 #: Losses of class indices.
 LOSSES = [name for name, x in registry(SoftmaxLoss).items() if x.row]

@@ -183,12 +183,14 @@ def row_operands(kind: str, shape: tuple[int, ...], dim: int, *dtypes: str) -> l
 
 
 def train_rows(call: Callable[..., torch.Tensor], operands: list[torch.Tensor], wanted: tuple[bool, bool]) -> None:
-    """Forward without gradients; forward and backward."""
+    """Forward without gradients; forward and backward, of a value per row also for their sum."""
     with torch.no_grad():
-        call(*operands)
+        value = call(*operands)
     leaves = [x.detach().clone().requires_grad_(w) for x, w in zip(operands, wanted, strict=True)]
-    value = call(*leaves)
-    torch.autograd.grad(value, [x for x in leaves if x.requires_grad], torch.ones_like(value))
+    differentiated = [x for x in leaves if x.requires_grad]
+    torch.autograd.grad(call(*leaves), differentiated, torch.ones_like(value))
+    if value.dim():
+        torch.autograd.grad(call(*leaves).sum(), differentiated)
 
 
 @each_kind

@@ -204,6 +204,8 @@ class KernelRecorder:
             expanded = (0,) * len(plan.shape)
             for strides in [dense, expanded] if summed and plan.upstream_strides() is None else [dense]:
                 execute.gradients(*launch, wanted, 0, strides)
+            if summed and plan.takes_one_upstream:
+                execute.gradients(*launch, wanted, 0, None)
 
     def _operands(self, plan: Plan, arrays: Sequence[Any]) -> Sequence[Any]:
         return arrays if plan.composite else [0] * len(plan.tensors)

@@ -54,12 +54,11 @@ struct TileClasses {
     extern __shared__ uint4 staged[];
     return reinterpret_cast<P*>(staged) + k * static_cast<int>(blockDim.x) + threadIdx.x;
   }
-  // Copies all vectors. Precondition: kStaged.
+  // Starts copies of all vectors. Precondition: kStaged.
   __device__ __forceinline__ void copy_in() const {
     const Storage* at = from;
 #pragma unroll 4
     for (int k = 0; k < count; ++k, at += stride) cp_async(place(k), reinterpret_cast<const P*>(at));
-    cp_async_wait_all();
   }
   __device__ __forceinline__ P read(int k) const {
     if constexpr (kStaged) return load_words(place(k));
@@ -218,7 +217,8 @@ __device__ __forceinline__ void add_classes_in_flight(const Program& program, co
   for (int j = 0; j < kCount; ++j) add_class(program, own.class_of(k + j), labels, z, x[j], sums, power);
 }
 
-// The sums of a thread's classes. kKeeps: exponentials replace the logits in shared memory.
+// The sums of a thread's classes, of which copies are complete if kStaged. kKeeps: exponentials replace the logits in
+// shared memory.
 template <bool kStaged, bool kKeeps, class Classes, int kVecSize, class Program,
           class Compute = typename Program::Compute>
 __device__ __forceinline__ void sum_of_classes(const Program& program, const Classes& own,
@@ -226,7 +226,6 @@ __device__ __forceinline__ void sum_of_classes(const Program& program, const Cla
                                                RowSums<Compute, Program::kSmoothed> (&sums)[kVecSize]) {
   if constexpr (kStaged) {
     Pack<Compute, kVecSize> power;
-    own.copy_in();
     Compute largest[kVecSize];
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) largest[i] = -scalar_infinity(Compute());
@@ -307,6 +306,8 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
   const Classes own(group, program, offset);
   LaneLabels<kVecSize, Program> loads;
   loads.read(program, offset, count);
+  // In flight while labels and their logits arrive.
+  if constexpr (kStaged) own.copy_in();
   int labels[kVecSize];
   loads.active_classes(program, count, labels);
   Compute z[kVecSize];
@@ -321,6 +322,7 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
       z[i] = program.logit.value(widen<Compute>(program.input[at + labels[i] * program.space.class_stride[kLogits]]));
     }
   }
+  if constexpr (kStaged) cp_async_wait_all();
   sum_of_classes<kStaged, kKeeps>(program, own, labels, z, sums);
   Exchange::put(sums);
   __syncthreads();

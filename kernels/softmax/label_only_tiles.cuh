@@ -1,4 +1,5 @@
-// Losses of log-probabilities whose gradients are one stretch without gaps: row r begins at element r C.
+// Losses of log-probabilities whose gradients are one stretch without gaps: row r begins at element r C. Short rows are
+// label_only_rows.cuh's.
 //
 //   value, gradient   as label_only.cuh
 //
@@ -8,43 +9,34 @@
 //    the tile before is looked at again, since its label may lie here.
 // 3. Lanes take the rows of a tile. Each loads the labels of kRows rows, then their log-probabilities, so that these
 //    loads overlap.
-// 4. Short rows: a lane writes the gradient of its row's label into an image of the tile in shared memory, which is 0
-//    elsewhere. The warp stores the image as vectors and clears it.
-//    Long rows: the warp stores zeros between the loads of labels and their use, and the gradients of labels over them.
-//    Few sectors are written twice, as of short rows each would be.
+// 4. The warp stores zeros between the loads of labels and their use, and the gradients of labels over them. Few
+//    sectors are written twice, as of short rows each would be.
 //
-// A warp owns its image and its tiles: there are no barriers but __syncwarp().
+// A warp owns its tiles: there are no barriers but __syncwarp().
 //
 // Traffic: labels, one element of each row, one write of every gradient. Preconditions: the gradients have no gaps and
-// begin at 16 bytes; blockDim.x <= 32 kWarps; the group is a SubwarpGroup of width 1.
+// begin at 16 bytes; the group is a SubwarpGroup of width 1.
 #pragma once
 #include "softmax/label_only.cuh"
 
-// kTileVectors: vectors that a lane stores of a tile. kStaged: rows are short.
-template <int kVecSize, int kTileVectors, bool kStaged>
+// kTileVectors: vectors that a lane stores of a tile.
+template <int kVecSize, int kTileVectors>
 struct LabelOnlyTiles {
   static constexpr int kSize = kTileVectors * kWarp * kVecSize;  // elements of a tile
-  static constexpr int kWarps = 8;
   static constexpr int kRows = 2;
 
-  // index / divisor for index >= 0 and divisor > 0: a division of 64 bits takes as long as storing half a tile.
-  static __device__ __forceinline__ int64 quotient(int64 index, int64 divisor) {
-    if ((index | divisor) >> 32) return index / divisor;
-    return static_cast<unsigned>(index) / static_cast<unsigned>(divisor);
-  }
-
-  // Stores the first `length` gradients of a tile; vector(k) is this lane's k-th.
-  template <class Gradient, class F>
-  static __device__ __forceinline__ void store_tile(Gradient* to, int length, const F& vector) {
+  // Stores zeros as the first `length` gradients of a tile.
+  template <class Gradient>
+  static __device__ __forceinline__ void clear_tile(Gradient* to, int length) {
+    const Pack<Gradient, kVecSize> zeros{};
 #pragma unroll 1
-    for (int k = 0, i = threadIdx.x % kWarp * kVecSize; i < length; ++k, i += kWarp * kVecSize) {
-      const Pack<Gradient, kVecSize> pack = vector(k);
+    for (int i = threadIdx.x % kWarp * kVecSize; i < length; i += kWarp * kVecSize) {
       if (i + kVecSize <= length) {
-        store_pack<kVecSize>(to + i, pack);
+        store_pack<kVecSize>(to + i, zeros);
       } else {
 #pragma unroll
         for (int j = 0; j < kVecSize; ++j) {
-          if (i + j < length) to[i + j] = pack.element[j];
+          if (i + j < length) to[i + j] = zeros.element[j];
         }
       }
     }
@@ -71,8 +63,6 @@ struct LabelOnlyTiles {
       const int64 place = t.label + (k == 0 ? -skipped : static_cast<int64>(begins_at(k)));
       return t.active && place >= 0 && place < length ? static_cast<int>(place) : -1;
     };
-    // The image was cleared by other lanes.
-    if constexpr (kGradient && kStaged) __syncwarp();
     // All lanes make the first round, because they store zeros together.
 #pragma unroll 1
     for (int k = lane; k == lane || begins_at(k) < length; k += kRows * kWarp) {
@@ -93,8 +83,8 @@ struct LabelOnlyTiles {
         const int row = k + j * kWarp;
         if (t[j].active && (is_owned(row) || place_of(row, t[j]) >= 0)) loads[j] = source.load(program, t[j]);
       }
-      if (kGradient && !kStaged && k == lane) {
-        store_tile(to, length, [](int) { return Pack<Gradient, kVecSize>{}; });
+      if (kGradient && k == lane) {
+        clear_tile(to, length);
         __syncwarp();
       }
 #pragma unroll
@@ -104,19 +94,9 @@ struct LabelOnlyTiles {
         if (!owned && place < 0) continue;
         const Compute gradient = source.gradient(program, t[j], loads[j], owned);
         if constexpr (kGradient) {
-          Gradient* const tile = kStaged ? reinterpret_cast<Gradient*>(image()) : to;
-          if (place >= 0) tile[place] = Narrow<Gradient>::from(gradient);
+          if (place >= 0) to[place] = Narrow<Gradient>::from(gradient);
         }
       }
-    }
-    if constexpr (kGradient && kStaged) {
-      __syncwarp();
-      store_tile(to, length, [&](int k) {
-        uint4* const slot = image() + lane + k * kWarp;
-        const auto pack = load_words(reinterpret_cast<Pack<Gradient, kVecSize>*>(slot));
-        *slot = uint4{};
-        return pack;
-      });
     }
   }
 
@@ -125,9 +105,6 @@ struct LabelOnlyTiles {
   static __device__ __forceinline__ void for_each_chunk(const Program& program, const SubwarpGroup& group,
                                                         Source& source, int64 chunks, const Finish& finish) {
     const int64 elements = program.space.rows * program.space.classes;
-    if constexpr (kGradient && kStaged) {
-      for (int k = 0; k < kTileVectors; ++k) image()[threadIdx.x % kWarp + k * kWarp] = uint4{};
-    }
 #pragma unroll 1
     for (int64 chunk = group.worker(); chunk < chunks; chunk += group.workers()) {
 #pragma unroll 1
@@ -136,13 +113,6 @@ struct LabelOnlyTiles {
       }
       finish(chunk);
     }
-  }
-
- private:
-  // The warp's image of a short tile.
-  static __device__ __forceinline__ uint4* image() {
-    __shared__ uint4 images[kWarps][kStaged ? kTileVectors * kWarp : 1];
-    return images[threadIdx.x / kWarp];
   }
 };
 
@@ -197,7 +167,7 @@ struct StoredLabelGradients {
 };
 
 // As TwoPassReader.
-template <int kVecSize, int kTileVectors, bool kStaged>
+template <int kVecSize, int kTileVectors>
 struct LabelOnlyTilesReader {
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
@@ -207,17 +177,15 @@ struct LabelOnlyTilesReader {
       finish_chunk(group, scale, chunk, source.total, work.partials);
       source.total = 0.0;
     };
-    LabelOnlyTiles<kVecSize, kTileVectors, kStaged>::template for_each_chunk<kGradient>(program, group, source, chunks,
-                                                                                        finish);
+    LabelOnlyTiles<kVecSize, kTileVectors>::template for_each_chunk<kGradient>(program, group, source, chunks, finish);
   }
 };
 
 // As apply_grad_coeffs.
-template <int kVecSize, int kTileVectors, bool kStaged, class Program, class Stored>
+template <int kVecSize, int kTileVectors, class Program, class Stored>
 __device__ __forceinline__ void apply_grad_coeffs_label_only_tiles(const Program& program, const SubwarpGroup& group,
                                                                    int64 chunks, int64 result_stride, double scale,
                                                                    const Stored* grad_output) {
   StoredLabelGradients<Stored> source{grad_output, result_stride, scale};
-  LabelOnlyTiles<kVecSize, kTileVectors, kStaged>::template for_each_chunk<true>(program, group, source, chunks,
-                                                                                 [](int64) {});
+  LabelOnlyTiles<kVecSize, kTileVectors>::template for_each_chunk<true>(program, group, source, chunks, [](int64) {});
 }

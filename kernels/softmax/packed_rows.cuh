@@ -12,7 +12,7 @@
 // of their words, so that they do not conflict in a bank. A warp owns its tile; only __syncwarp separates the steps.
 //
 // Traffic: each logit is read once, each gradient written once. Preconditions: rows are contiguous and follow each
-// other without gaps, logits and gradients; both begin at a multiple of kWordBytes.
+// other without gaps, logits and gradients, which begin at multiples of their words.
 #pragma once
 #include "softmax/register_rows.cuh"
 
@@ -126,8 +126,8 @@ __device__ __forceinline__ char* shared_of_warp(int bytes) {
   return reinterpret_cast<char*>(staged) + threadIdx.x / kWarp * bytes;
 }
 
-// As TwoPassReader. kRows: rows of a lane.
-template <int kClasses, int kRows, int kWordBytes>
+// As TwoPassReader. kRows: rows of a lane. Logits are read in words of kWordBytes, gradients written in kStoredBytes.
+template <int kClasses, int kRows, int kWordBytes, int kStoredBytes = kWordBytes>
 struct PackedReader {
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
@@ -137,6 +137,7 @@ struct PackedReader {
     const int64 rows = program.space.rows;
     using Tile = PackedTile<Storage, kClasses, kTile, kWordBytes>;
     const Tile tile_of_warp{shared_of_warp(Tile::kBytes)};
+    const PackedTile<Storage, kClasses, kTile, kStoredBytes> stored{tile_of_warp.stage};
     const int64 tiles = (rows + kTile - 1) / kTile;
     const auto visit = [&](int64 tile) {
       const int64 first = tile * kTile;
@@ -158,7 +159,7 @@ struct PackedReader {
       const double total = visit_register_rows<kGradient>(program, source, labels, scale, count);
       __syncwarp();
       if constexpr (kGradient) {
-        tile_of_warp.copy_out(program.gradients + first * kClasses, here);
+        stored.copy_out(program.gradients + first * kClasses, here);
         // The next rows are copied to the same place.
         __syncwarp();
       }

@@ -17,8 +17,8 @@
 // With kKeepsProducts (capped logits) the product of exponential and slope replaces the logit, relative to the maximum
 // of the whole row; that takes a second all_gather.
 //
-// Traffic: each logit is read once, each gradient written once. Preconditions: class stride 1; dynamic shared memory
-// for all vectors of a row, twice as much for products of 16-bit logits.
+// Traffic: each logit is read once, each gradient written once. Preconditions: class stride 1, of logits unless they
+// are gathered; dynamic shared memory for all vectors of a row, twice as much for products of 16-bit logits.
 #pragma once
 #include "softmax/rows.cuh"
 
@@ -65,9 +65,9 @@ struct ExpSlopeProducts<Compute, Pack<Storage, kVecSize>> {
 };
 
 // kPrefetch: the next row is prefetched to L2. Precondition: a block takes the row.
-// kShifted: logits and gradients lie differently; vectors are those of the gradients, and logits are shifted to them in
-// registers on their way to shared memory.
-template <int kVecSize, bool kPrefetch, bool kShifted = false>
+// kShifted: logits and gradients lie differently; vectors are those of the gradients, and logits are shifted to them on
+// their way to shared memory, or gathered if their classes lie apart (kGathered).
+template <int kVecSize, bool kPrefetch, bool kShifted = false, bool kGathered = false>
 struct ResidentReader {
   static_assert(!(kPrefetch && kShifted), "rows are prefetched in aligned vectors");
   // Vectors that a thread takes together, so that their instructions overlap.
@@ -127,16 +127,23 @@ struct ResidentReader {
     }
   }
 
-  // Copies this thread's vectors, two at a time so that four loads are in flight.
-  template <class Vectors, class View, class P>
+  // Copies this thread's vectors: without registers, or kTogether at a time so that their loads are in flight together.
+  template <int kTogether, class Vectors, class View, class P>
   static __device__ __forceinline__ void copy_shifted(const Vectors& vectors, const View& view, int v, P* at, int end,
                                                       int count) {
+    if constexpr (Vectors::kCopies) {
+      for_each_staged(v, at, end, count, [&](int i, P* slot) { vectors.copy(view.first(i), slot); });
+      return;
+    }
 #pragma unroll 1
-    for (; v < end; v += 2 * count, at += 2 * blockDim.x) {
-      const bool second = v + count < end;
-      const P x = vectors.load(view.first(v)), y = vectors.load(view.first(second ? v + count : v));
-      store_words(at, x);
-      if (second) store_words(at + blockDim.x, y);
+    for (; v < end; v += kTogether * count, at += kTogether * blockDim.x) {
+      P x[kTogether];
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) x[k] = vectors.load(view.first(v + k * count < end ? v + k * count : v));
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        if (v + k * count < end) store_words(at + k * blockDim.x, x[k]);
+      }
     }
   }
 
@@ -170,8 +177,9 @@ struct ResidentReader {
       for_each_staged(index, row, present, count, [&](int i, P* slot) { cp_async(slot, from + i); });
     }
     Input logit{}, edge_logit{};
-    if (t.active) logit = input[t.label];
-    if (has_edge) edge_logit = input[edge];
+    const int64 stride = kGathered ? program.space.class_stride[kLogits] : 1;
+    if (t.active) logit = input[t.label * stride];
+    if (has_edge) edge_logit = input[edge * stride];
 
     // Position of the target: behind the head it is in a vector.
     const int target_offset = static_cast<int>(t.label) - view.head;
@@ -183,8 +191,10 @@ struct ResidentReader {
     const int edge_element = !kMasksTarget && target_in_edge ? 0 : -1;
 
     if constexpr (kShifted) {
-      const ShiftedVectors<Input, kVecSize> vectors(input, classes, view.head);
-      copy_shifted(vectors, view, index, row, present, count);
+      const ShiftedVectors<Input, kVecSize, kGathered> vectors(input, stride, classes, view.head);
+      // Threads of a single block have registers for more elements; vectors take two packs each.
+      constexpr int kTogether = kGathered && Group::kMultiWarp && Group::kClusterSize == 1 ? 4 : 2;
+      copy_shifted<kTogether>(vectors, view, index, row, present, count);
     }
     if constexpr (kPrefetch && sizeof(P) == 16) prefetch_row(program, group, next);
     cp_async_wait_all();

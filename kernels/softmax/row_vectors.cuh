@@ -49,29 +49,43 @@ __device__ __forceinline__ P load_words(const P* at) {
   return pack;
 }
 
-// A contiguous row whose vectors lie alike in its gradient, but not in the row itself: each is cut out of the two
-// aligned packs that it overlaps. Neighbouring threads read the second one too, so it comes from L1.
-template <class Storage, int kVecSize>
+// A row whose vectors are those of its gradient, but lie otherwise in the row itself. Elements of 4 bytes and more are
+// copied one by one, without registers. Vectors of smaller ones are cut out of the two aligned packs that they overlap;
+// neighbouring threads read the second one too, so it comes from L1. kGathered: classes are `stride` elements apart.
+template <class Storage, int kVecSize, bool kGathered>
 struct ShiftedVectors {
   using P = Pack<Storage, kVecSize>;
   static_assert(sizeof(P) == 16, "vectors of 16 bytes");
+  static constexpr bool kCopies = kHasCpAsync && sizeof(Storage) >= 4;
   const Storage* row;
+  int64 stride;
   int classes;
   int shift;  // elements between an aligned address and each vector
 
   // Precondition: class `head` is the first of a vector.
-  __device__ __forceinline__ ShiftedVectors(const Storage* row, int classes, int head) : row(row), classes(classes) {
+  __device__ __forceinline__ ShiftedVectors(const Storage* row, int64 stride, int classes, int head)
+      : row(row), stride(stride), classes(classes) {
     const unsigned address = static_cast<unsigned>(reinterpret_cast<unsigned long long>(row + head));
     shift = static_cast<int>(address % sizeof(P) / sizeof(Storage));
+  }
+  // Starts a copy of the vector from class `first`. Precondition: kCopies.
+  __device__ __forceinline__ void copy(int first, P* to) const {
+    const int64 step = kGathered ? stride : 1;
+    const Storage* from = row + first * step;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i, from += step) {
+      cp_async(reinterpret_cast<Pack<Storage, 1>*>(to) + i, reinterpret_cast<const Pack<Storage, 1>*>(from));
+    }
   }
   // The vector from class `first`.
   __device__ __forceinline__ P load(int first) const {
     const int from = first - shift, end = from + (shift == 0 ? kVecSize : 2 * kVecSize);
     P vector;
-    if (from < 0 || end > classes) {
+    if (kGathered || from < 0 || end > classes) {
       // At the ends of a row, aligned packs would reach beyond it.
+      const int64 step = kGathered ? stride : 1;
 #pragma unroll
-      for (int i = 0; i < kVecSize; ++i) vector.element[i] = row[first + i];
+      for (int i = 0; i < kVecSize; ++i) vector.element[i] = row[(first + i) * step];
       return vector;
     }
     const P* const at = reinterpret_cast<const P*>(row + from);

@@ -54,6 +54,12 @@ __device__ __forceinline__ void report_label(RowStatus* status, int64 site, int6
   atomicExch(&status->code, 2u);
 }
 
+// index / divisor for index >= 0 and divisor > 0: a division of 64 bits takes longer than a short row.
+__device__ __forceinline__ int64 quotient(int64 index, int64 divisor) {
+  if ((index | divisor) >> 32) return index / divisor;
+  return static_cast<unsigned>(index) / static_cast<unsigned>(divisor);
+}
+
 // The pointer through which operands are read.
 template <class Storage>
 struct PointerTo {
@@ -491,6 +497,17 @@ __device__ __forceinline__ Compute group_max(const Group& group, Compute max_log
   return max_logit;
 }
 
+// The place of a class of a row. Rows with gaps between classes are read class by class; pointers with tangents know
+// the gaps.
+template <int kVecSize, class Program, class Storage>
+__device__ __forceinline__ const Storage* class_at(const Program& program, const Storage* row, int64 c) {
+  return row + (kVecSize == 1 ? c * program.space.class_stride[kLogits] : c);
+}
+template <int kVecSize, class Program, class Pointer>
+__device__ __forceinline__ Pointer class_at(const Program&, const Pointer& row, int64 c) {
+  return row + c;
+}
+
 // Writes the gradient of the same part of a row. Reads the logits again, unless all coefficients are 0.
 template <int kVectors, class Program, class View, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_gradients(const Program& program, const View& view, const RowTarget<Compute>& t,
@@ -510,7 +527,8 @@ __device__ __forceinline__ void store_gradients(const Program& program, const Vi
     Pack<Input, kVecSize> x[kVectors];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      if (read && vector + k * step < end) x[k] = load_stream<kVecSize>(input + view.first(vector + k * step));
+      if (!read || vector + k * step >= end) continue;
+      x[k] = load_stream<kVecSize>(class_at<kVecSize>(program, input, view.first(vector + k * step)));
     }
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {

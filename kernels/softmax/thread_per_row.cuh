@@ -2,6 +2,8 @@
 // Value and gradient of softmax.cuh.
 //
 //   x[n, c, h, w]: a row is (n, :, h, w); a thread takes kVecSize neighbouring rows along w
+//   where vectors do not divide the rows, or their addresses, rows of a thread are kWarp rows apart: a warp takes all
+//   of 32 kVecSize neighbouring rows (kInterleaved)
 //
 // 1. A thread starts asynchronous copies of all classes of its rows to shared memory. A warp reads whole cache lines of
 //    each class.
@@ -15,8 +17,8 @@
 // (engines/softmax/layout.py: copied). apply_grad_coeffs_thread_per_row reads logits from memory, each once, and stages
 // nothing.
 //
-// Traffic: each logit is read once, each gradient written once. Preconditions: kVecSize divides the number of rows;
-// rows of a vector are contiguous.
+// Traffic: each logit is read once, each gradient written once. Preconditions: rows of the inner dimension are
+// neighbours in logits and gradients; without kInterleaved kVecSize divides their number.
 #pragma once
 #include "softmax/lane_rows.cuh"
 
@@ -31,8 +33,9 @@ struct ClassIndex<false> {
 };
 
 // The logits of kVecSize rows, class by class, and the pointer to their gradients. kClasses and kThreads: the number of
-// classes and of threads of a block, or 0 if they are not known; as constants they leave few address calculations.
-template <class Storage, int kVecSize_, bool kStaged_, int kClasses = 0, int kThreads = 0>
+// classes and of threads of a block, or 0 if they are not known; as constants they leave few address calculations. Of
+// rows that are kInterleaved the first `rows` exist.
+template <class Storage, int kVecSize_, bool kStaged_, int kClasses = 0, int kThreads = 0, bool kInterleaved = false>
 struct StridedRows {
   using P = Pack<Storage, kVecSize_>;
   using Value = Storage;
@@ -43,15 +46,18 @@ struct StridedRows {
   Storage* gradients;
   int64 stride, gradient_stride;
   Index count;
+  int rows;
   P* stage;  // class c is at place(c)
 
   template <class Program>
-  __device__ __forceinline__ StridedRows(const Program& program, const int64 (&offset)[kRowStreams])
+  __device__ __forceinline__ StridedRows(const Program& program, const int64 (&offset)[kRowStreams],
+                                         int rows = kVecSize_)
       : at(program.input + offset[kLogits]),
         gradients(program.gradients + offset[kGradients]),
         stride(program.space.class_stride[kLogits]),
         gradient_stride(program.space.class_stride[kGradients]),
         count(static_cast<Index>(program.space.classes)),
+        rows(rows),
         stage(nullptr) {
     if constexpr (kStaged) {
       extern __shared__ uint4 staged[];
@@ -64,7 +70,18 @@ struct StridedRows {
   // Starts all copies at once, so that as many as possible are in flight.
   __device__ __forceinline__ void load_all(bool wanted) const {
     if (!wanted) return;
-    if constexpr (kStaged) {
+    if constexpr (kInterleaved) {
+      using Element = Pack<Storage, 1>;
+#pragma unroll 4
+      for (Index c = 0; c < classes(); ++c) {
+        const Element* const from = reinterpret_cast<const Element*>(at + c * stride);
+#pragma unroll
+        for (int i = 0; i < kVecSize; ++i) {
+          if (i < rows) cp_async(reinterpret_cast<Element*>(place(c)) + i, from + i * kWarp);
+        }
+      }
+      cp_async_wait_all();
+    } else if constexpr (kStaged) {
 #pragma unroll 4
       for (Index c = 0; c < classes(); ++c) cp_async(place(c), reinterpret_cast<const P*>(at + c * stride));
       cp_async_wait_all();
@@ -86,7 +103,15 @@ struct StridedRows {
     *place(c) = x;
   }
   __device__ __forceinline__ void store(Index c, const P& gradient) const {
-    store_pack<kVecSize>(gradients + c * gradient_stride, gradient);
+    Storage* const to = gradients + c * gradient_stride;
+    if constexpr (kInterleaved) {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        if (i < rows) store_pack<1>(to + i * kWarp, Pack<Storage, 1>{{gradient.element[i]}});
+      }
+    } else {
+      store_pack<kVecSize>(to, gradient);
+    }
   }
   // Called after the gradients of all classes.
   __device__ __forceinline__ void flush() const {
@@ -160,9 +185,9 @@ __device__ __forceinline__ void max_per_row(const Source& column, Compute (&max_
   }
 }
 
-// Evaluates kVecSize neighbouring rows that begin at `offset` with labels `now`, and writes their gradients; the first
-// `count` of them exist. Returns the sum of the values.
-template <bool kGradient, class Source, class Program, class Scale>
+// Evaluates kVecSize rows, kApart from each other, that begin at `offset` with labels `now`, and writes their
+// gradients; the first `count` of them exist. Returns the sum of the values.
+template <bool kGradient, int kApart = 1, class Source, class Program, class Scale>
 __device__ __forceinline__ double visit_rows_of_thread(const Program& program, const Source& column,
                                                        const int64 (&offset)[kRowStreams],
                                                        const LaneLabels<Source::kVecSize, Program>& now, Scale& scale,
@@ -224,7 +249,7 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
       program, labels, z, sums, count,
       [&](int i, int64(&at)[kRowStreams]) {
 #pragma unroll
-        for (int s = 0; s < kRowStreams; ++s) at[s] = offset[s] + i * program.space.at.stride[s][0];
+        for (int s = 0; s < kRowStreams; ++s) at[s] = offset[s] + i * kApart * program.space.at.stride[s][0];
       },
       scale, grad_coeffs, zero_rows);
   if constexpr (kGradient) {
@@ -276,6 +301,52 @@ struct ThreadPerRowReader {
         advance();
         const Source column(program, offset);
         total += visit_rows_of_thread<kGradient>(program, column, offset, now, scale);
+      }
+      finish_chunk(group, scale, chunk, total, work.partials);
+    }
+  }
+};
+
+// As TwoPassReader, with kVecSize rows per lane that are kWarp rows apart. A tile does not leave the inner dimension.
+template <int kVecSize, int kClasses, int kThreads>
+struct InterleavedRowsReader {
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
+                                               int64 chunks, const Workspace& work) {
+    using Source = StridedRows<typename Program::Input, kVecSize, true, kClasses, kThreads, true>;
+    constexpr int kTile = kVecSize * kWarp;
+    const int64 rows = program.space.rows, inner = Program::Space::kOneDimension ? rows : program.space.at.size[0];
+    const int64 tiles_of_inner = (inner + kTile - 1) / kTile, tiles = rows / inner * tiles_of_inner;
+#pragma unroll 1
+    for (int chunk = static_cast<int>(group.worker()); chunk < chunks;
+         chunk = next_chunk(group, chunk, work.claim_counter)) {
+      double total = 0.0;
+      // Offsets and labels are one step ahead.
+      int64 next[kRowStreams];
+      int next_count = 0;
+      LaneLabels<kVecSize, Program> ahead;
+      const auto advance = [&](int64 tile) {
+        const int64 outer = quotient(tile, tiles_of_inner),
+                    first = (tile - outer * tiles_of_inner) * kTile + group.row_slot();
+        const int64 left = inner - first;
+        next_count = tile >= tiles || left <= 0 ? 0
+                     : left >= kTile            ? kVecSize
+                                                : static_cast<int>((left + kWarp - 1) / kWarp);
+        program.space.offsets(next_count > 0 ? outer * inner + first : 0, next);
+        ahead.read(program, next, next_count, kWarp);
+      };
+      advance(chunk);
+#pragma unroll 1
+      for (int64 tile = chunk; tile < tiles; tile += chunks) {
+        const LaneLabels<kVecSize, Program> now = ahead;
+        const int count = next_count;
+        int64 offset[kRowStreams];
+#pragma unroll
+        for (int s = 0; s < kRowStreams; ++s) offset[s] = next[s];
+        advance(tile + chunks);
+        if (count == 0) continue;
+        const Source column(program, offset, count);
+        total += visit_rows_of_thread<kGradient, kWarp>(program, column, offset, now, scale, count);
       }
       finish_chunk(group, scale, chunk, total, work.partials);
     }

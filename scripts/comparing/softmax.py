@@ -13,7 +13,7 @@ from cupylosses.testing.check import GIVEN
 from cupylosses.testing.softmax.check import MASK, ROW_LAYOUTS, SoftmaxCheck
 
 #: The layouts in which arguments and dtypes are tried.
-USUAL = ("subwarp", "label_only_tiles")
+USUAL = ("subwarp", "label_only_rows")
 
 #: Reductions with distinct orders of additions and distinct results.
 REPEATED_AS = ("mean", "none")

@@ -19,7 +19,7 @@ ROWS = "kernels/softmax/rows.cuh"
 ROW_GROUPS = "kernels/softmax/row_groups.cuh"
 ROW_VECTORS = "kernels/softmax/row_vectors.cuh"
 RESIDENT_ROWS = "kernels/softmax/resident_rows.cuh"
-LABEL_ONLY = "kernels/softmax/label_only.cuh"
+LABEL_ONLY_ROWS = "kernels/softmax/label_only_rows.cuh"
 COUNT_ROWS = "kernels/softmax/count_rows.cuh"
 DENSE_ROWS = "kernels/softmax/dense_rows.cuh"
 CHUNKS = "kernels/linear_softmax/chunks.cuh"
@@ -262,9 +262,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "last class left without a gradient",
-        LABEL_ONLY,
-        "store_label_only",
-        r"c < program\.space\.classes",
+        LABEL_ONLY_ROWS,
+        "store_columns",
+        r"c < classes",
         r"\g<0> - 1",
         ("rows, label_only apart",),
     ),

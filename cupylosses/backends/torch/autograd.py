@@ -118,7 +118,7 @@ def _computed(
     located, now, arrays = _located(plan, call, arrays, pointers)
     if located is not plan:
         plan, speculation = located, None
-    grad_output, strides = launches.upstream(plan, grad_output)
+    grad_output, strides = launches.upstream(plan, grad_output, plan.takes_one_upstream)
     launch = plan, device, arrays if plan.composite else now, scalars, divisor, wanted
     if residual is None:
         return execute.gradients(*launch, grad_output.data_ptr(), strides, speculation)

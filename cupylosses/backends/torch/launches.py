@@ -137,7 +137,7 @@ def gradients(
         return gradients(apart.calls[0], scaled, None, wanted)
     scalars = scalars_of(call, plan, device)
     divisor = _divisor(call, plan, device, pointers)
-    grad_output, strides = upstream(plan, grad_output)
+    grad_output, strides = upstream(plan, grad_output, plan.takes_one_upstream)
     launch = plan, device, pointers, scalars, divisor, wanted
     if residual is not None:
         residual = residual.contiguous()
@@ -145,10 +145,16 @@ def gradients(
     return execute.gradients(*launch, grad_output.data_ptr(), strides)
 
 
-def upstream(plan: Plan, grad_output: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:
-    """A grad_output as the plan's kernels read it, and its strides; None for one number."""
+def upstream(
+    plan: Plan, grad_output: torch.Tensor, takes_one: bool = False
+) -> tuple[torch.Tensor, tuple[int, ...] | None]:
+    """A grad_output as the plan's kernels read it, and its strides; None for one number. If kernels take one number
+    for all rows, that of a sum is not written out.
+    """
     if plan.scalar:
         return grad_output.resolve_neg(), None
+    if takes_one and not (any(grad_output.stride()) or grad_output.is_neg()):
+        return grad_output, None
     strides = plan.upstream_strides()
     grad_output = grad_output.resolve_neg() if strides is None else laid_out(grad_output, strides)
     return grad_output, grad_output.stride()

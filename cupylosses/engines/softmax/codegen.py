@@ -18,9 +18,11 @@ from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
     COLUMN_RESIDENT,
     COLUMN_THREADS,
+    LABEL_ONLY_RESIDENT,
     LABEL_ONLY_TILES,
     PACKED_THREADS,
     STREAMED_THREADS,
+    STRIDED,
     SUBWARP_BLOCK_THREADS,
     SUBWARP_BLOCKS,
     THREADS,
@@ -28,8 +30,8 @@ from cupylosses.engines.softmax.layout import (
     TWO_PASS_DENSE_VECTORS,
     TWO_PASS_VECTORS,
     block_blocks,
-    label_only_staged,
     packed_rows_of_lane,
+    thread_per_row_blocks,
     thread_per_row_threads,
 )
 from cupylosses.engines.strides import MAX_RANK
@@ -46,6 +48,7 @@ FILES = {
     "two_pass": "rows",
     "streamed": "streamed_rows",
     "thread_per_row": "thread_per_row",
+    "interleaved_rows": "thread_per_row",
     "thread_per_row_packed": "thread_per_row_packed",
     "thread_per_row_two_pass": "rows",
     "packed_rows": "packed_rows",
@@ -54,6 +57,8 @@ FILES = {
     "column_tiles_two_pass": "column_tiles",
     "label_only": "label_only",
     "label_only_tiles": "label_only_tiles",
+    "label_only_rows": "label_only_rows",
+    "label_only_columns": "label_only_rows",
 }
 #: The file that moves rows with dense targets.
 DENSE_FILES = {
@@ -88,13 +93,13 @@ class SoftmaxKernel(Kernel):
 
     ``indices`` tells class indices from dense targets. ``layout`` names the mapping of threads to rows, as in
     :mod:`cupylosses.engines.softmax.layout`, or "streamed". A row takes a ``cluster`` of blocks; ``prefetch`` brings
-    the next row into L2; ``shifted`` logits lie otherwise than their gradients. The divisor of the sum is an argument,
-    or lies on the device (``counted``), or is the number of rows that count, which the kernel finds itself
-    (``self_counting``), or while it evaluates them (``tallies``). ``weight`` and ``mask`` are dtypes, or "" if the
-    kernel reads none. ``gradients`` and ``has_tangent`` have an entry per operand: its gradient is written, it has a
-    tangent. ``in_place`` is the dtype of gradients that are written over the logits, or "". ``warps`` share a tile of
-    columns; a thread takes rows of ``per_thread`` classes where these are a constant, and so many vectors of tiles of
-    gradients.
+    the next row into L2; ``shifted`` logits lie otherwise than their gradients, ``gathered`` ones with gaps. The
+    divisor of the sum is an argument, or lies on the device (``counted``), or is the number of rows that count, which
+    the kernel finds itself (``self_counting``), or while it evaluates them (``tallies``). ``weight`` and ``mask`` are
+    dtypes, or "" if the kernel reads none. ``gradients`` and ``has_tangent`` have an entry per operand: its gradient is
+    written, it has a tangent. ``in_place`` is the dtype of gradients that are written over the logits, or "". ``warps``
+    share a tile of columns; a thread takes rows of ``per_thread`` classes where these are a constant, and so many
+    vectors of tiles of gradients.
     """
 
     loss: SoftmaxLoss
@@ -121,6 +126,7 @@ class SoftmaxKernel(Kernel):
     cluster: int = 1
     prefetch: bool = False
     shifted: bool = False
+    gathered: bool = False
     in_place: str = ""
     per_thread: int = 0
     warps: int = 1
@@ -149,7 +155,17 @@ class SoftmaxKernel(Kernel):
             parts += [name + "".join([str(int(x)) for x in choices])] if choices else []
         parts += ["flags" + "".join([str(x) for x in self.flags])] if self.flags else []
         parts += [f"rank{self.rank}"] if self.rank > 1 else []
-        switches = "smoothed", "capped", "plain", "counted", "self_counting", "tallies", "prefetch", "shifted"
+        switches = (
+            "smoothed",
+            "capped",
+            "plain",
+            "counted",
+            "self_counting",
+            "tallies",
+            "prefetch",
+            "shifted",
+            "gathered",
+        )
         parts += [x.replace("_", "-") for x in switches if getattr(self, x)]
         parts += [f"{self.warps}-warps"] if self.warps > 1 else []
         parts += [f"{self.per_thread}-per-thread"] if self.per_thread else []
@@ -417,17 +433,21 @@ class _Indices:
         if kernel.layout == "label_only":
             return "SubwarpGroup group{width}", "LabelOnlyReader"
         if kernel.layout == "label_only_tiles":
-            return "SubwarpGroup group{width}", f"LabelOnlyTilesReader<{_Indices._tile(kernel)}>"
+            return "SubwarpGroup group{width}", f"LabelOnlyTilesReader<{kernel.vec_size}, {kernel.per_thread}>"
+        if kernel.layout in ("label_only_rows", "label_only_columns"):
+            return "SlicedRows group{{1}, width}", f"LabelOnlyRowsReader<{_Indices._labels(kernel)}>"
         if kernel.layout == "thread_per_row_packed":
             return "SubwarpGroup group{1}", "PackedThreadPerRowReader"
-        if kernel.layout == "thread_per_row":
+        if kernel.layout in STRIDED:
             classes, size = kernel.per_thread, ITEMSIZE[kernel.input]
             threads = thread_per_row_threads(classes, kernel.vec_size, size) if classes else 0
-            return "SubwarpGroup group{1}", f"ThreadPerRowReader<{kernel.vec_size}, {kernel.per_thread}, {threads}>"
+            reader = "ThreadPerRowReader" if kernel.layout == "thread_per_row" else "InterleavedRowsReader"
+            return "SubwarpGroup group{1}", f"{reader}<{kernel.vec_size}, {kernel.per_thread}, {threads}>"
         if kernel.layout == "packed_rows":
             word = kernel.vec_size * ITEMSIZE[kernel.input]
             each = packed_rows_of_lane(kernel.per_thread)
-            return "SubwarpGroup group{1}", f"PackedReader<{kernel.per_thread}, {each}, {word}>"
+            words = f"{word}, 16" if kernel.shifted else f"{word}"
+            return "SubwarpGroup group{1}", f"PackedReader<{kernel.per_thread}, {each}, {words}>"
         if kernel.layout == "columns":
             return "SubwarpGroup group{1}", f"ColumnReader<{kernel.vec_size}, {kernel.per_thread}>"
         if kernel.layout in ("column_tiles", "column_tiles_two_pass"):
@@ -445,22 +465,28 @@ class _Indices:
             return group, f"TwoPassReader<{_Indices._size(kernel)}>"
         if kernel.layout == "streamed":
             return group, f"StreamedReader<{kernel.vec_size}>"
-        return group, f"ResidentReader<{kernel.vec_size}, {_bool(kernel.prefetch)}, {_bool(kernel.shifted)}>"
+        switches = ", ".join(map(_bool, (kernel.prefetch, kernel.shifted, kernel.gathered)))
+        return group, f"ResidentReader<{kernel.vec_size}, {switches}>"
 
     @staticmethod
     def _size(kernel: SoftmaxKernel) -> str:
         return f"{kernel.vec_size}, {TWO_PASS_DENSE_VECTORS if kernel.kind == 'hvp' else TWO_PASS_VECTORS}"
 
     @staticmethod
-    def _tile(kernel: SoftmaxKernel) -> str:
-        return f"{kernel.vec_size}, {kernel.per_thread}, {_bool(label_only_staged(kernel.per_thread))}"
+    def _labels(kernel: SoftmaxKernel) -> str:
+        if kernel.layout == "label_only_columns":
+            return f"LabelOnlyColumns<{kernel.vec_size}>"
+        return f"LabelOnlyShort<{kernel.vec_size}, {kernel.per_thread}>"
 
     @staticmethod
     def from_residual(kernel: SoftmaxKernel) -> str:
         if kernel.layout == "label_only":
             return "apply_grad_coeffs_label_only(program, group, result_stride, scale, grad_output)"
         if kernel.layout == "label_only_tiles":
-            call = f"apply_grad_coeffs_label_only_tiles<{_Indices._tile(kernel)}>"
+            call = f"apply_grad_coeffs_label_only_tiles<{kernel.vec_size}, {kernel.per_thread}>"
+            return f"{call}(program, group, chunks, result_stride, scale, grad_output)"
+        if kernel.layout in ("label_only_rows", "label_only_columns"):
+            call = f"apply_grad_coeffs_label_only_rows<{_Indices._labels(kernel)}>"
             return f"{call}(program, group, chunks, result_stride, scale, grad_output)"
         if kernel.layout == "thread_per_row":
             return f"apply_grad_coeffs_thread_per_row<{kernel.vec_size}>(program, result_stride, scale, grad_output)"
@@ -479,10 +505,15 @@ class _Indices:
         if layout == "subwarp" and kernel.kind != "denominator" and not second:
             return f"{SUBWARP_BLOCK_THREADS}, {int(SUBWARP_BLOCKS / fewer)}"
         if layout == "block" and kernel.kind != "from_residual" and not second:
-            of_block = block_blocks(kernel.cluster, kernel.smoothed or kernel.capped, kernel.capped)
+            crowded = kernel.capped or (kernel.gathered and ITEMSIZE[kernel.input] < 4)
+            of_block = block_blocks(kernel.cluster, kernel.smoothed or kernel.capped, crowded)
             return f"{BLOCK_THREADS}, {int(of_block / fewer)}"
-        if layout == "thread_per_row" and not second:
-            return f"{bounds}, 3"
+        if layout in STRIDED and not second:
+            classes, vec_size, size = kernel.per_thread, kernel.vec_size, ITEMSIZE[kernel.input]
+            if not classes or vec_size == 1:
+                return f"{bounds}, 3"
+            threads = thread_per_row_threads(classes, vec_size, size)
+            return f"{threads}, {thread_per_row_blocks(threads, classes * vec_size * size * threads)}"
         if layout == "packed_rows":
             return f"{PACKED_THREADS}"
         if layout == "columns":
@@ -493,6 +524,8 @@ class _Indices:
         if layout == "label_only_tiles" and not second:
             (resident,) = [threads for _, vectors, threads in LABEL_ONLY_TILES if vectors == kernel.per_thread]
             return f"{bounds}, {resident // THREADS}"
+        if layout in ("label_only_rows", "label_only_columns") and not second:
+            return f"{bounds}, {LABEL_ONLY_RESIDENT // THREADS}"
         if layout == "streamed":
             return f"{SUBWARP_BLOCK_THREADS}, {STREAMED_THREADS // SUBWARP_BLOCK_THREADS}"
         return bounds

@@ -113,7 +113,7 @@ class SoftmaxEngine(Engine):
         dim, found = static.class_dim, {}
         operands = 1 if static.kind == "indices" else 2
         # Without a softmax only kernels that write gradients take whole rows.
-        if (writes or loss.softmax) and copied(static, tensors, loss.softmax):
+        if (writes or loss.softmax) and copied(static, tensors, loss.softmax, machine.chip):
             for i, x in enumerate(tensors[:operands]):
                 if not x.strides[dim] == x.gradient.strides[dim] == 1:
                     found[i] = softmax_layout.classes_last(x.shape, dim)

@@ -5,6 +5,7 @@ block                      a block, or a cluster of blocks, takes a row; the row
 two_pass                   the same for rows too long for shared memory: they are read twice
 thread_per_row             a thread takes a row (or neighbouring rows) of strided or few classes; in shared memory
 thread_per_row_packed      a thread takes a row of few contiguous classes; its warp moves all its rows together
+interleaved_rows           the same of many rows that no vector divides: the rows of a thread are a warp apart
 packed_rows                the same of many rows: they go to registers, and the number of classes is a constant
 columns                    many rows of few strided classes: a lane takes neighbouring rows, to registers
 column_tiles               many rows of more strided classes: the warps of a block, or of a cluster, share neighbouring
@@ -13,6 +14,9 @@ column_tiles_two_pass      the same of rows too long for shared memory: they are
 thread_per_row_two_pass    a thread takes a row and reads it again from memory: second derivatives
 label_only                 only the label's class is read: log-probabilities
 label_only_tiles           the same where gradients have no gaps: warps write tiles of them, whatever the rows
+label_only_rows            the same of short rows: a lane takes some of them, and its warp writes their gradients
+label_only_columns         the same of classes that lie apart: a lane takes neighbouring rows, and several warps take
+                           slices of long rows
 
 Rows of strided classes are read in place only where that is fast. `copied` has the rule; all others are first copied
 with their classes contiguous.
@@ -40,14 +44,19 @@ THREAD_PER_ROW_THREADS_MIN = 64
 SHIFTED_BYTES = 8
 #: Distance in elements of neighbouring rows that a warp reads as columns, at most: of each line it uses half at least.
 NEAR = 2
-#: Classes of log-probabilities whose gradients a thread writes alone, at most, and rows from which on there are enough
-#: such threads for any number of classes. The rows are where both take as long on an H200: 4096 of 5000 classes take
-#: 0.204 ms so, and 0.182 from a copy; 65536 of 1000 take 0.089 and 0.623.
-LABEL_ONLY_CLASSES = 2048
-LABEL_ONLY_ROWS = 4608
+#: Bytes of a row of log-probabilities below which a lane takes a row, and bytes of the rows that it takes, as far as
+#: these are not one.
+LABEL_ONLY_ROW_BYTES = 256
+LABEL_ONLY_LANE_BYTES = 192
+#: Rows that a lane takes together of these, at most, and threads that a multiprocessor has registers for.
+LABEL_ONLY_ROWS = 2
+LABEL_ONLY_RESIDENT = 1024
+#: Warps that columns of log-probabilities are spread over, at least, as long as each takes so many classes.
+LABEL_ONLY_WARPS = 1 << 11
+LABEL_ONLY_SLICE = 32
 #: Tiles of gradients by the bytes of a row, up to which a lane stores so many vectors of a tile, and a multiprocessor
-#: runs so many threads at once. Rows of the first kind are staged.
-LABEL_ONLY_TILES = ((256, 4, 1024), (2048, 16, 512), (1 << 63, 64, 512))
+#: runs so many threads at once.
+LABEL_ONLY_TILES = ((2048, 16, 512), (1 << 63, 64, 512))
 #: Partial sums of longer rows, at most: a warp that writes tile after tile for one of them is slower by up to a half.
 LABEL_ONLY_CHUNKS = 1 << 16
 #: Vectors that a thread reads together, of a row that does not stay on chip.
@@ -61,8 +70,9 @@ MAX_CLUSTER = 8
 MANY_BLOCKS = 128
 #: Threads of long rows that a multiprocessor can run at once, as far as registers go.
 RESIDENT_THREADS = 1024
-#: The same of neighbouring rows.
-THREAD_PER_ROW_RESIDENT = 768
+#: The same of neighbouring rows, and threads of their blocks, at most: with more they would spill registers.
+THREAD_PER_ROW_RESIDENT = 640
+THREAD_PER_ROW_THREADS = 128
 #: Rows of which every warp counts the labels itself, at most, instead of a launch before.
 SELF_COUNTING_ROWS = 1024
 #: Bytes of a row that a block takes, where a cluster can take the others. Rows with targets per class that exchange
@@ -88,13 +98,17 @@ SUBWARP_BLOCK_THREADS = 128
 SUBWARP_BLOCKS = 8
 #: Rows from which on they are many: kernels of their own for a number of classes are worth their compilation.
 MANY_ROWS = 1 << 14
-#: Classes of a row in the registers of one lane, at most: contiguous ones; and registers of columns that lie there.
+#: Classes of a row in the registers of one lane, at most: contiguous ones, those of 16 bits; and registers of columns
+#: that lie there.
 PACKED_CLASSES = 112
+PACKED_CLASSES_NARROW = 160
 #: Fewer classes of rows that consist of whole vectors, which few lanes of a warp share well.
 PACKED_CLASSES_WHOLE = 72
 COLUMN_REGISTERS = 64
 #: Classes of columns that a lane takes alone, at most: with more, shared memory serves them better.
 COLUMN_CLASSES = 8
+#: Neighbouring rows that warps take in tiles though they lie in no vectors, at least: their last tile is not full.
+INTERLEAVED_ROWS = 512
 COLUMN_THREADS = 256
 COLUMN_RESIDENT = 512
 #: Values of contiguous classes that a lane takes at once, of several rows if classes are fewer.
@@ -106,6 +120,8 @@ TILE_WARPS = 8
 TWO_PASS_TILE_WARPS = 16
 TILE_BYTES = (73 << 10, 111 << 10)
 TILE_ROW_BYTES = 192
+#: Rows from which on such a row may have twice as many bytes: threads alone keep a GPU busy.
+TILE_MANY_ROWS = 1 << 16
 #: Threads of tiles that a multiprocessor has registers for.
 TILE_RESIDENT = 1024
 #: Rows of tiles that keep them in shared memory, and blocks of tiles that do not, at least.
@@ -114,8 +130,12 @@ TILE_ROWS = 1 << 10
 THREADS = 256
 #: Layouts whose gradients are computed again from the logits, because that reads no more than a residual would; and all
 #: in which a thread writes gradients of whole rows from a residual.
-RECOMPUTED = ("thread_per_row", "packed_rows", "columns", "column_tiles", "column_tiles_two_pass")
+RECOMPUTED = ("thread_per_row", "interleaved_rows", "packed_rows", "columns", "column_tiles", "column_tiles_two_pass")
 IN_THREADS = ("thread_per_row_packed", *RECOMPUTED)
+#: Those in which a thread keeps strided rows in shared memory.
+STRIDED = ("thread_per_row", "interleaved_rows")
+#: Layouts of log-probabilities whose gradients warps write in tiles.
+IN_TILES = ("label_only_tiles", "label_only_rows", "label_only_columns")
 #: Partial sums, and notes of teams, at most.
 MAX_CHUNKS = 1 << 14
 
@@ -138,7 +158,7 @@ class RowLayout:
     ``streamed`` are the threads of a block that take a row whose gradients are not asked for, 0 where they take it in
     the same way. Of rows in registers ``warps`` share a row, and a thread takes ``per_thread`` classes; of tiles of
     gradients a lane stores ``per_thread`` vectors. ``shifted`` rows have the vectors of their gradients, which lie
-    otherwise: logits are shifted in registers.
+    otherwise: logits are shifted on their way to shared memory, or ``gathered`` if classes lie apart.
     """
 
     kind: str
@@ -157,6 +177,7 @@ class RowLayout:
     per_thread: int = 0
     warps: int = 1
     shifted: bool = False
+    gathered: bool = False
 
 
 def row_layout(
@@ -179,15 +200,17 @@ def row_layout(
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
+    gathers = not together and shifts and gathered(classes, sizes, (strides[0], strides[1]), (logits, gradients), chip)
     vec_size = vector_size(sizes, strides, logits, gradients, together)
     cluster, shifted, per_thread = 1, False, 0
-    found = _in_registers(rows, classes, logits, gradients, together, sizes, strides, vec_size, chip, heavy)
+    given = rows, classes, logits, gradients, together, sizes, strides, vec_size, chip, heavy
+    found = None if gathers else _in_registers(*given)
     if found is not None:
         return found
-    if together and classes > FEW_CLASSES:
-        shifted = shifts and vec_size * logits.itemsize < SHIFTED_BYTES
+    if gathers or (together and classes > FEW_CLASSES):
+        shifted = gathers or (shifts and vec_size * logits.itemsize < SHIFTED_BYTES)
         of_block, bytes_of_class = (SUBWARP_BLOCK_THREADS, BLOCK_THREADS), max(logits.itemsize, kept)
-        vec_sizes = (16 // logits.itemsize, vec_size) if shifted else (vec_size,)
+        vec_sizes = (16 // logits.itemsize, *(() if gathers else (vec_size,))) if shifted else (vec_size,)
         for vec_size in vec_sizes:
             vector = vec_size * bytes_of_class
             alike = ((gradients,), strides[1:2]) if shifted else ((logits, gradients), strides[:2])
@@ -212,7 +235,8 @@ def row_layout(
         width, per_block = 1, threads // WARP
         units = -(-rows // (vec_size * WARP))
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
-    resident = _resident(kind, vec_size, block_blocks(cluster, heavy, capped))
+    crowded = capped or (gathers and logits.itemsize < 4)
+    resident = _resident(kind, vec_size, block_blocks(cluster, heavy, crowded))
     prefetch = kind == "block" and cluster == 1 and not (heavy or shifted)
     prefetch = prefetch and classes * logits.itemsize <= PREFETCH_BYTES
     streamed = 0
@@ -222,7 +246,7 @@ def row_layout(
     chunks, rank = _chunks(units), space_rank(rows, sizes)
     return RowLayout(
         kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident, streamed, prefetch,
-        per_thread=per_thread, shifted=shifted,
+        per_thread=per_thread, shifted=shifted, gathered=gathers,
     )  # fmt: skip
 
 
@@ -245,11 +269,12 @@ def _in_registers(
     if together:
         follow = strides[1] == strides[0] and _without_gaps(classes, sizes, strides[0])
         whole = _whole(classes, 16 // size, (logits, gradients), ())
-        most = PACKED_CLASSES_WHOLE if whole else PACKED_CLASSES
+        most = PACKED_CLASSES_WHOLE if whole else PACKED_CLASSES_NARROW if size == 2 else PACKED_CLASSES
         if rows < MANY_ROWS or classes * max(size, 4) > 4 * most or not follow:
             return None
         kind, warps, per_thread, threads = "packed_rows", 1, classes, PACKED_THREADS
         vec_size = gcd(16, logits.misalignment, gradients.misalignment) // size
+        shifted = gradients.misalignment == 0 and vec_size < 16 // size
         each = packed_rows_of_lane(classes)
         units = -(-rows // (WARP * each))
         row = each * packed_pitch(classes * size)
@@ -262,17 +287,44 @@ def _in_registers(
         if tiled(rows, classes, size):
             tile = tile_shape(rows, classes, size, vec_size, chip, heavy)
             return _tile_layout(tile, rows, classes, logits, gradients, sizes, strides)
+        if vec_size == 1 and interleaved(rows, classes, sizes, strides, size):
+            return _interleaved_layout(rows, classes, logits, gradients, sizes, strides)
         found = _column_rows(rows, classes, size, vec_size)
         if not found:
             return None
-        vec_size, kind, warps, per_thread = found, "columns", 1, classes
+        vec_size, kind, warps, per_thread, shifted = found, "columns", 1, classes, False
         threads, shared = COLUMN_THREADS, 0
         units = -(-rows // (WARP * vec_size))
         resident = COLUMN_RESIDENT
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     return RowLayout(
         kind, vec_size, 1, threads, _chunks(units), threads // WARP // warps, shared, space_rank(rows, sizes), words,
-        resident=max(threads, min(2048, resident)), per_thread=per_thread, warps=warps,
+        resident=max(threads, min(2048, resident)), per_thread=per_thread, warps=warps, shifted=shifted,
+    )  # fmt: skip
+
+
+def interleaved(rows: int, classes: int, sizes: Sequence[int], strides: Sequence[Sequence[int]], size: int) -> bool:
+    """True of many neighbouring rows that lie in no vectors, of which a thread takes several."""
+    tile = WARP * ROWS_PER_THREAD
+    near = strides[0][0] == strides[1][0] == 1 and sizes[0] >= INTERLEAVED_ROWS
+    return rows >= MANY_ROWS and near and classes > COLUMN_CLASSES and classes * size * tile <= SHARED_BYTES
+
+
+def _interleaved_layout(
+    rows: int,
+    classes: int,
+    logits: RowStrides,
+    gradients: RowStrides,
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+) -> RowLayout:
+    threads = thread_per_row_threads(classes, ROWS_PER_THREAD, logits.itemsize)
+    words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
+    units = rows // sizes[0] * -(-sizes[0] // (WARP * ROWS_PER_THREAD))
+    return RowLayout(
+        "interleaved_rows", ROWS_PER_THREAD, 1, threads, _chunks(units), threads // WARP,
+        classes * ROWS_PER_THREAD * logits.itemsize * threads, space_rank(rows, sizes), words,
+        resident=THREAD_PER_ROW_RESIDENT, per_thread=classes,
     )  # fmt: skip
 
 
@@ -321,7 +373,7 @@ class TileShape:
 
 def tiled(rows: int, classes: int, size: int) -> bool:
     """True of rows of strided classes that warps share as columns: many rows of too many classes for one thread."""
-    if rows < TILE_ROWS or classes * size < TILE_ROW_BYTES:
+    if rows < TILE_ROWS or classes * size < TILE_ROW_BYTES * (2 if rows >= TILE_MANY_ROWS else 1):
         return False
     # Without shared memory rows are read twice, and few rows leave much of a GPU idle.
     stays = classes * WARP * max(size, 4) <= MAX_CLUSTER * TILE_BYTES[1]
@@ -336,10 +388,14 @@ def exchanged_bytes(lanes: int, warps: int, cluster: int, size: int, heavy: bool
 
 
 def tile_shape(rows: int, classes: int, size: int, vec_size: int, chip: Chip, heavy: bool) -> TileShape:
-    """Tiles whose warps read 256 bytes of a class, or else 128, and of which a multiprocessor runs several."""
+    """Tiles whose warps read 256 bytes of a class, or else 128, and of which a multiprocessor runs several; of few rows
+    first of all those in small clusters.
+    """
     clusters = (1, 2, 4, MAX_CLUSTER) if chip.clusters else (1,)
     widths = sorted({min(vec_size, max(1, x // size)) for x in (8, 4)}, reverse=True)
     choices = [(x, k) for x in widths for k in clusters]
+    if rows < TILE_MANY_ROWS:
+        choices.sort(key=lambda x: x[1])
     for limit, least in ((TILE_BYTES[0], MANY_BLOCKS), (TILE_BYTES[1], MANY_BLOCKS), (TILE_BYTES[1], 1)):
         for lanes, cluster in choices:
             rows_of_tile = WARP * lanes
@@ -350,7 +406,10 @@ def tile_shape(rows: int, classes: int, size: int, vec_size: int, chip: Chip, he
             shares = cluster == 1 or classes >= 4 * TILE_WARPS * cluster
             if shares and shared + exchanged + 1024 <= min(limit, chip.shared) and blocks >= least:
                 return TileShape(lanes, TILE_WARPS, cluster, shared, exchanged)
-    lanes, tiles = widths[-1], -(-rows // (WARP * widths[-1]))
+    # Instructions limit those of 16 bits.
+    wide = size >= 4 and -(-rows // (WARP * widths[0])) * clusters[-1] >= MANY_BLOCKS
+    lanes = widths[0 if wide else -1]
+    tiles = -(-rows // (WARP * lanes))
     cluster = next((x for x in clusters if tiles * x >= 2 * MANY_BLOCKS), clusters[-1])
     exchanged = exchanged_bytes(lanes, TWO_PASS_TILE_WARPS, cluster, size, heavy)
     return TileShape(lanes, TWO_PASS_TILE_WARPS, cluster, 0, exchanged)
@@ -377,14 +436,35 @@ def _tile_layout(
     )  # fmt: skip
 
 
+def gathered(
+    classes: int,
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    tensors: Sequence[RowStrides],
+    chip: Chip,
+) -> bool:
+    """True of rows that are read class by class though their gradients have contiguous classes: each lies in memory of
+    its own, and stays on chip. ``strides`` and ``tensors`` are those of the logits and of their gradients.
+    """
+    logits, gradients = tensors
+    step = logits.class_stride
+    if gradients.class_stride != 1 or step <= 1 or classes <= FEW_CLASSES:
+        return False
+    alone = all(abs(s) >= classes * step for s, n in zip(strides[0], sizes, strict=True) if n > 1)
+    part = min(PART_BYTES, chip.shared - DECLARED_BYTES)
+    return alone and classes * max(4, logits.itemsize) <= part * (MAX_CLUSTER if chip.clusters else 1)
+
+
 def _near(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
     """True if a warp reads neighbouring rows in whole lines."""
     return sizes[0] > 1 and all(x[0] == 1 for x in strides)
 
 
-def block_blocks(cluster: int, heavy: bool, capped: bool) -> int:
-    """Blocks of BLOCK_THREADS that a multiprocessor has registers for. With a cap more of them would spill."""
-    return BLOCK_BLOCKS if (cluster > 1 or heavy) and not capped else PLAIN_BLOCKS
+def block_blocks(cluster: int, heavy: bool, crowded: bool) -> int:
+    """Blocks of BLOCK_THREADS that a multiprocessor has registers for. More ``crowded`` ones, with a cap or with
+    vectors of 16 bits that are gathered, would spill.
+    """
+    return BLOCK_BLOCKS if (cluster > 1 or heavy) and not crowded else PLAIN_BLOCKS
 
 
 def copied(
@@ -394,6 +474,7 @@ def copied(
     read: int,
     softmax: bool,
     shares: bool = True,
+    chip: Chip | None = None,
 ) -> bool:
     """True of rows that are copied, their classes next to each other, before kernels take them.
 
@@ -401,7 +482,8 @@ def copied(
     ``tensors``, operands and gradients, and either warps share them, or a row of the operands, the first ``read``
     tensors, fits into shared memory. So images (N, C, H, W) are taken as they are, small ones up to C = 192 in float32.
     A thread alone would read a longer row several times, at the speed of one thread if rows are few, and lose digits in
-    a long sum of number after number. ``shares`` is False of what is computed by threads alone.
+    a long sum of number after number. ``shares`` is False of what is computed by threads alone. On a ``chip`` rows that
+    lie in memory of their own may be gathered.
     """
     rows = prod(shape)
     if not softmax:
@@ -410,12 +492,14 @@ def copied(
     if not rows or classes <= 1 or all(x.class_stride == 1 for x in tensors):
         return False
     sizes, strides = merge(shape, [x.strides for x in tensors])
+    if softmax and read == 1 and shares and chip is not None and gathered(classes, sizes, strides, tensors, chip):
+        return False
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
     if softmax and read == 1 and shares and _near(sizes, strides) and tiled(rows, classes, tensors[0].itemsize):
         return False
     if not softmax:
-        return classes > LABEL_ONLY_CLASSES and rows < LABEL_ONLY_ROWS
+        return False
     return classes * sum(x.itemsize for x in tensors[:read]) * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
 
 
@@ -434,31 +518,40 @@ def label_only_layout(
     others: Sequence[Sequence[int]],
     _: Chip,
 ) -> RowLayout:
-    """The layout of rows of which only the label's class is read: a warp writes a tile of gradients if these have no
-    gaps, otherwise those of a row, or a thread does where classes lie apart.
+    """The layout of rows of which only the label's class is read. If gradients have no gaps, a lane takes some short
+    rows, or a warp writes a tile of longer ones. Otherwise a warp writes those of a row, or a lane those of its
+    neighbours if classes lie apart.
     """
     sizes, strides = merge(shape, [gradients.strides, logits.strides, *others, (0,) * len(shape)])
     strides = (strides[1], strides[0], *strides[2:])
+    rows, size = prod(shape), gradients.itemsize
     class_strides = (logits.class_stride, gradients.class_stride, 0, 0, 0, 0)
-    words, rank = space_words(prod(shape), classes, class_strides, sizes, strides), space_rank(prod(shape), sizes)
+    words, rank = space_words(rows, classes, class_strides, sizes, strides), space_rank(rows, sizes)
+    row = classes * size
     if (classes == 1 or gradients.class_stride == 1) and _without_gaps(classes, sizes, strides[1]):
-        row = classes * gradients.itemsize
+        vec_size = 16 // size
+        if row < LABEL_ONLY_ROW_BYTES:
+            each = min(LABEL_ONLY_ROWS, power_of_two(max(1, LABEL_ONLY_LANE_BYTES // row) + 1) // 2)
+            threads = min(THREADS, power_of_two(SHARED_BYTES // (each * row) + 1) // 2)
+            return RowLayout(
+                "label_only_rows", vec_size, 1, threads, _chunks(-(-rows // (WARP * each))), threads // WARP,
+                threads * each * row, rank, words, resident=LABEL_ONLY_RESIDENT, per_thread=each,
+            )  # fmt: skip
         vectors, resident = next(x[1:] for x in LABEL_ONLY_TILES if row < x[0])
-        tiles = -(-prod(shape) * row // (16 * WARP * vectors))
-        chunks = _chunks(tiles) if label_only_staged(vectors) else max(1, min(tiles, LABEL_ONLY_CHUNKS))
-        vec_size, per_block = 16 // gradients.itemsize, THREADS // WARP
+        chunks = max(1, min(-(-rows * row // (16 * WARP * vectors)), LABEL_ONLY_CHUNKS))
         return RowLayout(
-            "label_only_tiles", vec_size, 1, THREADS, chunks, per_block, 0, rank, words,
+            "label_only_tiles", vec_size, 1, THREADS, chunks, THREADS // WARP, 0, rank, words,
             resident=resident, per_thread=vectors,
         )  # fmt: skip
-    width = WARP if gradients.class_stride == 1 and classes > 1 else 1
-    units = -(-prod(shape) // (WARP // width))
-    return RowLayout("label_only", 1, width, THREADS, _chunks(units), THREADS // WARP, 0, rank, words)
-
-
-def label_only_staged(vectors: int) -> bool:
-    """True if rows are short where a lane stores so many vectors of a tile."""
-    return vectors == LABEL_ONLY_TILES[0][1]
+    if gradients.class_stride == 1 and classes > 1:
+        return RowLayout("label_only", 1, WARP, THREADS, _chunks(rows), THREADS // WARP, 0, rank, words)
+    each = min(LABEL_ONLY_ROWS, vector_size(sizes, (strides[1], strides[1]), gradients, gradients, False))
+    tiles = -(-rows // (WARP * each))
+    slices = max(1, min(classes // LABEL_ONLY_SLICE, -(-LABEL_ONLY_WARPS // max(1, tiles))))
+    return RowLayout(
+        "label_only_columns", each, slices, THREADS, _chunks(tiles * slices), THREADS // WARP, 0, rank, words,
+        resident=LABEL_ONLY_RESIDENT,
+    )  # fmt: skip
 
 
 def dense_layout(
@@ -657,8 +750,19 @@ def _at_once(layout: RowLayout, half: bool) -> int:
     """Blocks that a multiprocessor runs at once, or half of them, as far as it is known without compiling: it has some
     227 KiB of shared memory.
     """
-    room = (227 << 10) // (layout.shared + 3072) if layout.shared else 2048
-    return max(1, min(layout.resident // (2 if half else 1) // layout.threads, room))
+    return max(1, min(layout.resident // (2 if half else 1) // layout.threads, _room(layout.shared)))
+
+
+def _room(shared: int) -> int:
+    """Blocks of so many bytes for which a multiprocessor has shared memory."""
+    return (227 << 10) // (shared + 3072) if shared else 2048
+
+
+def thread_per_row_blocks(threads: int, shared: int) -> int:
+    """Blocks of a multiprocessor whose threads take neighbouring rows alone. Where shared memory has room for few
+    threads, these may have more registers.
+    """
+    return max(1, min(THREAD_PER_ROW_RESIDENT // threads, _room(shared)))
 
 
 def _resident(kind: str, vec_size: int, blocks: int) -> int:
@@ -773,7 +877,7 @@ def _without_gaps(classes: int, sizes: Sequence[int], strides: Sequence[int]) ->
 def thread_per_row_threads(classes: int, vec_size: int, itemsize: int) -> int:
     """Threads of a block of which each keeps so many rows in shared memory; fewer than the least if they do not fit."""
     fits = SHARED_BYTES // max(1, classes * vec_size * itemsize)
-    return min(256, power_of_two(fits + 1) // 2)
+    return min(THREADS if vec_size == 1 else THREAD_PER_ROW_THREADS, power_of_two(fits + 1) // 2)
 
 
 def _thread_per_row(classes: int, vec_size: int, itemsize: int) -> tuple[int, int, int]:

@@ -80,6 +80,7 @@ class SoftmaxPlan(Plan):
         # The kernel of class indices has no variant without the gradient.
         self.always_written = tuple([self.indices and i == 0 for i in range(len(tensors))])
         self.single_use = static.inplace and self.indices
+        self.takes_one_upstream = True
         self.takes_status = self.indices
         self.reports = self.indices and static.check != "off"
         self.waits = self.indices and static.check == "sync"
@@ -218,9 +219,10 @@ class SoftmaxPlan(Plan):
             layout, threads, shared, cluster = "streamed", x.streamed, 0, 1
             width = x.threads * x.cluster
             blocks = min(chunks, processors * (softmax_layout.STREAMED_THREADS // threads))
-        elif stage == "unreduced" and layout == "label_only_tiles":
+        elif stage == "unreduced" and layout in softmax_layout.IN_TILES:
             # Without gradients a row is a label and a number.
             layout, vec_size, chunks = "label_only", 1, max(1, -(-self.rows // gpu.WARP))
+            width, threads, shared = 1, softmax_layout.THREADS, 0
             blocks = max(1, min(-(-chunks // (threads // gpu.WARP)), 8 * processors))
         elif forward:
             blocks = softmax_layout.blocks(x, chunks, processors, gradient=False)
@@ -231,15 +233,15 @@ class SoftmaxPlan(Plan):
                 rank, words = softmax_layout.label_words(self.rows_shape, self.classes, *self._labels)
             blocks = min(-(-chunks // (threads // gpu.WARP)), 8 * processors)
         elif stage == "from_residual":
-            shared, cluster = 0, 1
+            shared, cluster = shared if layout in softmax_layout.IN_TILES else 0, 1
             vec_size = 1 if x.shifted else vec_size
             if layout in softmax_layout.IN_THREADS:
                 if layout not in ("thread_per_row", "thread_per_row_packed"):
                     threads = softmax_layout.THREADS
-                    vec_size = 1 if layout in ("packed_rows",) else vec_size
+                    vec_size = 1 if layout in ("packed_rows", "interleaved_rows") else vec_size
                     blocks = max(1, min(-(-self.rows // (threads * vec_size)), 8 * processors))
                 layout, per_thread = "thread_per_row", 0
-            elif layout not in ("label_only", "label_only_tiles"):
+            elif layout not in ("label_only", *softmax_layout.IN_TILES):
                 # Rows are cut into pieces where there are too few to fill a GPU.
                 layout = "block" if layout == "two_pass" else layout
                 width, threads = (x.width, x.threads) if layout == "subwarp" else (x.width, min(x.threads, 512))
@@ -262,6 +264,7 @@ class SoftmaxPlan(Plan):
             cluster=cluster, prefetch=x.prefetch and "gradient" in stage,
             in_place=self.input.gradient.dtype if self.input.in_place and wanted[0] else "",
             shifted=x.shifted and stage not in ("denominator", "from_residual"),
+            gathered=x.gathered and stage not in ("denominator", "from_residual"),
             per_thread=per_thread if layout == x.kind else 0,
             warps=x.warps if layout == x.kind else 1,
         )  # fmt: skip
@@ -309,7 +312,7 @@ def rows_of(strides: Sequence[int], dim: int, itemsize: int, misalignment: int) 
     return softmax_layout.RowStrides(without(strides, dim), strides[dim], itemsize, misalignment)
 
 
-def copied(static: Static, tensors: Sequence[TensorSpec], softmax: bool) -> bool:
+def copied(static: Static, tensors: Sequence[TensorSpec], softmax: bool, chip: gpu.Chip) -> bool:
     """True if kernels that write gradients read the rows from a copy."""
     operands = tensors[: 1 if static.kind == "indices" else 2]
     dim = static.class_dim
@@ -319,4 +322,4 @@ def copied(static: Static, tensors: Sequence[TensorSpec], softmax: bool) -> bool
     shape = tensors[0].shape
     # Second derivatives, and gradients from a residual, are computed by threads alone.
     shares = not (static.has_tangent or static.inplace)
-    return softmax_layout.copied(without(shape, dim), shape[dim], rows, len(operands), softmax, shares)
+    return softmax_layout.copied(without(shape, dim), shape[dim], rows, len(operands), softmax, shares, chip)

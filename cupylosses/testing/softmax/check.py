@@ -52,9 +52,11 @@ ROW_LAYOUTS = (
     "thread_per_row",
     "packed_rows",
     "columns",
+    "interleaved_rows",
     "copied",
-    "label_only",
+    "label_only_rows",
     "label_only_tiles",
+    "label_only_columns",
 )
 
 Laid = tuple[tuple[int, ...], int]

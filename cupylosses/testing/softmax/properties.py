@@ -50,10 +50,12 @@ LAYOUTS: Mapping[str, Layout] = {
     "packed_rows": Layout((16400, 5), fewer=(1031, 5)),
     "columns": Layout((2, 5, 8200), fewer=(2, 5, 516)),
     "column_tiles": Layout((2, 53, 516)),
+    "interleaved_rows": Layout((2, 9, 8209), fewer=(2, 9, 521)),
     "subwarp, copied": Layout((2, 199, 5, 3)),
-    "label_only_tiles": Layout((37, 43), loss="nll_loss"),
+    "label_only_rows": Layout((37, 43), loss="nll_loss"),
+    "label_only_tiles": Layout((37, 83), loss="nll_loss"),
     "label_only_tiles, long": Layout((3, 4501), loss="nll_loss"),
-    "label_only, apart": Layout((3, 43, 5, 4), loss="nll_loss"),
+    "label_only_columns": Layout((3, 43, 5, 4), loss="nll_loss"),
 }
 
 #: Layouts of logits, which have more options.
@@ -205,7 +207,7 @@ def some_rows_are_many() -> Iterator[None]:
 @contextmanager
 def few_rows_are_many() -> Iterator[None]:
     """Within this context, new plans take rows to registers however few they are."""
-    with mock.patch.multiple(softmax_layout, MANY_ROWS=1, TILE_ROWS=1):
+    with mock.patch.multiple(softmax_layout, MANY_ROWS=1, TILE_ROWS=1, INTERLEAVED_ROWS=1):
         yield
 
 

@@ -37,6 +37,8 @@ _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
     ((16, 64, 1000), (100 * 1024, 1024, 1), 2),  # dimensions that do not merge
     ((8, 19, 64, 63), None, 1),
     ((8, 19, 64, 64), (19 * 80 * 64, 80 * 64, 80, 1), 1),
+    ((4096, 1000), (2000, 2), 1),  # gathered
+    ((8, 19, 65, 67), None, 1),  # interleaved
 )
 
 #: A GPU with everything that kernels can use, and one with nothing of it.
@@ -115,9 +117,12 @@ class SoftmaxVariants(Variants):
     @staticmethod
     def wide_accesses(variant: SoftmaxKernel) -> tuple[int, int]:
         """Those of a kernel that moves neighbouring classes, or rows."""
-        words = variant.vec_size * interop.ITEMSIZE[variant.input] // 16 * (variant.layout != "label_only_tiles")
-        if variant.kind == "denominator" or variant.layout == "label_only":
+        size = interop.ITEMSIZE[variant.input]
+        if variant.kind == "denominator" or variant.layout in ("label_only", "interleaved_rows"):
             return 0, 0
+        # Logits that lie otherwise than their gradients, or of which one per row is read, are moved one by one.
+        alone = variant.gathered or (variant.shifted and size >= 4) or variant.layout.startswith("label_only")
+        words = variant.vec_size * size // 16 * (not alone)
         written = variant.vec_size * interop.ITEMSIZE[variant.in_place or variant.input] // 16
         return words, written * (variant.kind in ("value_and_gradient", "verify_gradient", "from_residual", "gradient"))
 
@@ -126,6 +131,7 @@ class SoftmaxVariants(Variants):
         target, wanted = variant.target, (*variant.gradients, False)[:2]
         flags = [x.name for x, on in zip(variant.loss.flags, variant.flags, strict=False) if on]
         flags += ["smoothed"] * variant.smoothed + ["prefetch"] * variant.prefetch + ["shifted"] * variant.shifted
+        flags += ["gathered"] * variant.gathered
         flags += ["counts its rows"] * variant.self_counting + ["tallies"] * variant.tallies
         flags += [f"cluster of {variant.cluster}"] if variant.cluster > 1 else []
         flags += ["plain"] * variant.plain

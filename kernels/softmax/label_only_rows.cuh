@@ -1,0 +1,212 @@
+// Losses of log-probabilities of which a lane takes several rows at once: short rows whose gradients have no gaps, and
+// rows whose classes lie apart, neighbouring rows between them: images (N, C, H, W).
+//
+//   value, gradient   as label_only.cuh
+//   short rows        a tile is 32 kRows rows, one stretch of gradients; lane l takes rows l, 32 + l, ...
+//   columns           a tile is a slice of the classes of 32 kRows neighbouring rows; lane l takes rows l kRows, ...
+//
+// 1. A lane loads the labels of its rows, of short ones a tile ahead of their use, then the log-probabilities of all
+// its
+//    labels, so that these loads overlap, and evaluates the rows.
+// 2. Short rows: it writes the gradients of its labels into an image of the tile in shared memory, which is 0
+//    elsewhere. The warp stores the image as vectors of kVecSize elements; then each lane clears what it wrote.
+//    Columns: it stores vectors of kRows rows, class by class. Where rows are few, slices of their classes are tiles of
+//    other warps, which evaluate the rows again; the first slice owns their losses.
+//
+// A warp owns its image and its tiles: there are no barriers but __syncwarp().
+//
+// Traffic: labels and one element of each row, by each slice; one write of every gradient. Preconditions: gradients of
+// short rows begin at 16 bytes and follow each other without gaps; kRows divides the rows of columns, and rows of a
+// vector are neighbours; the group is a SlicedRows of width 1.
+#pragma once
+#include "softmax/label_only_tiles.cuh"
+#include "softmax/lane_rows.cuh"
+
+// Warps that take the classes of rows in slices.
+struct SlicedRows : SubwarpGroup {
+  int slices;
+};
+
+// Evaluates the first `count` rows of a lane. `places` receives the classes of their labels as seen from `first`, or -1
+// of labels that are not among `classes` ones from there. offsets(i, at) sets the offsets of row i, which exists.
+template <int kRows, class Program, class Source, class Offsets, class Compute = typename Program::Compute>
+__device__ __forceinline__ void evaluate_labels(const Program& program, Source& source,
+                                                const LaneLabels<kRows, Program>& labels, int count,
+                                                const Offsets& offsets, bool owned, int64 first, int classes,
+                                                Compute (&gradients)[kRows], int (&places)[kRows]) {
+  RowTarget<Compute> t[kRows];
+  typename Source::template Load<Program> loads[kRows] = {};
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    // Rows that do not exist were not loaded: they are masked.
+    program.validate_label(t[i], labels.label_load[i]);
+    if (i < count) offsets(i, t[i].offset);
+    if (t[i].active) loads[i] = source.load(program, t[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    gradients[i] = Compute(0);
+    if (i < count) gradients[i] = source.gradient(program, t[i], loads[i], owned);
+    const int64 place = t[i].label - first;
+    places[i] = t[i].active && place >= 0 && place < classes ? static_cast<int>(place) : -1;
+  }
+}
+
+template <int kVecSize, int kRows>
+struct LabelOnlyShort {
+  static constexpr int kTile = kRows * kWarp;  // rows
+
+  // The tiles of this warp, chunk by chunk; finish(chunk) ends each.
+  template <bool kGradient, class Program, class Source, class Finish>
+  static __device__ __forceinline__ void for_each_chunk(const Program& program, const SlicedRows& group, Source& source,
+                                                        int64 chunks, const Finish& finish) {
+    using Compute = typename Program::Compute;
+    using Gradient = typename Program::Gradient;
+    using Vector = Pack<Gradient, kVecSize>;
+    const int classes = static_cast<int>(program.space.classes), lane = threadIdx.x % kWarp;
+    const int64 rows = program.space.rows, tiles = (rows + kTile - 1) / kTile;
+    const int vectors = kTile * classes / kVecSize;
+    extern __shared__ uint4 images[];
+    Vector* const image = reinterpret_cast<Vector*>(images) + threadIdx.x / kWarp * vectors;
+    Gradient* const own = reinterpret_cast<Gradient*>(image) + lane * classes;
+    if constexpr (kGradient) {
+      for (int k = lane; k < vectors; k += kWarp) image[k] = Vector{};
+      __syncwarp();
+    }
+#pragma unroll 1
+    for (int64 chunk = group.worker(); chunk < chunks; chunk += group.workers()) {
+      LaneLabels<kRows, Program> ahead;
+      const auto count_of = [&](int64 tile) {
+        const int64 left = rows - tile * kTile - lane;
+        return left >= kTile ? kRows : left <= 0 ? 0 : static_cast<int>((left + kWarp - 1) / kWarp);
+      };
+      const auto read = [&](int64 tile) {
+        const int64 row = tile * kTile + lane;
+        ahead = {};
+        if constexpr (Program::Space::kOneDimension) {
+          int64 offset[kRowStreams];
+          program.space.offsets(row, offset);
+          ahead.read(program, offset, count_of(tile), kWarp);
+        } else {
+          ahead.read_each(program, count_of(tile),
+                          [&](int i, int64(&at)[kRowStreams]) { program.space.offsets(row + i * kWarp, at); });
+        }
+      };
+      read(chunk);
+#pragma unroll 1
+      for (int64 tile = chunk; tile < tiles; tile += chunks) {
+        const LaneLabels<kRows, Program> labels = ahead;
+        const int64 row = tile * kTile + lane;
+        const int count = count_of(tile);
+        read(tile + chunks);
+        Compute gradients[kRows];
+        int places[kRows];
+        evaluate_labels<kRows>(
+            program, source, labels, count,
+            [&](int i, int64(&at)[kRowStreams]) { program.space.offsets(row + i * kWarp, at); }, true, 0, classes,
+            gradients, places);
+        if constexpr (kGradient) {
+          Gradient* const to = program.gradients + tile * kTile * classes;
+#pragma unroll
+          for (int i = 0; i < kRows; ++i) {
+            if (places[i] >= 0) own[i * kWarp * classes + places[i]] = Narrow<Gradient>::from(gradients[i]);
+          }
+          __syncwarp();
+          if (rows - tile * kTile >= kTile) {
+#pragma unroll 4
+            for (int k = lane; k < vectors; k += kWarp) store_pack<kVecSize>(to + k * kVecSize, load_words(image + k));
+          } else {
+            const int elements = static_cast<int>(rows - tile * kTile) * classes;
+            for (int k = lane; k < elements; k += kWarp) to[k] = reinterpret_cast<const Gradient*>(image)[k];
+          }
+          __syncwarp();
+#pragma unroll
+          for (int i = 0; i < kRows; ++i) {
+            if (places[i] >= 0) own[i * kWarp * classes + places[i]] = Narrow<Gradient>::from(Compute(0));
+          }
+        }
+      }
+      finish(chunk);
+    }
+  }
+};
+
+template <int kRows>
+struct LabelOnlyColumns {
+  // Stores the gradients of some classes of a lane's rows: 0, but for those of labels, at their places.
+  template <class Gradient, class Compute>
+  static __device__ __forceinline__ void store_columns(Gradient* to, int64 stride, int classes,
+                                                       const int (&places)[kRows], const Compute (&gradients)[kRows]) {
+#pragma unroll 4
+    for (int c = 0; c < classes; ++c, to += stride) {
+      Compute g[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) g[i] = c == places[i] ? gradients[i] : Compute(0);
+      store_pack<kRows>(to, NarrowPack<Gradient, kRows>::from(g));
+    }
+  }
+  // As LabelOnlyShort::for_each_chunk.
+  template <bool kGradient, class Program, class Source, class Finish>
+  static __device__ __forceinline__ void for_each_chunk(const Program& program, const SlicedRows& group, Source& source,
+                                                        int64 chunks, const Finish& finish) {
+    using Compute = typename Program::Compute;
+    using Gradient = typename Program::Gradient;
+    const int64 vectors = program.space.rows / kRows, of_slice = (vectors + kWarp - 1) / kWarp;
+    const int64 classes = program.space.classes, length = (classes + group.slices - 1) / group.slices;
+    const int64 tiles = of_slice * group.slices, stride = program.space.class_stride[kGradients];
+#pragma unroll 1
+    for (int64 chunk = group.worker(); chunk < chunks; chunk += group.workers()) {
+#pragma unroll 1
+      for (int64 tile = chunk; tile < tiles; tile += chunks) {
+        const int64 slice = group.slices == 1 ? 0 : quotient(tile, of_slice), first = slice * length;
+        const int64 vector = (tile - slice * of_slice) * kWarp + threadIdx.x % kWarp;
+        const int count = vector < vectors ? kRows : 0,
+                  here = static_cast<int>(classes - first < length ? classes - first : length);
+        int64 offset[kRowStreams];
+        program.space.offsets(count > 0 ? vector * kRows : 0, offset);
+        LaneLabels<kRows, Program> labels;
+        labels.read(program, offset, count);
+        Compute gradients[kRows];
+        int places[kRows];
+        evaluate_labels<kRows>(
+            program, source, labels, count,
+            [&](int i, int64(&at)[kRowStreams]) {
+#pragma unroll
+              for (int s = 0; s < kRowStreams; ++s) at[s] = offset[s] + i * program.space.at.stride[s][0];
+            },
+            slice == 0, first, here, gradients, places);
+        if constexpr (kGradient) {
+          if (count > 0) {
+            store_columns(program.gradients + offset[kGradients] + first * stride, stride, here, places, gradients);
+          }
+        }
+      }
+      finish(chunk);
+    }
+  }
+};
+
+// As TwoPassReader. Rows: LabelOnlyShort or LabelOnlyColumns.
+template <class Rows>
+struct LabelOnlyRowsReader {
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const SlicedRows& group, Scale& scale,
+                                               int64 chunks, const Workspace& work) {
+    LabelLosses<Scale> source{scale, 0.0};
+    SyncState unused{0, 0};
+    const auto finish = [&](int64 chunk) {
+      finish_chunk(group, scale, chunk, source.total, work.partials, unused);
+      source.total = 0.0;
+    };
+    Rows::template for_each_chunk<kGradient>(program, group, source, chunks, finish);
+  }
+};
+
+// As apply_grad_coeffs.
+template <class Rows, class Program, class Stored>
+__device__ __forceinline__ void apply_grad_coeffs_label_only_rows(const Program& program, const SlicedRows& group,
+                                                                  int64 chunks, int64 result_stride, double scale,
+                                                                  const Stored* grad_output) {
+  StoredLabelGradients<Stored> source{grad_output, result_stride, scale};
+  Rows::template for_each_chunk<true>(program, group, source, chunks, [](int64) {});
+}
