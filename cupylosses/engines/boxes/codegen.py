@@ -135,6 +135,7 @@ def _functor(kernel: BoxKernel) -> Iterator[str]:
     yield "struct Loss {"
     yield f"  using Compute = {compute};"
     yield f"  static constexpr int kHeavy = {loss.heavy};"
+    yield "  static constexpr bool kTriedFirst = false;"
     yield from (f"  double {x}_;" for x in kernel.numbers)
     yield ""
     yield from call_signature(kernel.names)

@@ -391,6 +391,7 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
         yield "struct Loss {"
         yield "  using Compute = double;"
         yield "  static constexpr int kHeavy = 0;"
+        yield "  static constexpr bool kTriedFirst = false;"
         yield "  Summands summands;"
         yield ""
         yield from call_signature(operands)
@@ -414,6 +415,7 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
         yield "struct Loss {"
         yield "  using Compute = double;"
         yield "  static constexpr int kHeavy = 0;"
+        yield "  static constexpr bool kTriedFirst = false;"
         yield ""
         yield from call_signature(operands)
         yield "    return slope;"
