@@ -248,11 +248,6 @@ __device__ __forceinline__ double in_double(double x) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Active pairs
 
-template <class T>
-__device__ __forceinline__ bool is_finite(T x) {
-  return scalar_abs(x) <= scalar_max(T());
-}
-
 // The next number above x that is not subnormal, as kernels flush these.
 __device__ __forceinline__ float next_above(float x) {
   const float smallest = 1.17549435e-38f;

@@ -531,7 +531,7 @@ def label_only_layout(
     if (classes == 1 or gradients.class_stride == 1) and _without_gaps(classes, sizes, strides[1]):
         vec_size = 16 // size
         if row < LABEL_ONLY_ROW_BYTES:
-            each = min(LABEL_ONLY_ROWS, power_of_two(max(1, LABEL_ONLY_LANE_BYTES // row) + 1) // 2)
+            each = min(LABEL_ONLY_ROWS, power_of_two(max(1, LABEL_ONLY_LANE_BYTES // max(row, 1)) + 1) // 2)
             threads = min(THREADS, power_of_two(SHARED_BYTES // (each * row) + 1) // 2)
             return RowLayout(
                 "label_only_rows", vec_size, 1, threads, _chunks(-(-rows // (WARP * each))), threads // WARP,
