@@ -527,11 +527,11 @@ def label_only_layout(
     rows, size = prod(shape), gradients.itemsize
     class_strides = (logits.class_stride, gradients.class_stride, 0, 0, 0, 0)
     words, rank = space_words(rows, classes, class_strides, sizes, strides), space_rank(rows, sizes)
-    row = classes * size
+    row = max(classes, 1) * size
     if (classes == 1 or gradients.class_stride == 1) and _without_gaps(classes, sizes, strides[1]):
         vec_size = 16 // size
         if row < LABEL_ONLY_ROW_BYTES:
-            each = min(LABEL_ONLY_ROWS, power_of_two(max(1, LABEL_ONLY_LANE_BYTES // max(row, 1)) + 1) // 2)
+            each = min(LABEL_ONLY_ROWS, power_of_two(max(1, LABEL_ONLY_LANE_BYTES // row) + 1) // 2)
             threads = min(THREADS, power_of_two(SHARED_BYTES // (each * row) + 1) // 2)
             return RowLayout(
                 "label_only_rows", vec_size, 1, threads, _chunks(-(-rows // (WARP * each))), threads // WARP,
