@@ -60,14 +60,6 @@ __device__ __forceinline__ Extended<double> load_number(const StoredNumber<doubl
   return {__longlong_as_double(word.x), static_cast<int>(word.y)};
 }
 
-// a b + c, rounded once.
-__device__ __forceinline__ float fused(float a, float b, float c) {
-  return fmaf(a, b, c);
-}
-__device__ __forceinline__ double fused(double a, double b, double c) {
-  return fma(a, b, c);
-}
-
 template <class Mantissa>
 __device__ __forceinline__ Extended<Mantissa> zero_number() {
   return {Mantissa(0), kZero};

@@ -4,19 +4,17 @@
 //   loss_n    = sum_t lse[t, n] - log Z_n            lse is left out for log-probabilities
 //   gradient  = scale_n (softmax[t, n, c] - occ[t, n, c])
 //
-// 1. read_frames: a warp finds the largest logit of a frame, and the sum of the others' exponentials relative to it: so
-//    one minus the largest probability keeps its digits. Of few classes it takes several frames at once. Of many,
-//    read_rows: a block takes a frame, and writes scale_n softmax while the row is in the cache.
+// 1. read_frames: a warp per frame finds the largest logit, and the sum of the others' exponentials relative to it: so
+//    one minus the largest probability keeps its digits. Online: each logit is read once.
 // 2. finish_sample: a block per sample adds Z in double, in the order of threads, and log-sum-exps; the block that
 //    arrives last adds the losses in the order of samples.
 // 3. write_gradient: a warp per frame. Posteriors are divided by the frame's own sum, and those of a class added in the
 //    order of positions, from its first occurrence along its links. Frames of few classes are written in one pass,
-//    which looks up the first occurrence of each class in shared memory; what a warp reads of its next frame is on its
-//    way meanwhile. Of others every class is written once, by 1 if they are many, and the distinct labels and the blank
-//    once more. Where one class has more than half of softmax and of occ, its gradient is (the others' occ) - (the
-//    others' softmax).
+//    which looks up the first occurrence of each class in shared memory; of others every class is written once, and the
+//    distinct labels and the blank once more. Where one class has more than half of softmax and of occ, its gradient is
+//    (the others' occ) - (the others' softmax).
 //
-// Traffic: x read by 1, and again by 3 unless 1 has written softmax; the gradient written; posteriors read.
+// Traffic: x read by 1 and again by 3, the gradient written, posteriors read.
 #pragma once
 #include "core/reduce.cuh"
 #include "core/speculative_grad.cuh"
@@ -130,79 +128,8 @@ __device__ __forceinline__ void read_frame(const Sequences& shape, const Storage
   }
 }
 
-// Finds the sums of kAtOnce frames of few classes, so that their loads and exchanges overlap. Lanes have kEach classes;
-// the order of additions does not depend on strides. Preconditions: all lanes of the warp; at most 32 kEach classes.
-constexpr int kFewClasses = 128;
-
-template <int kEach, int kAtOnce, class Compute, class Storage>
-__device__ __forceinline__ void read_few_classes(const Sequences& shape, const Storage* x, const Sample& sample,
-                                                 int64 n, int64 first, int64 end, FrameSum<Compute>* sums,
-                                                 unsigned* broken) {
-  constexpr unsigned kAll = 0xffffffffu;
-  const int lane = threadIdx.x % 32, classes = static_cast<int>(shape.classes);
-  const Storage* const rows = x + shape.x_offset(n);
-  Compute found[kAtOnce][kEach], largest[kAtOnce], others[kAtOnce];
-  int at[kAtOnce];
-#pragma unroll
-  for (int u = 0; u < kAtOnce; ++u) {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int c = lane + 32 * i;
-      found[u][i] = -infinity(Compute(0));
-      if (first + u < end && c < classes) {
-        found[u][i] = logit<Compute>(rows[(first + u) * shape.x_frame + c * shape.x_class]);
-      }
-    }
-  }
-#pragma unroll
-  for (int u = 0; u < kAtOnce; ++u) {
-    Compute most = static_cast<Compute>(-3e38f);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) most = found[u][i] > most ? found[u][i] : most;
-    largest[u] = most;
-  }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) {
-      const Compute other = __shfl_xor_sync(kAll, largest[u], offset);
-      largest[u] = other > largest[u] ? other : largest[u];
-    }
-  }
-#pragma unroll
-  for (int u = 0; u < kAtOnce; ++u) {
-    // The first class that has it.
-    at[u] = 0;
-#pragma unroll
-    for (int i = kEach - 1; i >= 0; --i) {
-      const unsigned have = __ballot_sync(kAll, found[u][i] == largest[u]);
-      if (have != 0u) at[u] = 32 * i + 31 - __clz(static_cast<int>(have & (0u - have)));
-    }
-    others[u] = Compute(0);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const Compute e = exp_below(found[u][i] - largest[u]);
-      others[u] += lane + 32 * i == at[u] ? Compute(0) : e;
-    }
-  }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) others[u] += __shfl_xor_sync(kAll, others[u], offset);
-  }
-#pragma unroll
-  for (int u = 0; u < kAtOnce; ++u) {
-    if (lane == u && first + u < end) {
-      sums[n * shape.frames + first + u] = FrameSum<Compute>{largest[u], others[u], at[u]};
-      if (others[u] != others[u]) atomicOr(broken + n, kNanLogit);
-    }
-  }
-}
-
 // Frames of a sample that a block takes together.
 constexpr int kFrames = 16;
-// More classes than these are many: a block takes a frame of them, and writes its softmax at once.
-constexpr int kShortClasses = 1024;
 
 // Runs of kFrames frames of a sample.
 __device__ __forceinline__ unsigned runs_of(const Sequences& shape) {
@@ -219,167 +146,8 @@ __device__ __forceinline__ void read_frames(const Sequences& shape, const Storag
     const int64 n = i / runs, first = static_cast<int64>(i % runs) * kFrames;
     const Sample sample = samples[n];
     const int64 end = min(first + kFrames, static_cast<int64>(sample.frames));
-    const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    if (shape.classes <= 32) {
-      for (int64 t = first + warp * 8; t < end; t += warps * 8) {
-        read_few_classes<1, 8>(shape, x, sample, n, t, end, sums, broken);
-      }
-    } else if (shape.classes <= kFewClasses) {
-      for (int64 t = first + warp * 4; t < end; t += warps * 4) {
-        read_few_classes<kFewClasses / 32, 4>(shape, x, sample, n, t, end, sums, broken);
-      }
-    } else {
-      for (int64 t = first + threadIdx.x / 32; t < end; t += blockDim.x / 32) {
-        read_frame(shape, x, sample, n, t, sums, broken);
-      }
-    }
-  }
-}
-
-// Vector `v` of a row, by one load if it `is_whole`: elements are the same threads' whatever the strides.
-template <int kVec, class Storage>
-__device__ __forceinline__ Pack<Storage, kVec> load_part(const Storage* row, int64 step, int64 v, bool is_whole) {
-  if (is_whole) return load_vector<kVec>(row + v * kVec);
-  Pack<Storage, kVec> pack;
-#pragma unroll
-  for (int k = 0; k < kVec; ++k) pack.element[k] = row[(v * kVec + k) * step];
-  return pack;
-}
-
-// The scale of the gradient of a sample: that of its loss in the value.
-template <class Result>
-__device__ __forceinline__ double scale_of(const Sequences& shape, const Sample& sample, int64 n,
-                                           const Result* grad_output, const double* used, int64 per_sample,
-                                           double multiple, const double* count) {
-  const double divisor = count == nullptr ? multiple : multiple * __ldcg(count);
-  double scale = grad_output == nullptr ? *used : widen<double>(grad_output[per_sample != 0 ? n : 0]);
-  // A mean of nothing has no gradient.
-  scale = divisor == 0.0 ? 0.0 : scale * sample.weight / divisor;
-  if (shape.averages != 0 && sample.labels > 1) scale /= static_cast<double>(sample.labels);
-  return scale;
-}
-
-// Finds the sum of a frame of many classes, and writes `scale` times softmax into `g`, if that is not null. The row is
-// read three times, of which the first fills the cache. Preconditions: blocks of 128 threads; it ends in a barrier.
-template <class Compute, class Storage>
-__device__ __forceinline__ void read_many_classes(const Sequences& shape, const Storage* row, Storage* g, Compute scale,
-                                                  FrameSum<Compute>* sum, unsigned* broken) {
-  constexpr int kVec = 16 / sizeof(Storage), kWarps = 4, kAhead = 4;
-  __shared__ Compute largest_of[kWarps], others_of[kWarps];
-  __shared__ int64 at_of[kWarps];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64 vectors = shape.classes / kVec, rest = vectors * kVec + threadIdx.x;
-  const bool whole = is_vector(row, shape.x_class);
-  const Compute limit = static_cast<Compute>(kLargestLogit), none = static_cast<Compute>(-3e38f);
-  Compute largest = none;
-  int64 at = 0;
-  auto take = [&](Compute x, int64 c) {
-    at = x > largest ? c : at;
-    largest = x > largest ? x : largest;
-  };
-  int64 v = threadIdx.x;
-  for (; v + (kAhead - 1) * blockDim.x < vectors; v += kAhead * blockDim.x) {
-    Pack<Storage, kVec> raw[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) raw[i] = load_part<kVec>(row, shape.x_class, v + i * blockDim.x, whole);
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-#pragma unroll
-      for (int k = 0; k < kVec; ++k) take(widen<Compute>(raw[i].element[k]), (v + i * blockDim.x) * kVec + k);
-    }
-  }
-  for (; v < vectors; v += blockDim.x) {
-    const Pack<Storage, kVec> raw = load_part<kVec>(row, shape.x_class, v, whole);
-#pragma unroll
-    for (int k = 0; k < kVec; ++k) take(widen<Compute>(raw.element[k]), v * kVec + k);
-  }
-  if (rest < shape.classes) take(widen<Compute>(row[rest * shape.x_class]), rest);
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const Compute other = __shfl_xor_sync(0xffffffffu, largest, offset);
-    const int64 other_at = __shfl_xor_sync(0xffffffffu, at, offset);
-    const bool second = other > largest || (other == largest && other_at < at);
-    largest = second ? other : largest;
-    at = second ? other_at : at;
-  }
-  if (lane == 0) {
-    largest_of[warp] = largest;
-    at_of[warp] = at;
-  }
-  __syncthreads();
-  largest = largest_of[0];
-  at = at_of[0];
-#pragma unroll
-  for (int w = 1; w < kWarps; ++w) {
-    const bool second = largest_of[w] > largest || (largest_of[w] == largest && at_of[w] < at);
-    largest = second ? largest_of[w] : largest;
-    at = second ? at_of[w] : at;
-  }
-  // Below -limit, all classes are at -inf. Infinities beyond the limit leave NaN.
-  if (largest < -limit) largest = none, at = -1;
-  if (largest > limit) largest = not_a_number(largest);
-  auto power = [&](Compute x) -> Compute { return x < -limit ? Compute(0) : exp_below(x - largest); };
-  Compute others = 0;
-  for (v = threadIdx.x; v < vectors; v += blockDim.x) {
-    const Pack<Storage, kVec> raw = load_part<kVec>(row, shape.x_class, v, whole);
-#pragma unroll
-    for (int k = 0; k < kVec; ++k) {
-      const Compute e = power(widen<Compute>(raw.element[k]));
-      others += v * kVec + k == at ? Compute(0) : e;
-    }
-  }
-  if (rest < shape.classes && rest != at) others += power(widen<Compute>(row[rest * shape.x_class]));
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) others += __shfl_xor_sync(0xffffffffu, others, offset);
-  if (lane == 0) others_of[warp] = others;
-  __syncthreads();
-  others = others_of[0];
-#pragma unroll
-  for (int w = 1; w < kWarps; ++w) others += others_of[w];
-  if (threadIdx.x == 0) {
-    *sum = FrameSum<Compute>{largest, others, at < 0 ? 0 : at};
-    if (others != others) atomicOr(broken, kNanLogit);
-  }
-  if (g != nullptr) {
-    const Compute inverse = Compute(1) / (Compute(1) + others);
-    if (whole && is_vector(g, shape.g_class)) {
-      for (v = threadIdx.x; v < vectors; v += blockDim.x) {
-        const Pack<Storage, kVec> raw = load_vector<kVec>(row + v * kVec);
-        Compute found[kVec];
-#pragma unroll
-        for (int k = 0; k < kVec; ++k) found[k] = power(widen<Compute>(raw.element[k])) * inverse * scale;
-        store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
-      }
-      v = rest;
-    } else {
-      v = threadIdx.x;
-    }
-    for (; v < shape.classes; v += blockDim.x) {
-      g[v * shape.g_class] = Narrow<Storage>::from(power(widen<Compute>(row[v * shape.x_class])) * inverse * scale);
-    }
-  }
-  __syncthreads();
-}
-
-// Frames of many classes, a block to each: `block`, `block` + `blocks`, ... of all frames. If the gradient is written
-// early (`Sequences::early`), write_gradient has only labels and the blank to add.
-template <bool kLogits, class Compute, class Storage, class Result>
-__device__ __forceinline__ void read_rows(const Sequences& shape, const Storage* x, Storage* g, const Sample* samples,
-                                          FrameSum<Compute>* sums, unsigned* broken, const Result* grad_output,
-                                          const double* used, int64 per_sample, double multiple, const double* count,
-                                          unsigned block, unsigned blocks) {
-  const int64 all = shape.frames * shape.samples;
-  for (int64 i = block; i < all; i += blocks) {
-    // Neighbours in memory: frames of one sample are far apart.
-    const int64 n = i % shape.samples, t = i / shape.samples;
-    const Sample sample = samples[n];
-    if (t >= sample.frames) continue;
-    Storage* const to = g == nullptr ? nullptr : g + shape.g_offset(n) + t * shape.g_frame;
-    if constexpr (kLogits) {
-      const double scale =
-          g == nullptr ? 0.0 : scale_of(shape, sample, n, grad_output, used, per_sample, multiple, count);
-      read_many_classes(shape, x + shape.x_offset(n) + t * shape.x_frame, to, static_cast<Compute>(scale),
-                        sums + n * shape.frames + t, broken + n);
+    for (int64 t = first + threadIdx.x / 32; t < end; t += blockDim.x / 32) {
+      read_frame(shape, x, sample, n, t, sums, broken);
     }
   }
 }
@@ -412,9 +180,8 @@ __device__ __forceinline__ double alignments(const StoredNumber<Mantissa>* alpha
 template <bool kLogits, class Mantissa, class Result>
 __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, const Sample* samples, const int* labels,
                                               const StoredNumber<Mantissa>* meeting, const FrameSum<Mantissa>* sums,
-                                              const unsigned* broken, const int64* blanks, double* losses,
-                                              Result* values, Result* value, double multiple, const double* count,
-                                              unsigned* ticket) {
+                                              const unsigned* broken, double* losses, Result* values, Result* value,
+                                              double multiple, const double* count, unsigned* ticket) {
   __shared__ bool last;
   const Sample sample = samples[n];
   double loss = 0.0;
@@ -423,27 +190,16 @@ __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, c
     const StoredNumber<Mantissa>* const alpha = meeting + 2 * sample.first;
     const StoredNumber<Mantissa>* const beta = meeting + 2 * (shape.positions + sample.first);
     const double z = alignments(alpha, beta, labels + sample.first, sample.labels + 1, exponent);
-    double rows = 0.0, product = 0.0;
-    int factors = 0;
+    double rows = 0.0;
     if constexpr (kLogits) {
       for (int64 t = threadIdx.x; t < sample.frames; t += blockDim.x) {
         const FrameSum<Mantissa> sum = sums[n * shape.frames + t];
-        rows += static_cast<double>(sum.largest);
-        // The product of 1 + others, less 1: a logarithm for 16 frames.
-        const double others = sum.others;
-        product += others + product * others;
-        if (++factors == 16) {
-          rows += log1p(product);
-          product = 0.0;
-          factors = 0;
-        }
+        rows += static_cast<double>(sum.largest) + log1p(static_cast<double>(sum.others));
       }
-      rows += log1p(product);
       rows = block_sum(rows);
       __syncthreads();
     }
-    const double all = static_cast<double>(exponent + blanks[2 * n] + blanks[2 * n + 1]);
-    loss = rows - (0.6931471805599453 * all + log(z));
+    loss = rows - (0.6931471805599453 * static_cast<double>(exponent) + log(z));
     if (kLogits && loss < 0.0) loss = 0.0;
     if (exponent == kNoExponent) loss = shape.zero_infinity != 0 ? 0.0 : infinity(0.0);
   } else if (sample.outcome == kImpossible) {
@@ -481,8 +237,8 @@ constexpr int kKept = 4;
 
 template <GradientKind kKind, class Mantissa, class Storage>
 __device__ __forceinline__ void write_frame(const Sequences& shape, const Storage* x, Storage* g, const int* labels,
-                                            const unsigned* links, const Mantissa* posteriors, int size,
-                                            const FrameSum<Mantissa>& sum, Mantissa scale, bool written) {
+                                            const unsigned* links, const StoredNumber<Mantissa>* posteriors, int size,
+                                            const FrameSum<Mantissa>& sum, Mantissa scale) {
   const int lane = threadIdx.x % 32;
   const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
   // The class that has more than half of softmax, or none.
@@ -500,8 +256,8 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   // A lane has positions lane, lane + 32, ...: the first kKept of them in registers.
   Mantissa kept[kKept], of_blank = 0, of_labels = 0, of_others = 0;
   auto add = [&](int j) -> Mantissa {
-    const Mantissa blank = posteriors[j];
-    const Mantissa label = j < size - 1 ? posteriors[size + j] : Mantissa(0);
+    const Mantissa blank = posteriors[j].m;
+    const Mantissa label = j < size - 1 ? posteriors[size + j].m : Mantissa(0);
     of_blank += blank;
     of_labels += label;
     if (likely >= 0) {
@@ -524,8 +280,8 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   }
   const Mantissa share = Mantissa(1) / (of_blank + of_labels);
   constexpr int kVec = 16 / sizeof(Storage);
-  int64 done = written ? shape.classes : 0;
-  if (!written && is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
+  int64 done = 0;
+  if (is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
     const int64 vectors = shape.classes / kVec;
 #pragma unroll 2
     for (int64 v = lane; v < vectors; v += 32) {
@@ -557,7 +313,7 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
     if (link & kEarlier) return;
     while (link != 0u) {
       const int next = static_cast<int>(link) - 1;
-      of_class += posteriors[size + next];
+      of_class += posteriors[size + next].m;
       link = links[next] & ~kEarlier;
     }
     write(labels[j], of_class);
@@ -567,12 +323,13 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   for (int i = 0; i < kKept; ++i) {
     if (lane + 32 * i < size - 1) write_label(lane + 32 * i, kept[i]);
   }
-  for (int j = lane + 32 * kKept; j < size - 1; j += 32) write_label(j, posteriors[size + j]);
+  for (int j = lane + 32 * kKept; j < size - 1; j += 32) write_label(j, posteriors[size + j].m);
   if (lane == 0) write(shape.blank, of_blank);
 }
 
 // Shared memory of a block about a sample of few labels in frames of few classes: the position of the first label of
 // each class, plus one, or 0, with kRepeated if there are more; and the posteriors of labels in the frame of each warp.
+constexpr int kShortClasses = 1024;
 constexpr unsigned kRepeated = 0x80000000u;
 template <class Mantissa>
 struct ShortFrames {
@@ -580,55 +337,16 @@ struct ShortFrames {
   static constexpr int kWarps = 4;
   alignas(16) unsigned head[kShortClasses];
   Mantissa row[kWarps][kLabels];
-  unsigned links[kLabels];
-  int labels[kLabels];
 
-  // Precondition: all threads of the block, before any reads it.
-  __device__ __forceinline__ void begin(const Sequences& shape, const int* own, const unsigned* next, int count) {
+  // Precondition: all threads of the block, before any reads `head`.
+  __device__ __forceinline__ void begin(const Sequences& shape, const int* labels, const unsigned* links, int count) {
     for (int c = threadIdx.x; c < shape.classes; c += blockDim.x) head[c] = 0u;
     __syncthreads();
     for (int j = threadIdx.x; j < count; j += blockDim.x) {
-      const unsigned link = next[j];
-      links[j] = link & ~kEarlier;
-      labels[j] = own[j];
-      if ((link & kEarlier) == 0u) head[own[j]] = (j + 1u) | (link != 0u ? kRepeated : 0u);
+      const unsigned link = links[j];
+      if ((link & kEarlier) == 0u) head[labels[j]] = (j + 1u) | (link != 0u ? kRepeated : 0u);
     }
     __syncthreads();
-  }
-};
-
-// What a warp loads of a frame of few classes, a frame ahead: the sum, posteriors of the first positions, first logits.
-template <GradientKind kKind, class Mantissa, class Storage>
-struct FrameAhead {
-  static constexpr int kVec = 16 / sizeof(Storage), kFirst = kVec < 4 ? kVec : 4, kPositions = 4;
-  FrameSum<Mantissa> sum;
-  Mantissa blanks[kPositions], labels[kPositions];
-  Pack<Storage, kVec> logits;  // a vector, or an element of each run of 32 classes
-  bool vectors;
-
-  __device__ __forceinline__ void load(const Sequences& shape, const Storage* x, const Storage* g,
-                                       const Mantissa* posteriors, int size, const FrameSum<Mantissa>* of_frame) {
-    const int lane = threadIdx.x % 32, classes = static_cast<int>(shape.classes);
-    vectors = classes >= 32 * kVec && is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class));
-    sum = {Mantissa(0), Mantissa(0), 0};
-    if constexpr (kKind == kSoftmax) sum = *of_frame;
-    logits = {};
-    if constexpr (kKind != kPlain) {
-      if (vectors) {
-        logits = load_vector<kVec>(x + lane * kVec);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kFirst; ++i) {
-          if (lane + 32 * i < classes) logits.element[i] = x[(lane + 32 * i) * shape.x_class];
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kPositions; ++i) {
-      const int j = lane + 32 * i;
-      blanks[i] = j < size ? posteriors[j] : Mantissa(0);
-      labels[i] = j < size - 1 ? posteriors[size + j] : Mantissa(0);
-    }
   }
 };
 
@@ -636,29 +354,22 @@ struct FrameAhead {
 template <GradientKind kKind, class Mantissa, class Storage>
 __device__ __forceinline__ void write_short_frame(const Sequences& shape, const Storage* x, Storage* g,
                                                   const int* labels, const unsigned* links, const unsigned* head,
-                                                  Mantissa* row, const Mantissa* posteriors, int size,
-                                                  const FrameAhead<kKind, Mantissa, Storage>& ahead, Mantissa scale) {
-  using Ahead = FrameAhead<kKind, Mantissa, Storage>;
-  constexpr int kVec = Ahead::kVec, kFirst = Ahead::kFirst, kPositions = Ahead::kPositions;
+                                                  Mantissa* row, const StoredNumber<Mantissa>* posteriors, int size,
+                                                  const FrameSum<Mantissa>& sum, Mantissa scale) {
   const int lane = threadIdx.x % 32, classes = static_cast<int>(shape.classes);
   const int blank = static_cast<int>(shape.blank);
-  const FrameSum<Mantissa>& sum = ahead.sum;
   const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
   const int likely = kKind == kSoftmax && sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
   Mantissa of_blank = 0, of_labels = 0, of_others = 0;
   __syncwarp();  // the row is still read
-  auto add = [&](int j, Mantissa of_b, Mantissa of_l) {
-    of_blank += of_b;
-    of_labels += of_l;
+  for (int j = lane; j < size; j += 32) {
+    of_blank += posteriors[j].m;
     if (j < size - 1) {
-      row[j] = of_l;
-      if (likely >= 0) of_others += labels[j] != likely ? of_l : Mantissa(0);
+      const Mantissa label = posteriors[size + j].m;
+      row[j] = label;
+      of_labels += label;
+      if (likely >= 0) of_others += labels[j] != likely ? label : Mantissa(0);
     }
-  };
-#pragma unroll
-  for (int i = 0; i < kPositions; ++i) add(lane + 32 * i, ahead.blanks[i], ahead.labels[i]);
-  for (int j = lane + 32 * kPositions; j < size; j += 32) {
-    add(j, posteriors[j], j < size - 1 ? posteriors[size + j] : Mantissa(0));
   }
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
@@ -681,8 +392,8 @@ __device__ __forceinline__ void write_short_frame(const Sequences& shape, const 
       int at = static_cast<int>(first & ~kRepeated) - 1;
       occ = row[at];
       if (first & kRepeated) {
-        for (unsigned link = links[at]; link != 0u; link = links[at]) {
-          at = static_cast<int>(link) - 1;
+        for (unsigned link = links[at]; (link & ~kEarlier) != 0u; link = links[at]) {
+          at = static_cast<int>(link & ~kEarlier) - 1;
           occ += row[at];
         }
       }
@@ -691,24 +402,18 @@ __device__ __forceinline__ void write_short_frame(const Sequences& shape, const 
     const Mantissa rest = of_others * share - sum.others * inverse;
     return (c == likely && occ > Mantissa(0.5) ? rest : before - occ) * scale;
   };
+  constexpr int kVec = 16 / sizeof(Storage);
   int done = 0;
-  if (ahead.vectors) {
+  if (classes >= 32 * kVec && is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
     for (int v = lane; v < classes / kVec; v += 32) {
-      Pack<Storage, kVec> raw = ahead.logits;
-      if (kKind != kPlain && v != lane) raw = load_vector<kVec>(x + v * kVec);
+      Pack<Storage, kVec> raw = {};
+      if constexpr (kKind != kPlain) raw = load_vector<kVec>(x + v * kVec);
       Mantissa found[kVec];
 #pragma unroll
       for (int k = 0; k < kVec; ++k) found[k] = gradient(v * kVec + k, head[v * kVec + k], raw.element[k]);
       store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
     }
     done = classes / kVec * kVec;
-  } else {
-#pragma unroll
-    for (int i = 0; i < kFirst; ++i) {
-      const int c = lane + 32 * i;
-      if (c < classes) g[c * shape.g_class] = Narrow<Storage>::from(gradient(c, head[c], ahead.logits.element[i]));
-    }
-    done = 32 * kFirst;
   }
   for (int c = done + lane; c < classes; c += 32) {
     Storage raw = Storage();
@@ -726,64 +431,56 @@ __device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sam
   return sample.outcome == kRuns && (found & kNoAlignment) == 0u;
 }
 
-// The gradients of runs `block`, `block` + `blocks`, ... of frames, for grad_output of the sample over the divisor.
+// The gradient of run `block` of frames, for grad_output of the sample over the divisor.
 //
 // Preconditions: blocks of 128 threads.
 template <GradientKind kKind, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradient(const Sequences& shape, const Storage* x, Storage* g,
                                                const Sample* samples, const int* labels, const unsigned* links,
-                                               const Mantissa* lattice, const FrameSum<Mantissa>* sums,
+                                               const StoredNumber<Mantissa>* lattice, const FrameSum<Mantissa>* sums,
                                                const unsigned* broken, const Result* grad_output, const double* used,
-                                               int64 per_sample, double multiple, const double* count, unsigned block,
-                                               unsigned blocks) {
+                                               int64 per_sample, double multiple, const double* count, unsigned block) {
+  const unsigned runs = runs_of(shape);
+  const int64 n = block / runs, first = static_cast<int64>(block % runs) * kFrames;
+  const int64 end = min(first + kFrames, shape.frames);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  const Sample sample = samples[n];
+  const double divisor = count == nullptr ? multiple : multiple * __ldcg(count);
+  double scale = grad_output == nullptr ? *used : widen<double>(grad_output[per_sample != 0 ? n : 0]);
+  // A mean of nothing has no gradient.
+  scale = divisor == 0.0 ? 0.0 : scale * sample.weight / divisor;
+  if (shape.averages != 0 && sample.labels > 1) scale /= static_cast<double>(sample.labels);
+  bool is_nan;
+  const bool exists =
+      has_alignments(shape, sample, broken, n, kKind == kSoftmax ? kNanLogit | kNanLoss : kNanLoss, is_nan);
+  const int size = sample.labels + 1;
+  const int64 x_offset = shape.x_offset(n), g_offset = shape.g_offset(n);
   using Short = ShortFrames<Mantissa>;
   __shared__ Short few;
-  const unsigned runs = runs_of(shape), all = runs * static_cast<unsigned>(shape.samples);
-  for (; block < all; block += blocks) {
-    const int64 n = block / runs, first = static_cast<int64>(block % runs) * kFrames;
-    const int64 end = min(first + kFrames, shape.frames);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    const Sample sample = samples[n];
-    const double scale = scale_of(shape, sample, n, grad_output, used, per_sample, multiple, count);
-    bool is_nan;
-    const bool exists =
-        has_alignments(shape, sample, broken, n, kKind == kSoftmax ? kNanLogit | kNanLoss : kNanLoss, is_nan);
-    const int size = sample.labels + 1;
-    const int64 x_offset = shape.x_offset(n), g_offset = shape.g_offset(n);
-    const bool is_short = shape.classes <= kShortClasses && size <= Short::kLabels && shape.early == 0;
-    const int* const own = labels + sample.first;
-    const unsigned* const next = links + sample.first;
-    const int64 written = exists && !is_nan ? min(end, static_cast<int64>(sample.frames)) : 0;
-    const Mantissa factor = static_cast<Mantissa>(scale);
-    if (is_short && first < written) {
-      FrameAhead<kKind, Mantissa, Storage> ahead;
-      auto load = [&](int64 t) {
-        ahead.load(shape, x + x_offset + t * shape.x_frame, g + g_offset + t * shape.g_frame,
-                   lattice + Lattice<Mantissa>::row(shape, sample, t), size, sums + n * shape.frames + t);
-      };
-      if (first + warp < written) load(first + warp);
-      few.begin(shape, own, next, size - 1);
-      for (int64 t = first + warp; t < written; t += warps) {
-        const FrameAhead<kKind, Mantissa, Storage> now = ahead;
-        if (t + warps < written) load(t + warps);
-        write_short_frame<kKind>(shape, x + x_offset + t * shape.x_frame, g + g_offset + t * shape.g_frame, few.labels,
-                                 few.links, few.head, few.row[warp], lattice + Lattice<Mantissa>::row(shape, sample, t),
-                                 size, now, factor);
+  const bool is_short = shape.classes <= kShortClasses && size <= Short::kLabels;
+  if (is_short && exists && first < sample.frames) {
+    few.begin(shape, labels + sample.first, links + sample.first, size - 1);
+  }
+  for (int64 t = first + warp; t < end; t += warps) {
+    Storage* const row = g + g_offset + t * shape.g_frame;
+    if (t < sample.frames && exists && !is_nan) {
+      FrameSum<Mantissa> sum = {Mantissa(0), Mantissa(0), 0};
+      if constexpr (kKind == kSoftmax) sum = sums[n * shape.frames + t];
+      const StoredNumber<Mantissa>* const posteriors =
+          lattice + 2 * (sample.first * shape.frames + t * static_cast<int64>(size));
+      const Storage* const logits = x + x_offset + t * shape.x_frame;
+      const int* const own = labels + sample.first;
+      const unsigned* const next = links + sample.first;
+      if (is_short) {
+        write_short_frame<kKind>(shape, logits, row, own, next, few.head, few.row[warp], posteriors, size, sum,
+                                 static_cast<Mantissa>(scale));
+      } else {
+        write_frame<kKind>(shape, logits, row, own, next, posteriors, size, sum, static_cast<Mantissa>(scale));
       }
     } else {
-      for (int64 t = first + warp; t < written; t += warps) {
-        FrameSum<Mantissa> sum = {Mantissa(0), Mantissa(0), 0};
-        if constexpr (kKind == kSoftmax) sum = sums[n * shape.frames + t];
-        write_frame<kKind>(shape, x + x_offset + t * shape.x_frame, g + g_offset + t * shape.g_frame, own, next,
-                           lattice + Lattice<Mantissa>::row(shape, sample, t), size, sum, factor, shape.early != 0);
-      }
-    }
-    for (int64 t = max(first, written) + warp; t < end; t += warps) {
       const bool nan = is_nan && t < sample.frames;
       const Storage fill = Narrow<Storage>::from(nan ? not_a_number(Mantissa(0)) : Mantissa(0));
-      Storage* const row = g + g_offset + t * shape.g_frame;
       for (int64 c = lane; c < shape.classes; c += 32) row[c * shape.g_class] = fill;
     }
-    if (block + blocks < all) __syncthreads();
   }
 }

@@ -30,8 +30,7 @@ struct Sequences {
   int64 averages, zero_infinity;  // whether the loss of a sample is divided by its labels; 0 for inf
   int64 site;                     // number of the first of four reports, in the order of Report
   int64 bands, column;            // blocks that share a direction of a sample; numbers that one passes to the next
-  int64 early;                    // whether the first kernel writes softmax of the gradient
-  int64 buffer[9];                // where the buffers of a call begin in its memory, in bytes, in the order of Buffers
+  int64 buffer[8];                // where the buffers of a call begin in its memory, in bytes, in the order of Buffers
 
   // Divisions of 32 bits: those of 64 are calls, around which registers are spilled.
   __device__ __forceinline__ unsigned batch_of(int64 sample) const {
@@ -83,7 +82,6 @@ struct Buffers {
   FrameSum<Compute>* sums;         // by sample and frame
   double* losses;
   StoredNumber<Compute>* columns;  // by direction, band and frame
-  int64* blanks;                   // by sample and direction: the sum of the exponents of blanks (recursion.cuh)
   unsigned* started;               // blocks of each half
 
   __device__ __forceinline__ Buffers(char* memory, const Sequences& shape)
@@ -97,7 +95,6 @@ struct Buffers {
         sums(reinterpret_cast<FrameSum<Compute>*>(memory + shape.buffer[5])),
         losses(reinterpret_cast<double*>(memory + shape.buffer[6])),
         columns(reinterpret_cast<StoredNumber<Compute>*>(memory + shape.buffer[7])),
-        blanks(reinterpret_cast<int64*>(memory + shape.buffer[8])),
         started(reinterpret_cast<unsigned*>(memory + 16)) {
   }
 };

@@ -107,11 +107,6 @@ __device__ __forceinline__ void cp_async_wait_all() {
 #endif
 }
 
-// Prefetches the line of an address into L2.
-__device__ __forceinline__ void prefetch_line_l2(const void* from) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-}
-
 // Prefetches `bytes` bytes into L2. Preconditions: `bytes` is a multiple of 16; the address is aligned to 16.
 __device__ __forceinline__ void prefetch_l2(const void* from, unsigned bytes) {
   // CUDA 11.8 knows compute capability 9.0, but not this instruction.

@@ -13,7 +13,7 @@ BAND = 128
 THREADS = {"prepare": 256, "first": BAND, "second": BAND, "finish": 128, "gradient": 128}
 #: Blocks that a multiprocessor is to hold, of float32 and float64 arithmetic. The recursion is a chain of latencies,
 #: and gets all registers that it can use.
-BLOCKS = {"first": (1, 1), "second": (1, 1), "gradient": (5, 3)}
+BLOCKS = {"first": (1, 1), "second": (1, 1), "gradient": (6, 4)}
 
 #: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
 PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
@@ -67,18 +67,17 @@ class SequenceKernel(Kernel):
     @property
     def arguments(self) -> list[str]:
         dtype, result, compute = STORAGE[self.dtype][0], STORAGE[self.result][0], STORAGE[self.compute][0]
-        memory, lattice = "char* memory", "char* lattice"
+        memory, lattice = "char* memory", f"StoredNumber<{compute}>* lattice"
         divisor = ["double multiple", "const double* count"]
         x, grad_output = f"const {dtype}* x", f"const {result}* grad_output"
         return {
             "prepare": ["const void* targets", "const void* input_lengths", "const void* target_lengths",
                         "const void* weights", "const bool* mask", "const double* expected", "SequenceStatus* status",
                         memory],
-            "first": [x, memory, lattice, f"const {result}* unless", f"{dtype}* g", grad_output, "int64 per_sample",
-                      *divisor],
+            "first": [x, memory, lattice, grad_output],
             "second": [x, memory, lattice, grad_output],
             "finish": [memory, f"{result}* values", f"{result}* value", *divisor],
-            "gradient": [x, f"{dtype}* g", memory, f"const {compute}* lattice", grad_output, "int64 per_sample",
+            "gradient": [x, f"{dtype}* g", memory, f"const {lattice}", grad_output, "int64 per_sample",
                          "double* expected", f"{result}* value", *divisor],
         }[self.kind]  # fmt: skip
 
@@ -100,12 +99,12 @@ class SequenceKernel(Kernel):
         logits = str(self.added == SOFTMAX).lower()
         finish = (
             f"finish_sample<{logits}, Compute, {STORAGE[self.result][0]}>(shape, blockIdx.x, at.samples, at.labels, "
-            "at.meeting, at.sums, at.broken, at.blanks, at.losses, {values}, value, multiple, count, at.ticket);"
+            "at.meeting, at.sums, at.broken, at.losses, {values}, value, multiple, count, at.ticket);"
         )
         stores = str(self.stores).lower()
         walk = (
             "walk_half<{}>(shape, x, at.samples, at.labels, lattice, at.meeting, at.columns, at.started + {}, "
-            "at.broken, at.blanks);"
+            "at.broken);"
         )
         if self.kind == "prepare":
             return ["if (blockIdx.x >= shape.samples) empty_columns(shape, "
@@ -117,18 +116,11 @@ class SequenceKernel(Kernel):
             return [fresh, walk.format("2, true, Compute", 1)]
         if self.kind == "first":
             own = walk.format(f"1, {stores}, Compute", 0)
-            lines = [fresh.replace("grad_output", "unless"), f"if (blockIdx.x < walks) {own}"]
+            lines = [fresh, f"if (blockIdx.x < walks) {own}"]
             links = "link_labels(at.samples[blockIdx.x - walks], at.labels, at.links);"
             lines += [f"else if (blockIdx.x < walks + links) {links}"] * self.stores
             reads = "blockIdx.x - walks - links, gridDim.x - walks - links"
-            if self.added == SOFTMAX:
-                common = f"at.broken, {reads});"
-                lines += [
-                    "else if (shape.classes > kShortClasses)",
-                    "  read_rows<true>(shape, x, g, at.samples, at.sums, at.broken, grad_output, at.used, per_sample, "
-                    f"multiple, count, {reads});",
-                    f"else read_frames(shape, x, at.samples, at.sums, {common}",
-                ]
+            lines += [f"else read_frames(shape, x, at.samples, at.sums, at.broken, {reads});"] * (self.added == SOFTMAX)
             return lines
         if self.kind == "finish":
             return [finish.format(values="values")]
@@ -140,6 +132,5 @@ class SequenceKernel(Kernel):
             "}",
             f"if (blockIdx.x < finishes) {finish.format(values='static_cast<Result*>(nullptr)')}",
             f"else write_gradient<{self.added}>(shape, x, g, at.samples, at.labels, at.links, lattice, "
-            "at.sums, at.broken, grad_output, at.used, per_sample, multiple, count, blockIdx.x - finishes, "
-            "gridDim.x - finishes);",
+            "at.sums, at.broken, grad_output, at.used, per_sample, multiple, count, blockIdx.x - finishes);",
         ]

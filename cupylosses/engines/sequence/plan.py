@@ -34,23 +34,11 @@ from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 from cupylosses.jit.gpu import WARP
 
-#: Frames between two barriers (``kChunk``).
-CHUNK = 8
 #: Frames of a block that reads logits or writes gradients (``kFrames``).
 FRAMES = 16
-#: Frames of many classes that a block takes, one after another.
-ROWS = 4
-#: Blocks on a multiprocessor that take frames, at most, where most often there is nothing to do.
-ROW_BLOCKS = 8
-#: Classes of a frame that a warp takes, at most (``kShortClasses``).
-SHORT_CLASSES = 1024
 #: Codes of dtypes, as kernels read integers and weights (``load_integer``, ``load_weight``).
 _INTEGERS = {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": -1}
 _WEIGHTS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 3}
-
-
-#: No gradient for the first kernel to write.
-NO_GRADIENT = (0, 0, 0, 0.0, 0)
 
 
 class Speculation:
@@ -127,9 +115,6 @@ class SequencePlan(CompositePlan):
         blocks = found.every * (2 * self.bands + -(-found.frames // FRAMES) + 1)
         fits = max(found.classes, found.frames, found.labels, blocks) < 2**31
         self.empty = not (found.every and found.frames and fits) or any(static.has_tangent)
-        #: True if frames have many classes: a block takes each, and writes its softmax beside the recursion.
-        self.many = self.added == SOFTMAX and found.classes > SHORT_CLASSES
-        self.early = self.many and not static.inplace and any(self.differentiable)
         self._launchers: dict[Any, compiler.Launcher] = {}
 
     # Memory
@@ -150,7 +135,6 @@ class SequencePlan(CompositePlan):
             sums,
             8 * found.every,
             columns,
-            16 * found.every,
         ]
         starts, end = [], 32
         for size in sized:
@@ -159,10 +143,8 @@ class SequencePlan(CompositePlan):
         return starts, end
 
     def _lattice(self, device: Device) -> Any:
-        """Memory of the states: values and exponents of all frames, and shared exponents of each run of ``CHUNK``."""
-        found, states = self.sizes, 2 * self.positions
-        size = states * found.frames * (ITEMSIZE[self.compute] + 4) + 4 * states * -(-found.frames // CHUNK)
-        return device.empty((-(-size // 8),), (1,), "float64")
+        words = 4 * self.positions * self.sizes.frames * ITEMSIZE[self.compute] // 8
+        return device.empty((words,), (1,), "float64")
 
     # Launches
 
@@ -181,7 +163,7 @@ class SequencePlan(CompositePlan):
             found.every, max(found.inner, 1), found.frames, found.classes, found.labels,
             static.blank, int(static.concatenated), self.positions, *first, *others[0], *kinds,
             int(static.averages_labels), int(static.zero_infinity), self._site(loss), self.bands, self.column,
-            int(self.early), *self._layout[0],
+            *self._layout[0],
         ]  # fmt: skip
 
     def _site(self, loss: Any) -> int:
@@ -208,15 +190,14 @@ class SequencePlan(CompositePlan):
         frame, sample = (own[1], own[0]) if static.batch_first else (own[0], own[1])
         return outer, sample, frame, own[2]
 
-    def _launch(self, kind: str, stores: bool = False, forward: bool = False) -> compiler.Launcher:
-        key = kind, stores, forward
+    def _launch(self, kind: str, stores: bool = False, finishes: bool = False) -> compiler.Launcher:
+        key = kind, stores, finishes
         found = self._launchers.get(key)
         if found is None:
-            found = self._launchers[key] = self._make(kind, stores, forward)
+            found = self._launchers[key] = self._make(kind, stores, finishes)
         return found
 
-    def _make(self, kind: str, stores: bool, forward: bool) -> compiler.Launcher:
-        """A launch of forward, or one that most often leaves at once: of few blocks, which then take all frames."""
+    def _make(self, kind: str, stores: bool, finishes: bool) -> compiler.Launcher:
         sized = self.sizes
         fixed: list[Any] = [self.shape_words]
         blocks, threads = sized.every, THREADS[kind]
@@ -225,7 +206,7 @@ class SequencePlan(CompositePlan):
             blocks += min(-(-words // (4 * threads)), 4 * self.machine.processors)
             fixed += [words]
         if kind in ("first", "second"):
-            threads = BAND if kind == "first" and self.many else min(-(-self.most // WARP) * WARP, BAND)
+            threads = min(-(-self.most // WARP) * WARP, BAND)
             blocks = 2 * sized.every * self.bands
         added = PLAIN if kind in ("prepare", "second") else self.added
         if kind in ("first", "finish"):
@@ -233,14 +214,10 @@ class SequencePlan(CompositePlan):
         if kind == "first":
             links = sized.every * stores
             fixed += [blocks, links]
-            if added == SOFTMAX:
-                rows = -(-sized.frames * sized.every // ROWS) if self.many else sized.every * -(-sized.frames // FRAMES)
-                blocks += rows if forward else min(rows, ROW_BLOCKS * self.machine.processors)
-            blocks += links
+            blocks += links + sized.every * -(-sized.frames // FRAMES) * (added == SOFTMAX)
         if kind == "gradient":
-            runs = sized.every * -(-sized.frames // FRAMES)
-            blocks = sized.every + runs if forward else min(runs, ROW_BLOCKS * self.machine.processors)
-            fixed += [sized.every * forward]
+            blocks = sized.every * (-(-sized.frames // FRAMES) + finishes)
+            fixed += [sized.every * finishes]
         dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
         result = self.result if stores or kind not in ("prepare", "first") else "float32"
         kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores)
@@ -254,18 +231,14 @@ class SequencePlan(CompositePlan):
         self._launch("prepare")(device.stream(), *given, expected, status, device.address(memory))
         return memory
 
-    def walk(
-        self, device: Device, x: int, memory: int, both: bool, unless: int = 0, gradient: Sequence[Any] = NO_GRADIENT
-    ) -> Any:
+    def walk(self, device: Device, x: int, memory: int, both: bool, unless: int = 0) -> Any:
         """The recursion; the lattice with the posteriors, if it takes ``both`` halves. Nothing is done if the number at
-        ``unless`` is the ``grad_output`` that gradients were written for. ``gradient``: its address, those of the true
-        ``grad_output``, or 0, 1 if that is one for each sample, and the divisor.
+        ``unless`` is the ``grad_output`` that gradients were written for.
         """
         stream = device.stream()
         lattice = self._lattice(device) if both else None
         at = 0 if lattice is None else device.address(lattice)
-        written = gradient if both and self.early else NO_GRADIENT
-        self._launch("first", both, not unless)(stream, x, memory, at, unless, *written)
+        self._launch("first", both)(stream, x, memory, at, unless)
         if both:
             self._launch("second")(stream, x, memory, at, unless)
         return lattice
@@ -318,10 +291,9 @@ class SequencePlan(CompositePlan):
         gradients = [device.empty(*self.allocation(0)), *[None] * (len(wanted) - 1)]
         check.gradient = gradients[0]
         x, at = device.address(arrays[0]), device.address(memory)
-        to = device.address(gradients[0])
-        lattice = self.walk(device, x, at, True, 0, (to, 0, 0, *_arguments(divisor)))
+        lattice = self.walk(device, x, at, True)
         self._launch("gradient", False, True)(
-            device.stream(), x, to, at, device.address(lattice), 0, 0, 0,
+            device.stream(), x, device.address(gradients[0]), at, device.address(lattice), 0, 0, 0,
             device.address(value), *_arguments(divisor),
         )  # fmt: skip
         return value, (check, gradients)
@@ -340,11 +312,10 @@ class SequencePlan(CompositePlan):
         """The gradient for a ``grad_output``, from a call's memory; with ``expected`` only if it is another than the
         one that the gradient was written for, and is expected from now on.
         """
-        at, to = device.address(memory), device.address(gradient)
-        written = (to, grad_output, per_sample, *_arguments(divisor))
-        lattice = self.walk(device, x, at, True, grad_output if expected else 0, written)
+        at = device.address(memory)
+        lattice = self.walk(device, x, at, True, grad_output if expected else 0)
         self._launch("gradient")(
-            device.stream(), x, to, at, device.address(lattice), grad_output, per_sample,
+            device.stream(), x, device.address(gradient), at, device.address(lattice), grad_output, per_sample,
             expected, 0,
             *_arguments(divisor),
         )  # fmt: skip

@@ -210,7 +210,7 @@ class PosteriorKernel(Kernel):
     @property
     def arguments(self) -> list[str]:
         compute = STORAGE[self.compute][0]
-        return ["char* memory", f"const {compute}* lattice", f"{compute}* out"]
+        return ["char* memory", f"const StoredNumber<{compute}>* lattice", f"{compute}* out"]
 
     def glue(self) -> str:
         compute = STORAGE[self.compute][0]
@@ -221,7 +221,7 @@ class PosteriorKernel(Kernel):
             nothing = f"static_cast<const {compute}*>(nullptr)"
             call = (
                 f"write_gradient<kPlain>(shape, {nothing}, out, at.samples, at.labels, at.links, lattice, at.sums, "
-                "at.broken, static_cast<const double*>(nullptr), at.used, 0, -1.0, nullptr, blockIdx.x, gridDim.x);"
+                "at.broken, static_cast<const double*>(nullptr), at.used, 0, -1.0, nullptr, blockIdx.x);"
             )
         return (
             f'extern "C" __global__ void __launch_bounds__({THREADS["gradient"]})\n'

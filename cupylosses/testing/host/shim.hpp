@@ -488,8 +488,6 @@ HOST_ACCESS void cp_async_bytes(void* to, const void* from) {
 inline void cp_async_wait_all() {
 }
 
-inline void prefetch_line_l2(const void*) {
-}
 inline void prefetch_l2(const void*, unsigned) {
 }
 
