@@ -210,100 +210,100 @@ struct Walk {
 // and of that behind it, and what the other direction has stored for this chunk and the next one. So loads are a chunk
 // ahead, and exponentials run beside the recursion's chain. The blank's are of frame lane % kChunk.
 //
-// Buffers alternate with the parity of their chunk: a copy from one to the other would wait for the loads.
-//
 // Frames behind the last one are read as the last one: the loads of a chunk have no conditions, which would keep the
 // compiler from scheduling across them.
 template <int kPhase, class Mantissa, class Storage>
 struct Ahead {
   Extended<Mantissa> y[kChunk], y_blank;
-  Storage raw[2][kChunk], raw_blank[2];
+  Storage raw[kChunk], raw_blank, later[kChunk], later_blank;
   // Doubles are read when they are used: two chunks of them do not fit the registers.
   static constexpr bool kNext = sizeof(Mantissa) == 4;
   static constexpr int kFetched = kPhase == 2 && kNext ? kChunk : 1;
-  Extended<Mantissa> others[2][kFetched][2];
+  Extended<Mantissa> others[kFetched][2], next[kFetched][2];
   bool ordinary;  // of the warp's emissions of this chunk
 
-  // The elements of the chunk that begins at frame `first`. Precondition: `steps` is not 0.
-  template <int kParity>
+  // Precondition: `steps` is not 0.
   __device__ __forceinline__ void fetch(const Walk<Mantissa, Storage>& walk, int first, int steps) {
     const int last = steps - 1;
-    raw_blank[kParity] = walk.blank[min(first + static_cast<int>(threadIdx.x) % kChunk, last) * walk.step];
+    later_blank = walk.blank[min(first + static_cast<int>(threadIdx.x) % kChunk, last) * walk.step];
     if (first + kChunk <= steps) {
       const Storage* at = walk.x + first * walk.step;
 #pragma unroll
-      for (int f = 0; f < kChunk; ++f) raw[kParity][f] = at[f * walk.step];
+      for (int f = 0; f < kChunk; ++f) later[f] = at[f * walk.step];
     } else {
 #pragma unroll
-      for (int f = 0; f < kChunk; ++f) raw[kParity][f] = walk.x[min(first + f, last) * walk.step];
+      for (int f = 0; f < kChunk; ++f) later[f] = walk.x[min(first + f, last) * walk.step];
     }
   }
-  template <int kParity>
   __device__ __forceinline__ void fetch_others(const Walk<Mantissa, Storage>& walk, int first, int steps) {
     const int last = steps - 1;
     if (walk.has_blank) {
 #pragma unroll
-      for (int f = 0; f < kChunk; ++f) {
-        others[kParity][f][0] = load_number(walk.at_blank + min(first + f, last) * walk.row_step);
-      }
+      for (int f = 0; f < kChunk; ++f) next[f][0] = load_number(walk.at_blank + min(first + f, last) * walk.row_step);
     }
     if (walk.has_label) {
 #pragma unroll
-      for (int f = 0; f < kChunk; ++f) {
-        others[kParity][f][1] = load_number(walk.at_label + min(first + f, last) * walk.row_step);
-      }
+      for (int f = 0; f < kChunk; ++f) next[f][1] = load_number(walk.at_label + min(first + f, last) * walk.row_step);
     }
   }
-  template <int kParity>
   __device__ __forceinline__ void emit(const Walk<Mantissa, Storage>& walk, int f) {
-    y[f] = ordinary_exponential(widen<Mantissa>(raw[kParity][f]));
+    y[f] = ordinary_exponential(widen<Mantissa>(raw[f]));
     y[f].m = walk.has_label ? y[f].m : Mantissa(0);
   }
-  // Ends a chunk: the emissions are those of the next one, whose parity this is. Returns true if a NaN is among them.
-  // Precondition: the whole warp.
-  template <int kParity>
+  // Ends a chunk: what was ahead is now. Returns true if a NaN is among the emissions. Precondition: the whole warp.
   __device__ __forceinline__ bool advance(const Walk<Mantissa, Storage>& walk) {
-    bool odd = !is_ordinary(widen<Mantissa>(raw_blank[kParity])), found = false;
+    bool odd = !is_ordinary(widen<Mantissa>(raw_blank)), found = false;
 #pragma unroll
-    for (int f = 0; f < kChunk; ++f) odd = odd || !is_ordinary(widen<Mantissa>(raw[kParity][f]));
-    y_blank = ordinary_exponential(widen<Mantissa>(raw_blank[kParity]));
+    for (int f = 0; f < kChunk; ++f) odd = odd || !is_ordinary(widen<Mantissa>(raw[f]));
+    y_blank = ordinary_exponential(widen<Mantissa>(raw_blank));
     ordinary = __any_sync(0xffffffffu, odd) == 0;
     if (!ordinary) {
 #pragma unroll
       for (int f = 0; f < kChunk; ++f) {
-        y[f] = walk.has_label ? exponential(widen<Mantissa>(raw[kParity][f])) : zero_number<Mantissa>();
+        y[f] = walk.has_label ? exponential(widen<Mantissa>(raw[f])) : zero_number<Mantissa>();
         found = found || y[f].m != y[f].m;
       }
-      y_blank = exponential(widen<Mantissa>(raw_blank[kParity]));
+      y_blank = exponential(widen<Mantissa>(raw_blank));
       found = found || y_blank.m != y_blank.m;
+    }
+#pragma unroll
+    for (int f = 0; f < kChunk; ++f) raw[f] = later[f];
+    raw_blank = later_blank;
+    if constexpr (kPhase == 2 && kNext) {
+#pragma unroll
+      for (int f = 0; f < kChunk; ++f) {
+        others[f][0] = next[f][0];
+        others[f][1] = next[f][1];
+      }
     }
     return found;
   }
 
   // Before the first chunk.
   __device__ __forceinline__ bool begin(const Walk<Mantissa, Storage>& walk, int steps) {
-    fetch<0>(walk, 0, steps);
+    fetch(walk, 0, steps);
     if constexpr (kPhase == 2 && kNext) {
 #pragma unroll
-      for (int f = 0; f < kChunk; ++f) {
-        others[0][f][0] = others[0][f][1] = others[1][f][0] = others[1][f][1] = zero_number<Mantissa>();
-      }
-      fetch_others<0>(walk, 0, steps);
+      for (int f = 0; f < kChunk; ++f) next[f][0] = next[f][1] = zero_number<Mantissa>();
+      fetch_others(walk, 0, steps);
     }
-    fetch<1>(walk, kChunk, steps);
 #pragma unroll
-    for (int f = 0; f < kChunk; ++f) emit<0>(walk, f);
-    return advance<0>(walk);
+    for (int f = 0; f < kChunk; ++f) raw[f] = later[f];
+    raw_blank = later_blank;
+    fetch(walk, kChunk, steps);
+#pragma unroll
+    for (int f = 0; f < kChunk; ++f) emit(walk, f);
+    return advance(walk);
   }
 };
 
-// The frames of a chunk, `count` of them if that is less than kChunk, of one direction. kParity is the chunk's.
+// Frames `chunk` * kChunk on, `count` of them if that is less than kChunk, of one direction.
 //
 // kOrdinary: all frames, of ordinary emissions; kPhase 2 also of samples without NaN, and of an ordinary exponent of Z.
 //
 // `incoming` are the label products of the position before the warp's first, in the frames of this chunk, and `carried`
 // the one of the frame before; `outgoing` takes those of the warp's last position.
-template <int kPhase, bool kStores, bool kOrdinary, int kParity, class Mantissa, class Storage>
+template <int kPhase, bool kStores, bool kOrdinary, class Mantissa, class Storage>
 __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Ahead<kPhase, Mantissa, Storage>& ahead,
                                            int count, Extended<Mantissa>& carried, const Extended<Mantissa>* incoming,
                                            Extended<Mantissa>* outgoing, StoredNumber<Mantissa>* at_blank,
@@ -333,7 +333,7 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Ahead<
       if constexpr (kPhase == 2) {
         Number other_b, other_l;
         if constexpr (Ahead<kPhase, Mantissa, Storage>::kNext) {
-          other_b = ahead.others[kParity][f][0], other_l = ahead.others[kParity][f][1];
+          other_b = ahead.others[f][0], other_l = ahead.others[f][1];
         } else {
           other_b = other_l = zero_number<Mantissa>();
           if (walk.has_blank) other_b = load_number(at_blank);
@@ -357,7 +357,7 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Ahead<
       }
       if (f < kChunk - 1 && lane == 31) outgoing[f] = walk.l;
     }
-    if (kOrdinary || count >= kChunk) ahead.template emit<1 - kParity>(walk, f);
+    if (kOrdinary || count >= kChunk) ahead.emit(walk, f);
   }
   if (kOrdinary || count >= kChunk) {
     walk.b = renormalised(walk.b);
@@ -365,34 +365,6 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Ahead<
     if (lane == 31) outgoing[kChunk - 1] = walk.l;
     carried = incoming[kChunk - 1];
   }
-}
-
-// Chunk `chunk`, and the loads ahead of it. Returns true if a NaN is among the emissions of the next one. `plain`: of a
-// sample without NaN, whose Z has an ordinary exponent. Precondition: the whole warp.
-template <int kPhase, bool kStores, int kParity, class Mantissa, class Storage>
-__device__ __forceinline__ bool take_chunk(Walk<Mantissa, Storage>& walk, Ahead<kPhase, Mantissa, Storage>& ahead,
-                                           int chunk, int steps, bool plain, Extended<Mantissa>& carried,
-                                           const Extended<Mantissa>* incoming, Extended<Mantissa>* outgoing,
-                                           int64 exponent) {
-  StoredNumber<Mantissa>* at_blank = walk.at_blank;
-  StoredNumber<Mantissa>* at_label = walk.at_label;
-  if constexpr (kPhase == 2 || kStores) {
-    at_blank += chunk * kChunk * walk.row_step;
-    at_label += chunk * kChunk * walk.row_step;
-  }
-  const int count = steps - chunk * kChunk;
-  ahead.template fetch<kParity>(walk, (chunk + 2) * kChunk, steps);
-  if constexpr (kPhase == 2 && Ahead<kPhase, Mantissa, Storage>::kNext) {
-    ahead.template fetch_others<1 - kParity>(walk, (chunk + 1) * kChunk, steps);
-  }
-  if (plain && ahead.ordinary && count >= kChunk) {
-    walk_chunk<kPhase, kStores, true, kParity>(walk, ahead, count, carried, incoming, outgoing, at_blank, at_label,
-                                               exponent);
-  } else {
-    walk_chunk<kPhase, kStores, false, kParity>(walk, ahead, count, carried, incoming, outgoing, at_blank, at_label,
-                                                exponent);
-  }
-  return ahead.template advance<1 - kParity>(walk);
 }
 
 // Takes the label products of a chunk from the band before, `passes` of them, into `to`. `words` holds what lies at
@@ -537,13 +509,24 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
       Number* const outgoing = passed[warp + 1][chunk & 1];
       const int count = steps - chunk * kChunk, passes = count < kChunk ? count - 1 : kChunk;
       if (receives) receive_chunk(from + chunk * kChunk + lane, passes, words, passed[0][chunk & 1]);
-      if ((chunk & 1) == 0) {
-        nan = take_chunk<kPhase, kStores, 0>(walk, ahead, chunk, steps, plain, carried, incoming, outgoing, exponent) ||
-              nan;
-      } else {
-        nan = take_chunk<kPhase, kStores, 1>(walk, ahead, chunk, steps, plain, carried, incoming, outgoing, exponent) ||
-              nan;
+      StoredNumber<Mantissa>* at_blank = walk.at_blank;
+      StoredNumber<Mantissa>* at_label = walk.at_label;
+      if constexpr (kPhase == 2 || kStores) {
+        at_blank += chunk * kChunk * walk.row_step;
+        at_label += chunk * kChunk * walk.row_step;
       }
+      ahead.fetch(walk, (chunk + 2) * kChunk, steps);
+      if constexpr (kPhase == 2 && Ahead<kPhase, Mantissa, Storage>::kNext) {
+        ahead.fetch_others(walk, (chunk + 1) * kChunk, steps);
+      }
+      if (plain && ahead.ordinary && count >= kChunk) {
+        walk_chunk<kPhase, kStores, true>(walk, ahead, count, carried, incoming, outgoing, at_blank, at_label,
+                                          exponent);
+      } else {
+        walk_chunk<kPhase, kStores, false>(walk, ahead, count, carried, incoming, outgoing, at_blank, at_label,
+                                           exponent);
+      }
+      nan = ahead.advance(walk) || nan;
       if (sends) {
         __syncwarp();
         if (lane < passes) send(to + chunk * kChunk + lane, outgoing[lane]);
