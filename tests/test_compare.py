@@ -601,7 +601,6 @@ def test_every_row_is_right_and_written_down(compare: Compare, tmp_path: Path) -
         "block",
         "cluster",
         "columns",
-        "interleaved_rows",
         "two_pass",
         "thread_per_row",
         "packed_rows",

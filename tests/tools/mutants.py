@@ -129,7 +129,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "tangent_or_zero(y, 0)",
         ("truth",),
     ),
-    Mutant("NaN rule dropped", POINTWISE, "set_gradient", r"y\.value != y\.value \? y\.value :", "", ("NaN",)),
+    Mutant("NaN rule dropped", POINTWISE, "set_gradient", r"&& y\.value != y\.value;", "&& false;", ("NaN",)),
     Mutant("gradient of a mean not divided", DEVICE, "Divisor", "1.0 / number", "1.0", ("truth",)),
     Mutant(
         "grad_output of each element ignored",
