@@ -114,6 +114,12 @@ def streamed() -> None:
         row_properties.value_agrees_with_truth(row_properties.draw((3, 4507), 1))
 
 
+def cut_by_tiles() -> None:
+    """Tiles of gradients that begin within a row."""
+    with host.execution(seed=1):
+        row_properties.agrees_with_truth(row_properties.draw((129, 300), 1, loss="nll_loss"))
+
+
 def tallied() -> None:
     """A mean of more rows than kernels count before they evaluate them; some labels are ignored."""
     with host.execution(seed=1):
@@ -221,6 +227,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, cluster": rows(row_properties.agrees_with_truth, "block, cluster"),
     "rows, two_pass": rows(row_properties.agrees_with_truth, "two_pass"),
     "rows, label_only": rows(row_properties.agrees_with_truth, "label_only_tiles", {}, PER_ROW),
+    "rows, cut by tiles": cut_by_tiles,
     "rows, label_only apart": rows(row_properties.agrees_with_truth, "label_only_columns"),
     "rows, label_only and left out": rows(row_properties.leaves_rows_out, "label_only_tiles"),
     "rows, smoothed": rows(row_properties.agrees_with_truth, "subwarp", {"label_smoothing": 0.1}),

@@ -274,7 +274,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "visit_tile",
         r"k == 0 \? -skipped",
         "k < 0 ? -skipped",
-        ("rows, label_only",),
+        ("rows, cut by tiles",),
     ),
     Mutant(
         "rows without a loss counted among the others",
