@@ -295,7 +295,7 @@ def verified_gradients(
         divisor = denominator(plan, device, pointers, scalars, found=True)
     gradients, addresses = gradient_buffers(plan, device, wanted)
     launcher = plan.launcher("verify_gradient", wanted, divisor.counted)
-    # What a sum of rows gets says nothing about the next mean.
+    # The grad_output of a sum of rows is no guess for the next mean's.
     expected = device.expectation(plan.slot) if plan.scalar else 0
     launcher(device.stream(), *pointers, *addresses, grad_output, 0, expected, *scalars, *divisor.arguments)
     return gradients

@@ -140,7 +140,7 @@ struct DenseRowProgram {
   // Whether the gradients of a row are written over its logits, which its threads have to have read by then.
   static constexpr bool kInPlace = kInPlace_;
   static constexpr bool kWeighted = !kIsAbsent<Weight_>;
-  // Whether AffinePass serves. Numbers with tangents take the general passes.
+  // True if AffinePass serves. Numbers with tangents take the general passes.
   static constexpr bool kAffine =
       Term_::kAffine && !kTeacher && (kSameType<Compute, float> || kSameType<Compute, double>);
   static constexpr bool kInputGradient = kInputGradient_;
@@ -200,7 +200,7 @@ struct DenseRowProgram {
     if constexpr (kTeacher) second = row.softmax[1].log_p(t);
     return evaluate_at(row, row.softmax[0].log_p(z), second, c);
   }
-  // The same, given log p_c (or, of an affine term, any number) and the target, or log q_c.
+  // The term given log p_c (or, if it is affine, any number) and the target, or log q_c.
   __device__ __forceinline__ auto evaluate_at(const Row& row, Compute log_p, Compute second, int64 c) const {
     Compute weight = Compute(1);
     if constexpr (kWeighted) weight = widen<Compute>(load_reused<1>(weights + c).element[0]);
@@ -278,7 +278,7 @@ struct SumPass {
   }
 };
 
-// What AffinePass adds up of some classes: the softmax, and relative to its shift the sum of h; and the sum of h_1.
+// Sums of AffinePass over some classes: the softmax, and relative to its shift the sum of h; and the sum of h_1.
 template <class Compute>
 struct AffineSums {
   OnlineSoftmax<Compute, ExcludeMax> softmax;

@@ -108,7 +108,7 @@ struct Logit {
     }
     evaluate_far(x, value, slope);
   }
-  // The same of several, with the same bits: usually all are near, and nothing else is computed.
+  // Of several logits, with the bits of each alone: usually all are near, and nothing else is computed.
   template <int kCount>
   __device__ __forceinline__ void evaluate(const Compute (&x)[kCount], Compute (&values)[kCount],
                                            Compute (&slopes)[kCount]) const {
@@ -125,7 +125,7 @@ struct Logit {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) evaluate_selected(x[i], values[i], slopes[i]);
   }
-  // The same whether or not there is a cap.
+  // With or without a cap.
   template <int kCount>
   __device__ __forceinline__ void values_and_slopes(const Compute (&x)[kCount], Compute (&values)[kCount],
                                                     Compute (&slopes)[kCount]) const {

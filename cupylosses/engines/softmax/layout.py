@@ -70,7 +70,7 @@ MAX_CLUSTER = 8
 MANY_BLOCKS = 128
 #: Threads of long rows that a multiprocessor can run at once, as far as registers go.
 RESIDENT_THREADS = 1024
-#: The same of neighbouring rows, and threads of their blocks, at most: with more they would spill registers.
+#: Such threads where each takes neighbouring rows, and threads of a block, at most: more would spill registers.
 THREAD_PER_ROW_RESIDENT = 640
 THREAD_PER_ROW_THREADS = 128
 #: Rows of which every warp counts the labels itself, at most, instead of a launch before.
