@@ -43,6 +43,16 @@ def call_signature(operands: Sequence[str]) -> list[str]:
     ]
 
 
+def loss_head(compute: str, heavy: int = 0) -> list[str]:
+    """The first lines of a functor ``Loss`` of ``pointwise/``, whose elements are not evaluated tentatively first."""
+    return [
+        "struct Loss {",
+        f"  using Compute = {compute};",
+        f"  static constexpr int kHeavy = {heavy};",
+        "  static constexpr bool kTriedFirst = false;",
+    ]
+
+
 def written_at(loss: Definition, part: str) -> list[str]:
     """``#line`` directive by which the compiler reports an error where the expression was written."""
     file, line = loss.places.get(part, (f"{loss.name}.{part}", 1))

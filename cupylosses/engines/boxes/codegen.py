@@ -13,7 +13,7 @@ from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.boxes.definition import BOX_FORMAT, COMPONENTS, FORMATS, BoxLoss
 from cupylosses.engines.pointwise.codegen import ACCESS
 from cupylosses.engines.pointwise.layout import BLOCKS_PER_SM_OTHERS, MAX_THREADS, TILED, UNROLL, max_rank
-from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
+from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, loss_head, written_at
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR
 
@@ -132,10 +132,7 @@ def _functor(kernel: BoxKernel) -> Iterator[str]:
     """The loss as a functor of boxes, each a tuple of dual numbers, of the weight and of the mask."""
     loss, compute = kernel.loss, STORAGE[kernel.compute][0]
     used = set(re.findall(r"\w+", " ".join([*loss.let.values(), loss.value])))
-    yield "struct Loss {"
-    yield f"  using Compute = {compute};"
-    yield f"  static constexpr int kHeavy = {loss.heavy};"
-    yield "  static constexpr bool kTriedFirst = false;"
+    yield from loss_head(compute, loss.heavy)
     yield from (f"  double {x}_;" for x in kernel.numbers)
     yield ""
     yield from call_signature(kernel.names)

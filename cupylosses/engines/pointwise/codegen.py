@@ -31,6 +31,7 @@ from cupylosses.jit.glue import (
     call_signature,
     choice_constant,
     counted_divisor,
+    loss_head,
     written_at,
 )
 from cupylosses.jit.kernel import Kernel
@@ -212,13 +213,12 @@ def functor(variant: PointwiseKernel) -> str:
     underscore where the definition's names have none.
     """
     loss, compute = variant.loss, STORAGE[variant.compute][0]
-    heavy = f"  static constexpr int kHeavy = {loss.heavy};"
     if isinstance(loss, TangentLoss):
         # On numbers of whatever kind: of the arithmetic type, or nested.
         lines = ["struct Base {", f"  using Compute = {compute};"]
-        lines += [*_operator(variant, loss.base or loss, "_number"), "};", "", *_direction(variant, loss, heavy)]
+        lines += [*_operator(variant, loss.base or loss, "_number"), "};", "", *_direction(variant, loss)]
     else:
-        lines = ["struct Loss {", f"  using Compute = {compute};", heavy]
+        lines = ["struct Loss {", f"  using Compute = {compute};", f"  static constexpr int kHeavy = {loss.heavy};"]
         lines += [*_operator(variant, loss, compute), *_tentative(variant), "};"]
     return "\n".join(lines) + "\n"
 
@@ -267,17 +267,14 @@ def _tentative(variant: PointwiseKernel) -> list[str]:
     return lines
 
 
-def _direction(variant: PointwiseKernel, loss: TangentLoss, heavy: str) -> list[str]:
+def _direction(variant: PointwiseKernel, loss: TangentLoss) -> list[str]:
     """The derivative of `Base` along the directions that are the last operands."""
     operands = [x.name for x in loss.operands]
     tangents = sum(1 << i for i, moves in enumerate(loss.has_tangent) if moves)
     counts = ["mask != 0"] if loss.mask else []
     counts += [{"array": "weight != 0", "number": "_base.weight_ != 0"}[loss.weight]] if loss.weight else []
     return [
-        "struct Loss {",
-        f"  using Compute = {STORAGE[variant.compute][0]};",
-        heavy,
-        "  static constexpr bool kTriedFirst = false;",
+        *loss_head(STORAGE[variant.compute][0], loss.heavy),
         "  Base _base;",
         "",
         *call_signature(operands),

@@ -12,7 +12,7 @@ from cupylosses.engines.pointwise.codegen import ACCESS
 from cupylosses.engines.pointwise.layout import MAX_THREADS, max_rank
 from cupylosses.engines.row_statistics.definition import DEGREE, StatisticsLoss
 from cupylosses.engines.row_statistics.layout import MAX_BLOCK_THREADS, RESIDENT_THREADS
-from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
+from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, loss_head, written_at
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR
 
@@ -388,10 +388,7 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
         firsts = [f"{x}__first" for x in vectors] if loss.first else []
         operands, slot = [*vectors, *coefficients, *norms, *firsts], vectors.index(name)
         yield from _summands(kernel)
-        yield "struct Loss {"
-        yield "  using Compute = double;"
-        yield "  static constexpr int kHeavy = 0;"
-        yield "  static constexpr bool kTriedFirst = false;"
+        yield from loss_head("double")
         yield "  Summands summands;"
         yield ""
         yield from call_signature(operands)
@@ -412,10 +409,7 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
         stored = [types[x] for x in vectors] + ["double"] * (len(operands) - len(vectors))
     else:
         operands, first, slot = ["slope"], len(loss.terms(kernel.flags)) + labels.index(name), -1
-        yield "struct Loss {"
-        yield "  using Compute = double;"
-        yield "  static constexpr int kHeavy = 0;"
-        yield "  static constexpr bool kTriedFirst = false;"
+        yield from loss_head("double")
         yield ""
         yield from call_signature(operands)
         yield "    return slope;"
