@@ -83,7 +83,8 @@ class BackgroundCompiler:
 class Workers:
     """Processes that compile sources into CuPy's cache on disk, one per requesting thread.
 
-    NVRTC of CUDA 11 compiles little in parallel within one process: 1010 kernels took 200 s on 16 cores.
+    NVRTC compiles little in parallel within one process: in 16 threads on 16 cores a kernel of CUDA 13 took 0.9 s of
+    processor time instead of 0.4, and six of them were compiled at a time.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -114,10 +115,10 @@ class Workers:
 
 
 def workers() -> Workers | None:
-    """Worker processes for the current GPU, if CuPy's NVRTC needs them."""
+    """Worker processes for the current GPU, if CuPy has a cache on disk through which they hand over kernels."""
     import cupy
 
-    if cupy.cuda.nvrtc.getVersion() >= (12, 0) or os.environ.get("CUPY_CACHE_IN_MEMORY", "0") == "1":
+    if os.environ.get("CUPY_CACHE_IN_MEMORY", "0") == "1":
         return None
     program = Path(__file__).with_name("nvrtc_worker.py")
     return Workers([sys.executable, str(program), cupy.cuda.Device().compute_capability])
