@@ -184,9 +184,10 @@ def check_and_time(
             done = perform(task, place, compiler, i)
             rows.setdefault(done.loss, []).append(done)
             progress.advance(checking)
-        # Measure time last, when no other thread disturbs it.
+        # Measure time last, when nothing else disturbs it.
         for name in workloads:
             compiler.wait(name)
+        quick_collections()
         for name, found in workloads.items():
             progress.update(checking, description=f"{name}: time")
             times[name], problems = speed().measure(found)
@@ -310,11 +311,15 @@ def output() -> Console:
 
 
 def warm_up(check: Check) -> None:
-    """Makes torch import its lazy modules, and freezes them for the garbage collector.
-
-    Each timing begins with a collection, which would otherwise take longer than the check.
-    """
+    """Makes torch import its lazy modules."""
     guarded("", check.small(), accuracy_and_time)
+    quick_collections()
+
+
+def quick_collections() -> None:
+    """Hides all that lives from the garbage collector: each timing begins with a collection, which would otherwise take
+    longer than the measurement.
+    """
     gc.collect()
     gc.freeze()
 
