@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SPREAD = 2.0
 
 #: Below this number, elements are drawn on the CPU, so that a test has the same numbers on every device.
-DRAWN_ON_DEVICE = 1 << 22
+DRAWN_ON_DEVICE = 1 << 20
 
 
 def operands(
