@@ -172,13 +172,13 @@ def check_and_time(
     times: dict[str, Mapping[str, Any]],
 ) -> None:
     """Fills ``rows`` and ``times`` by the name of each loss, so that both are left if an error ends the run."""
-    warm_up(tasks[0].check)
     with background.compiling(place, console, len(tasks) + len(workloads)) as (compiler, progress, checking):
         for i, task in enumerate(tasks):
             if task.calls and place != "cpu":
                 compiler.announce(i, partial(task.calls, task.check))
         for name, found in workloads.items():
             compiler.announce(name, partial(speed().calls, found))
+        warm_up(tasks[0].check)
         for i, task in enumerate(tasks):
             progress.update(checking, description=task.check.loss.name)
             done = perform(task, place, compiler, i)

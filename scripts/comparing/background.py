@@ -83,8 +83,8 @@ class BackgroundCompiler:
 class Workers:
     """Processes that compile sources into CuPy's cache on disk, one per requesting thread.
 
-    NVRTC compiles little in parallel within one process: in 16 threads on 16 cores a kernel of CUDA 13 took 0.9 s of
-    processor time instead of 0.4, and six of them were compiled at a time.
+    NVRTC compiles little in parallel within one process: in 42 s, 16 threads on 16 cores compiled 278 kernels with that
+    of CUDA 13, and as many processes all 727.
     """
 
     def __init__(self, command: Sequence[str]) -> None:

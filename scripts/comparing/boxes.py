@@ -19,6 +19,6 @@ class BoxMatrix(SizedMatrix):
     array_layouts = ("flat", "transposed")
     usual = "flat"
     repeated_as = (("mean", "flat"), ("mean", "rows"), ("none", "strided"))
-    layouts_of_first = layouts
-    # NVRTC takes seconds for one of these.
+    # Element-wise losses show the other layouts. NVRTC takes seconds for each kernel of boxes.
+    layouts_of_first = ("rows", "one", "strided", "broadcast")
     narrow_others = False
