@@ -214,6 +214,24 @@ __device__ __forceinline__ void fill_gradients(const Program& program, const Gro
 __device__ __forceinline__ int exponent_of(int x) {
   return 31 - __clz(x);
 }
+// The type of the index of a class: lanes of a warp share short rows only.
+template <class Group, bool kMultiWarp = Group::kMultiWarp>
+struct IndexOf {
+  using type = int;
+};
+template <class Group>
+struct IndexOf<Group, true> {
+  using type = int64;
+};
+// Loads vectors that lie `step` elements apart, `left` of them or as many as there is room for.
+template <int kVecSize, int kVectors, class Input, class Index>
+__device__ __forceinline__ void load_vectors(const Input* from, int step, Index left,
+                                             Pack<Input, kVecSize> (&x)[kVectors]) {
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    if (k < left) x[k] = load_stream<kVecSize>(from + static_cast<Index>(k) * step);
+  }
+}
 // Of `count` vectors, every `threads`-th from `first` on: how many there are, up to kVectors. Precondition: `threads`
 // is a power of two.
 template <int kVectors>
@@ -276,170 +294,223 @@ __device__ __forceinline__ Score smallest_active(double own, double margin) {
 // ---------------------------------------------------------------------------------------------------------------------
 // One label
 
-// The smallest score that can have an active pair: also of an infinite or NaN label or margin, where that pair may be
-// NaN.
-template <class Score>
-__device__ __forceinline__ Score smallest_relevant(double own, double margin) {
-  const double difference = own - margin;
-  if (is_finite(difference)) return smallest_active<Score>(own, margin);
-  return difference > 0.0 ? scalar_infinity(Score()) : -scalar_infinity(Score());
-}
-
-// As take_classes below, of a linear hinge, with a comparison in the type of scores in place of a branch on a double.
-// The elements of the vector are numbered from kFirst on.
-template <bool kGradient, int kFirst, int kVecSize, class Program>
-__device__ __forceinline__ void take_linear(const Program& program, typename Program::Input* to,
-                                            const Pack<typename Program::Input, kVecSize>& x, int target,
+// Some classes of a row against a label with the finite score `own`, if the hinge is linear. The label is among them: its
+// pair would be active with z = margin, and adds nothing to the sum of differences. Of scores in double the differences
+// are added, of all others the scores: whatever rounding the sum of scores has is small beside the result
+// (linear_value).
+template <bool kGradient, int kVecSize, class Program>
+__device__ __forceinline__ void take_linear(typename Program::Input* to,
+                                            const Pack<typename Program::Input, kVecSize>& x,
                                             typename Program::Gradient smallest, double own,
                                             typename Program::Gradient active, typename Program::Sums& sums) {
   using Score = typename Program::Gradient;
   Score g[kVecSize];
+  double addend[kVecSize];
+  int count = 0;
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
-    const Score score = widen<Score>(x.element[i]);
+    const Score score = widen_element<Score>(x, i);
     // The comparison is true of NaN.
-    const bool is_active = !(score < smallest) && kFirst + i != target;
-    add_if(is_active, program.excess(in_double(score), own), sums.value, sums.slopes);
+    const bool is_active = !(score < smallest);
+    if constexpr (sizeof(Score) == sizeof(double)) {
+      addend[i] = is_active ? score - own : 0.0;
+    } else {
+      addend[i] = in_double(is_active ? score : Score(0));
+    }
+    count += is_active ? 1 : 0;
     g[i] = is_active ? active : Score(0);
   }
+  sums.value += sum_elements(addend);
+  sums.slopes += count;
   if constexpr (kGradient) store_pack<kVecSize>(to, NarrowPack<typename Program::Input, kVecSize>::from(g));
 }
 
+// The sum of the hinges, and of their derivatives, from what take_linear() has added over all classes.
+//
+//   sum of z = (n - [label]) margin + (sum of x - n own)      n active classes, the label included if it would be
+//
+// Scores have at most 24 bits, and active ones lie above own - margin. If |own| is at most 4 |margin|, rounding is some
+// 2^-53 of n margin. Otherwise active scores have the sign of own and are at least 3/4 of it, or their differences are
+// at least |own| / 2. So those that are below 2 |own| are multiples of one unit, of which 2^53 are not reached and the
+// difference is exact; and any other one makes the sum of differences as large as its own share of the rounding.
+template <class Score>
+__device__ __forceinline__ HingeSums<int> linear_value(const HingeSums<int>& sums, Score smallest, double own,
+                                                       double margin) {
+  const int count = sums.slopes - (static_cast<Score>(own) < smallest ? 0 : 1);
+  double differences = sums.value;
+  if constexpr (sizeof(Score) < sizeof(double)) differences -= small_to_double(sums.slopes) * own;
+  return {small_to_double(count) * margin + differences, count};
+}
+
 // Adds the pairs of some classes, and writes their gradients; 0 for the label, which is element `target` (or -1).
-// `active` is the gradient of an active pair if the hinge is linear.
 template <bool kGradient, int kVecSize, class Program>
 __device__ __forceinline__ void take_classes(const Program& program, typename Program::Input* to,
                                              const Pack<typename Program::Input, kVecSize>& x, int target, double own,
-                                             double factor, typename Program::Gradient active,
-                                             typename Program::Sums& sums) {
+                                             double factor, typename Program::Sums& sums) {
   using Slopes = typename Program::Slopes;
-  using Gradient = typename Program::Gradient;
-  Gradient g[kVecSize];
+  typename Program::Gradient g[kVecSize];
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
     Slopes slope = Slopes(0);
     if (i != target) slope = program.add(program.excess(widen<double>(x.element[i]), own), sums.value);
     sums.slopes += slope;
-    if constexpr (Program::Hinge::kLinear) {
-      g[i] = slope == 0 ? Gradient(0) : active;
-    } else {
-      g[i] = Program::gradient(slope, factor);
-    }
+    g[i] = Program::gradient(slope, factor);
   }
   if constexpr (kGradient) store_pack<kVecSize>(to, NarrowPack<typename Program::Input, kVecSize>::from(g));
 }
 
-// The vectors of a batch, as far as there are any, of which element `target` is the label.
-template <bool kGradient, int kVecSize, int kVectors, class Program, int... k>
-__device__ __forceinline__ void take_batch(const Program& program, typename Program::Input* to, int step,
-                                           const Pack<typename Program::Input, kVecSize> (&x)[kVectors], int left,
-                                           int target, typename Program::Gradient smallest, double own, double factor,
-                                           typename Program::Gradient active, typename Program::Sums& sums,
-                                           Indices<k...>) {
-  if constexpr (Program::Hinge::kLinear) {
-    ((k < left ? take_linear<kGradient, k * kVecSize>(program, to + static_cast<int64>(k) * step, x[k], target,
-                                                      smallest, own, active, sums)
-               : void()),
-     ...);
-  } else {
-    ((k < left ? take_classes<kGradient>(program, to + static_cast<int64>(k) * step, x[k], target - k * kVecSize, own,
-                                         factor, active, sums)
-               : void()),
-     ...);
-  }
-}
+// A row on its way: its label, and its first vectors and the label's score as loaded. Nothing looks at these until its
+// turn, so that the loads are in flight while the row before is reduced.
+template <int kVecSize, int kVectors, class Group, class Program>
+struct RowAhead {
+  using Input = typename Program::Input;
+  // Lanes of a warp share short rows only.
+  using Index = typename IndexOf<Group>::type;
+  using View = RowVectors<Input, kVecSize, Index>;
 
-// The label of the row that a group takes next, as loaded: nothing looks at it until its turn, so that the load is in
-// flight while a row is read.
-template <class Program>
-struct LabelAhead {
-  typename Program::LabelLoad load;
+  typename Program::LabelLoad label;
+  RowTarget<double> target;
   int64 row;  // -1: none
+  bool counts;
+  Index left;  // vectors of this thread
+  Pack<Input, kVecSize> x[kVectors];
+  Pack<Input, 1> of_edge;
+  Input own;
+
+  __device__ __forceinline__ View view(const Program& program) const {
+    return {program.input, target.offset[kLogits], static_cast<Index>(program.space.classes)};
+  }
+  __device__ __forceinline__ void load_label(const Program& program, int64 next) {
+    int64 offset[kRowStreams];
+    program.space.offsets(next, offset);
+    label = program.load_label(offset);
+  }
+  // Starts the loads of a row, whose label has been loaded.
+  __device__ __forceinline__ void start(const Program& program, int rank, int threads, int64 next) {
+    row = next;
+    program.space.offsets(next, target.offset);
+    program.validate_label(target, label);
+    counts = target.active && target.weight != 0.0;
+    if (!counts) return;
+    const View vectors = view(program);
+    const Input* const from = program.logits(target.offset);
+    const Index behind = vectors.vectors - rank + threads - 1;
+    left = behind < 0 ? Index(0) : behind >> exponent_of(threads);
+    load_vectors(from + vectors.first(rank), threads * kVecSize, left, x);
+    if (vectors.head + vectors.tail > 0) {
+      const Index edge = vectors.edge_class(rank);
+      if (edge >= 0) of_edge = load_stream<1>(from + edge);
+    }
+    own = program.raw(target.offset, target.label);
+  }
 };
 
 // Preconditions: every thread of the group calls it together, with a SubwarpGroup every lane of the warp. `exists` is
-// false if the warp has fewer rows left than it takes at once.
+// false if the warp has fewer rows left than it takes at once. `rank` is the thread's in its group.
 template <bool kGradient, int kVecSize, int kVectors, class Group, class Program, class Scale>
-__device__ __forceinline__ double one_label_row(const Program& program, const Group& group, int64 row, bool exists,
-                                                int64 next, LabelAhead<Program>& ahead, SyncState& sync, Scale& scale) {
+__device__ __forceinline__ double one_label_row(const Program& program, const Group& group, int rank, int64 row,
+                                                bool exists, int64 next,
+                                                RowAhead<kVecSize, kVectors, Group, Program>& ahead, SyncState& sync,
+                                                Scale& scale) {
   using Input = typename Program::Input;
-  RowTarget<double> t;
-  program.space.offsets(exists ? row : 0, t.offset);
-  if (ahead.row != row) ahead.load = program.load_label(t.offset);
-  program.validate_label(t, ahead.load);
-  if (next < program.space.rows) {
-    int64 offset[kRowStreams];
-    program.space.offsets(next, offset);
-    ahead.load = program.load_label(offset);
-    ahead.row = next;
+  using Score = typename Program::Gradient;
+  using Index = typename IndexOf<Group>::type;
+  const int threads = group.num_threads();
+  if (exists && ahead.row != row) {
+    ahead.load_label(program, row);
+    ahead.start(program, rank, threads, row);
   }
-  const bool counts = exists && t.active && t.weight != 0.0;
-  const int rank = group.thread_rank(), threads = group.num_threads();
+  const bool has_next = next < program.space.rows;
+  if (has_next) ahead.load_label(program, next);
+  const RowTarget<double> t = ahead.target;
+  const bool counts = exists && ahead.counts;
   typename Program::Sums sums{0.0, typename Program::Slopes(0)};
-  bool owns = false;
-  double factor = 0.0;
+  double own = 0.0, factor = 0.0;
+  Score smallest = Score(0);
+  bool is_linear = false;
   if (counts) {
-    const auto view = program.template view<kVecSize>(t.offset);
-    const Input* const from = program.logits(t.offset);
-    Input* const to = kGradient ? program.gradient_pointer(t.offset) : nullptr;
-    const int64 edge = view.edge_class(rank);
-    Pack<Input, kVecSize> x[kVectors];
-    Pack<Input, 1> of_edge;
-    // In flight beside the score of the label.
-    load_vectors(from, view, rank, threads, x);
-    if (edge >= 0) of_edge = load_stream<1>(from + edge);
-    const double own = program.score(t.offset, t.label);
+    own = in_double(widen<Score>(ahead.own));
+    const double margin = program.loss.margin();
+    if constexpr (Program::Hinge::kLinear) {
+      is_linear = is_finite(own - margin);
+      if (is_linear) smallest = smallest_active<Score>(own, margin);
+    }
     if constexpr (kGradient) factor = grad_factor(scale, t.offset) * (t.weight * program.inverse);
     // Opaque, or it is computed again for each vector.
     const auto active = opaque(Waiting<Input>::from(factor));
-    if (edge >= 0) {
-      const int target = edge == t.label ? 0 : -1;
-      owns = target == 0;
-      take_classes<kGradient, 1>(program, to + edge, of_edge, target, own, factor, active, sums);
+    const auto view = ahead.view(program);
+    Input* const to = kGradient ? program.gradient_pointer(t.offset) : nullptr;
+    const int step = threads * kVecSize;
+    if (view.head + view.tail > 0) {
+      const Index edge = view.edge_class(rank);
+      if (edge >= 0) {
+        if (is_linear) {
+          if constexpr (Program::Hinge::kLinear) {
+            take_linear<kGradient, 1, Program>(to + edge, ahead.of_edge, smallest, own, active, sums);
+          }
+        } else {
+          take_classes<kGradient, 1>(program, to + edge, ahead.of_edge, edge == t.label ? 0 : -1, own, factor, sums);
+        }
+      }
     }
-    using Score = typename Program::Gradient;
-    const Score smallest = Program::Hinge::kLinear ? smallest_relevant<Score>(own, program.loss.margin()) : Score(0);
-    if (Program::Hinge::kLinear && smallest == -scalar_infinity(Score())) {
+    Index first = view.first(rank);
+    if (is_linear) {
+      if constexpr (Program::Hinge::kLinear) {
+#pragma unroll 1
+        for (Index left = ahead.left; left > 0; left -= kVectors) {
+#pragma unroll
+          for (int k = 0; k < kVectors; ++k) {
+            if (k < left) {
+              take_linear<kGradient, kVecSize, Program>(to + first + static_cast<Index>(k) * step, ahead.x[k], smallest,
+                                                        own, active, sums);
+            }
+          }
+          first += kVectors * step;
+          load_vectors(program.logits(t.offset) + first, step, left - kVectors, ahead.x);
+        }
+      }
+    } else if constexpr (Program::Hinge::kLinear) {
       // The label is not finite. Few rows are like that: their vectors are loaded again, one at a time.
 #pragma unroll 1
-      for (int64 v = rank; v < view.vectors; v += threads) {
-        const int64 first = view.first(v);
-        const int target = target_element<kVecSize>(t, first);
-        owns |= target >= 0;
-        const auto again = load_stream<kVecSize>(from + first);
-        take_classes<kGradient>(program, to + first, again, target, own, factor, active, sums);
+      for (Index left = ahead.left; left > 0; --left, first += step) {
+        const auto again = load_stream<kVecSize>(program.logits(t.offset) + first);
+        take_classes<kGradient>(program, to + first, again, target_element<kVecSize>(t, first), own, factor, sums);
       }
     } else {
-      // The vector of the label, and its turn among those of this thread.
-      const int64 behind = t.label - view.first(0), vector = behind < 0 ? -1 : behind / kVecSize;
-      const bool here = vector >= 0 && vector < view.vectors && (vector & (threads - 1)) == rank;
-      owns |= here;
-      int64 turn = here ? vector >> exponent_of(threads) : -1;
 #pragma unroll 1
-      for (int64 v = rank; v < view.vectors; v += kVectors * threads, turn -= kVectors) {
-        const int left = vectors_left<kVectors>(view.vectors, v, threads);
-        const int element = static_cast<int>(behind % kVecSize);
-        const int target = turn >= 0 && turn < kVectors ? static_cast<int>(turn) * kVecSize + element : -1;
-        take_batch<kGradient>(program, to + view.first(v), threads * kVecSize, x, left, target, smallest, own, factor,
-                              active, sums, typename MakeIndices<kVectors>::type{});
-        load_vectors(from, view, v + kVectors * threads, threads, x);
+      for (Index left = ahead.left; left > 0; left -= kVectors) {
+#pragma unroll
+        for (int k = 0; k < kVectors; ++k) {
+          if (k < left) {
+            const Index at = first + static_cast<Index>(k) * step;
+            take_classes<kGradient>(program, to + at, ahead.x[k], target_element<kVecSize>(t, at), own, factor, sums);
+          }
+        }
+        first += kVectors * step;
+        load_vectors(program.logits(t.offset) + first, step, left - kVectors, ahead.x);
       }
     }
   }
+  if (has_next) ahead.start(program, rank, threads, next);
   sums = group_sum(group, sums, sync);
+  if constexpr (Program::Hinge::kLinear) {
+    if (is_linear) sums = linear_value(sums, smallest, own, program.loss.margin());
+  }
   double value = t.invalid_label ? scalar_nan(0.0) : 0.0;
   if (counts) value = t.weight * (sums.value * program.inverse);
-  if (!exists) return 0.0;
   if constexpr (kGradient) {
+    // Other threads have written the gradient of the label's vector.
+    if constexpr (!Group::kMultiWarp) __syncwarp();
+    if (!exists) return 0.0;
     if (!counts) {
       fill_gradients<kVecSize>(program, group, t.offset, 0.0);
     } else if (value != value) {
       fill_gradients<kVecSize>(program, group, t.offset, value);
-    } else if (owns) {
-      // The thread that wrote 0 there.
+    } else if (rank == 0) {
       program.gradient_pointer(t.offset)[t.label] = Narrow<Input>::from(Program::gradient(sums.slopes, -factor));
     }
   }
+  if (!exists) return 0.0;
   if (rank == 0) {
     if (t.invalid_label) {
       report_label(program.status, program.site, t.offset[kResults], t.label, program.space.classes);
@@ -458,9 +529,10 @@ struct OneLabelReader {
     const Program& program;
     const Group& group;
     Scale& scale;
-    LabelAhead<Program>& ahead;
+    int rank;
+    RowAhead<kVecSize, kVectors, Group, Program>& ahead;
     __device__ __forceinline__ double operator()(int64 row, bool exists, int64 next, SyncState& sync) const {
-      return one_label_row<kGradient, kVecSize, kVectors>(program, group, row, exists, next, ahead, sync, scale);
+      return one_label_row<kGradient, kVecSize, kVectors>(program, group, rank, row, exists, next, ahead, sync, scale);
     }
   };
 
@@ -470,10 +542,12 @@ struct OneLabelReader {
                                                const Workspace& work) {
     // Gradients are written before the first exchange: the scale that thread 0 has read must be there.
     if constexpr (Group::kMultiWarp) __syncthreads();
-    LabelAhead<Program> ahead;
+    RowAhead<kVecSize, kVectors, Group, Program> ahead;
     ahead.row = -1;
+    // Opaque, or each row divides by the number of threads.
+    const int rank = static_cast<int>(opaque(static_cast<unsigned>(group.thread_rank())));
     for_each_row(group, scale, program.space.rows, chunks, work,
-                 Visit<kGradient, Group, Program, Scale>{program, group, scale, ahead});
+                 Visit<kGradient, Group, Program, Scale>{program, group, scale, rank, ahead});
   }
 };
 
