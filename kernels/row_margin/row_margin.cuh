@@ -366,20 +366,18 @@ struct RowAhead {
   using Input = typename Program::Input;
   // Lanes of a warp share short rows only.
   using Index = typename IndexOf<Group>::type;
-  using View = RowVectors<Input, kVecSize, Index>;
 
   typename Program::LabelLoad label;
   RowTarget<double> target;
   int64 row;  // -1: none
   bool counts;
-  Index left;  // vectors of this thread
+  Index left;   // vectors of this thread
+  Index first;  // class of its first one
+  Index edge;   // class of its edge, or -1
   Pack<Input, kVecSize> x[kVectors];
   Pack<Input, 1> of_edge;
   Input own;
 
-  __device__ __forceinline__ View view(const Program& program) const {
-    return {program.input, target.offset[kLogits], static_cast<Index>(program.space.classes)};
-  }
   __device__ __forceinline__ void load_label(const Program& program, int64 next) {
     int64 offset[kRowStreams];
     program.space.offsets(next, offset);
@@ -392,15 +390,15 @@ struct RowAhead {
     program.validate_label(target, label);
     counts = target.active && target.weight != 0.0;
     if (!counts) return;
-    const View vectors = view(program);
+    const RowVectors<Input, kVecSize, Index> view(program.input, target.offset[kLogits],
+                                                  static_cast<Index>(program.space.classes));
     const Input* const from = program.logits(target.offset);
-    const Index behind = vectors.vectors - rank + threads - 1;
+    const Index behind = view.vectors - rank + threads - 1;
     left = behind < 0 ? Index(0) : behind >> exponent_of(threads);
-    load_vectors(from + vectors.first(rank), threads * kVecSize, left, x);
-    if (vectors.head + vectors.tail > 0) {
-      const Index edge = vectors.edge_class(rank);
-      if (edge >= 0) of_edge = load_stream<1>(from + edge);
-    }
+    first = view.first(rank);
+    load_vectors(from + first, threads * kVecSize, left, x);
+    edge = view.head + view.tail > 0 ? view.edge_class(rank) : Index(-1);
+    if (edge >= 0) of_edge = load_stream<1>(from + edge);
     own = program.raw(target.offset, target.label);
   }
 };
@@ -438,22 +436,18 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
     if constexpr (kGradient) factor = grad_factor(scale, t.offset) * (t.weight * program.inverse);
     // Opaque, or it is computed again for each vector.
     const auto active = opaque(Waiting<Input>::from(factor));
-    const auto view = ahead.view(program);
     Input* const to = kGradient ? program.gradient_pointer(t.offset) : nullptr;
     const int step = threads * kVecSize;
-    if (view.head + view.tail > 0) {
-      const Index edge = view.edge_class(rank);
-      if (edge >= 0) {
-        if (is_linear) {
-          if constexpr (Program::Hinge::kLinear) {
-            take_linear<kGradient, 1, Program>(to + edge, ahead.of_edge, smallest, own, active, sums);
-          }
-        } else {
-          take_classes<kGradient, 1>(program, to + edge, ahead.of_edge, edge == t.label ? 0 : -1, own, factor, sums);
+    if (const Index edge = ahead.edge; edge >= 0) {
+      if (is_linear) {
+        if constexpr (Program::Hinge::kLinear) {
+          take_linear<kGradient, 1, Program>(to + edge, ahead.of_edge, smallest, own, active, sums);
         }
+      } else {
+        take_classes<kGradient, 1>(program, to + edge, ahead.of_edge, edge == t.label ? 0 : -1, own, factor, sums);
       }
     }
-    Index first = view.first(rank);
+    Index first = ahead.first;
     if (is_linear) {
       if constexpr (Program::Hinge::kLinear) {
 #pragma unroll 1

@@ -28,7 +28,7 @@ WHOLE_VECTORS = 4
 LIST_VECTORS = 4
 #: Vectors that a thread reads together, at most, and their elements, of one label and of lists (half of it in float64).
 TOGETHER = 8
-ELEMENTS = 32
+ELEMENTS = 64
 LIST_ELEMENTS = 8
 #: Classes below which vectors must divide a row: it would be nothing but edges.
 FEW_CLASSES = 32
