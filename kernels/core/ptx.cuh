@@ -59,6 +59,18 @@ __device__ __forceinline__ void add_if(bool active, double x, double& total, int
       : "r"(static_cast<int>(active)), "d"(x));
 }
 
+// Adds x to the total unless a < b: two instructions.
+__device__ __forceinline__ void add_unless_less(float a, float b, unsigned x, unsigned& total) {
+  asm("{\n.reg .pred active;\nsetp.geu.ftz.f32 active, %1, %2;\n@active add.u32 %0, %0, %3;\n}"
+      : "+r"(total)
+      : "f"(a), "f"(b), "r"(x));
+}
+__device__ __forceinline__ void add_unless_less(double a, double b, unsigned x, unsigned& total) {
+  asm("{\n.reg .pred active;\nsetp.geu.f64 active, %1, %2;\n@active add.u32 %0, %0, %3;\n}"
+      : "+r"(total)
+      : "d"(a), "d"(b), "r"(x));
+}
+
 // x, evaluated unconditionally. Otherwise the compiler branches around a few instructions that only one side of a
 // select needs. The branch keeps it from interleaving elements and costs more than the instructions. Not volatile: what
 // nobody uses is left out. An instruction, and not the empty text: without volatile NVRTC 13 lost the value behind

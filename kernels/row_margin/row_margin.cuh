@@ -232,25 +232,6 @@ __device__ __forceinline__ void load_vectors(const Input* from, int step, Index 
     if (k < left) x[k] = load_stream<kVecSize>(from + static_cast<Index>(k) * step);
   }
 }
-// Of `count` vectors, every `threads`-th from `first` on: how many there are, up to kVectors. Precondition: `threads`
-// is a power of two.
-template <int kVectors>
-__device__ __forceinline__ int vectors_left(int64 count, int64 first, int threads) {
-  const int64 left = count - first;
-  if (left >= kVectors * threads) return kVectors;
-  return left <= 0 ? 0 : (static_cast<int>(left) + threads - 1) >> exponent_of(threads);
-}
-// Loads them.
-template <int kVecSize, int kVectors, class Input, class View>
-__device__ __forceinline__ void load_vectors(const Input* from, const View& view, int64 first, int threads,
-                                             Pack<Input, kVecSize> (&x)[kVectors]) {
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-    const int64 v = first + k * threads;
-    if (v < view.vectors) x[k] = load_stream<kVecSize>(from + view.first(v));
-  }
-}
-
 // An integer from 0 to 2^32 - 1 in double: the mantissa of 2^52 + n, without a conversion.
 __device__ __forceinline__ double small_to_double(int n) {
   return __hiloint2double(0x43300000, n) - 4503599627370496.0;
@@ -294,9 +275,9 @@ __device__ __forceinline__ Score smallest_active(double own, double margin) {
 // ---------------------------------------------------------------------------------------------------------------------
 // One label
 
-// Some classes of a row against a label with the finite score `own`, if the hinge is linear. The label is among them: its
-// pair would be active with z = margin, and adds nothing to the sum of differences. Of scores in double the differences
-// are added, of all others the scores: whatever rounding the sum of scores has is small beside the result
+// Some classes of a row against a label with the finite score `own`, if the hinge is linear. The label is among them:
+// its pair would be active with z = margin, and adds nothing to the sum of differences. Of scores in double the
+// differences are added, of all others the scores: whatever rounding the sum of scores has is small beside the result
 // (linear_value).
 template <bool kGradient, int kVecSize, class Program>
 __device__ __forceinline__ void take_linear(typename Program::Input* to,
@@ -690,143 +671,229 @@ __device__ __forceinline__ Slopes sum_of_warps(const Group& group, Slopes mine) 
 }
 
 // A lane's share of a list: a label, its score, the smallest score that is active with it, and the gradient of a
-// class that is active with as many labels as there are lanes before it. `lowest` is the lowest score of all labels.
-template <class Score, class Gradient>
+// class that is active with as many labels as there are lanes before it.
+template <class Program>
 struct LaneOfList {
   int64 label;
   double own;
-  double lowest;
-  Score smallest;
-  Gradient gradient;
+  typename Program::Gradient smallest;
+  typename Program::Gradient gradient;
 };
 
-// Some vectors of a thread against labels that the lanes of its warp hold. The sum over the active pairs of class i, of
-// which there are n, is n (margin + (x_i - lowest)), without the sum over these labels of x_j - lowest: that is
-// subtracted at the end, for each label as often as it is active. Of what is left no more cancels than a factor n.
-// Elements that are labels or do not exist have a score of -inf, which no pair is active with.
-template <bool kGradient, int kVecSize, int kCount, class Program, class Lane>
-__device__ __forceinline__ void take_vectors(const Program& program, int64 first, int64 step,
-                                             const Pack<typename Program::Input, kVecSize> (&x)[kCount], int present,
-                                             typename Program::Input* to, int length, const Lane& lane, double& total,
+// Labels whose active pairs are counted in fields of one word, above which it has the number of all labels' pairs of a
+// class. A field has room for the elements that a thread takes at once.
+constexpr int kFields = 5;
+constexpr int kFieldBits = 5;
+constexpr int kTaken = 16;
+
+// Some vectors of a thread against labels that the lanes of its warp hold. Bit e of `skipped` is set if element e is a
+// label or does not exist. Adds n x_i to `total` for a class i with n active pairs, without the sum over these labels
+// of x_j, which is subtracted at the end, for each label as often as it is active, and n margin. `origin` is subtracted
+// from each score. Lane j counts the active pairs of label j in `of_label`, over all lanes.
+template <bool kGradient, int kVecSize, int kCount, class Program>
+__device__ __forceinline__ void take_vectors(const Pack<typename Program::Input, kVecSize>* x, unsigned skipped,
+                                             typename Program::Input* to, int64 step, int present, int length,
+                                             const LaneOfList<Program>& lane, double origin, double& total,
                                              int& of_label) {
   using Score = typename Program::Gradient;
   constexpr int kElements = kVecSize * kCount;
-  Score score[kElements];
-  bool is_nan = false;
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-#pragma unroll
-    for (int i = 0; i < kVecSize; ++i) {
-      Score& z = score[k * kVecSize + i];
-      z = k < present ? widen<Score>(x[k].element[i]) : -scalar_infinity(Score());
-      is_nan |= z != z;
-    }
-  }
-  // The labels among the classes that the lanes of this warp take together, and those between them.
+  static_assert(kElements <= kTaken, "as many as a field counts");
   const int place = threadIdx.x % kWarp;
-  const int64 behind = lane.label - (first - place * kVecSize);
-  const bool is_near = step == 0 || (behind >= 0 && behind < kCount * step);
-#pragma unroll 1
-  for (unsigned near = __ballot_sync(0xffffffffu, is_near && place < length); near != 0u; near &= near - 1u) {
-    const int64 other = __shfl_sync(0xffffffffu, lane.label, __ffs(static_cast<int>(near)) - 1) - first;
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      const int64 at = other - k * step;
-      if (at < 0 || at >= kVecSize) continue;
-#pragma unroll
-      for (int i = 0; i < kVecSize; ++i) {
-        if (i == at) score[k * kVecSize + i] = -scalar_infinity(Score());
-      }
-    }
-  }
-  int of_class[kElements] = {};
-#pragma unroll 1
-  for (int j = 0; j < length; ++j) {
-    const Score smallest = __shfl_sync(0xffffffffu, lane.smallest, j);
-    int active = 0;
-#pragma unroll
-    for (int e = 0; e < kElements; ++e) {
-      const int is_active = score[e] >= smallest ? 1 : 0;
-      of_class[e] += is_active;
-      active += is_active;
-    }
-    active = warp_sum_int(active);
-    if (place == j) of_label += active;
-  }
-  int unused = 0;
+  Score score[kElements];
 #pragma unroll
   for (int e = 0; e < kElements; ++e) {
-    const double sum = small_to_double(of_class[e]) * program.excess(in_double(score[e]), lane.lowest);
-    add_if(of_class[e] > 0, sum, total, unused);
+    const bool is_skipped = (skipped >> e & 1u) != 0;
+    score[e] = is_skipped ? -scalar_infinity(Score()) : widen_element<Score>(x[e / kVecSize], e % kVecSize);
   }
-  if (is_nan) total = scalar_nan(0.0);
+  constexpr int kAbove = kFields * kFieldBits;
+  unsigned active[kElements] = {};
+#pragma unroll 1
+  for (int first = 0; first < length; first += kFields) {
+    unsigned counted = 0, pair = (1u << kAbove) + 1u;
+#pragma unroll 1
+    for (int j = first; j < min(first + kFields, length); ++j) {
+      const Score smallest = __shfl_sync(0xffffffffu, lane.smallest, j);
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        // The comparison is true of NaN.
+        add_unless_less(score[e], smallest, pair, active[e]);
+      }
+      pair += (pair & ((1u << kAbove) - 1u)) * ((1u << kFieldBits) - 1u);
+    }
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      counted += active[e];
+      active[e] = active[e] >> kAbove << kAbove;
+    }
+    // Each second field, with room for the sums of a warp.
+    constexpr unsigned kWide = 1u << 2 * kFieldBits, kEven = 0x1fu * (1u + kWide + kWide * kWide);
+    static_assert(kFields == 5 && kFieldBits == 5, "three even fields, and two odd ones");
+    const unsigned even = warp_sum_int(static_cast<int>(counted & kEven));
+    const unsigned odd = warp_sum_int(static_cast<int>(counted >> kFieldBits & kEven & (kWide * kWide - 1u)));
+    const int field = place - first;
+    if (field >= 0 && field < kFields) {
+      of_label += static_cast<int>((field % 2 ? odd : even) >> (field / 2 * 2 * kFieldBits) & (kWide - 1u));
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) {
+    const int pairs = static_cast<int>(active[e] >> kAbove);
+    double addend = in_double(pairs > 0 ? score[e] : Score(0));
+    if constexpr (sizeof(Score) == sizeof(double)) addend = pairs > 0 ? score[e] - origin : 0.0;
+    total += small_to_double(pairs) * addend;
+  }
   if constexpr (kGradient) {
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
-      typename Program::Gradient g[kVecSize];
+      Score g[kVecSize];
 #pragma unroll
-      for (int i = 0; i < kVecSize; ++i) g[i] = __shfl_sync(0xffffffffu, lane.gradient, of_class[k * kVecSize + i]);
+      for (int i = 0; i < kVecSize; ++i) {
+        g[i] = __shfl_sync(0xffffffffu, lane.gradient, static_cast<int>(active[k * kVecSize + i] >> kAbove));
+      }
       if (k < present) {
-        store_pack<kVecSize>(to + first + k * step, NarrowPack<typename Program::Input, kVecSize>::from(g));
+        store_pack<kVecSize>(to + k * step, NarrowPack<typename Program::Input, kVecSize>::from(g));
       }
     }
   }
 }
 
-// Case 2 of the head. The lanes of every warp hold the first `length` labels, fewer than there are lanes. Returns
-// false, and has written nothing, if the score of one is not finite. Preconditions: every thread of the group calls it
-// together.
-template <bool kGradient, int kVecSize, int kVectors, class Group, class Program>
-__device__ __forceinline__ bool list_in_lanes(const Program& program, const Group& group,
-                                              const int64 (&offset)[kRowStreams], int length, int64 label,
-                                              double factor, double& total) {
+// The vectors of a batch, of which bit e of `skipped` says which elements are labels, taken kTaken elements at a time.
+template <bool kGradient, int kVecSize, int kVectors, class Program>
+__device__ __forceinline__ void take_batch(const Pack<typename Program::Input, kVecSize> (&x)[kVectors],
+                                           unsigned skipped, typename Program::Input* to, int64 step, int present,
+                                           int most_present, int length, const LaneOfList<Program>& lane, double origin,
+                                           double& total, int& of_label) {
+  static_assert(kVecSize * kVectors <= 32, "a bit for each element");
+  constexpr int kWords = sizeof(typename Program::Gradient) / 4;
+  constexpr int kCount = kVecSize * kVectors * kWords <= kTaken ? kVectors : kTaken / kWords / kVecSize;
+  constexpr unsigned kMask = kVecSize * kCount < 32 ? (1u << kVecSize * kCount % 32) - 1u : 0xffffffffu;
+#pragma unroll
+  for (int k = 0; k < kVectors; k += kCount) {
+    if (k >= most_present) break;
+    const int left = min(max(present - k, 0), kCount);
+    const unsigned absent = left < kCount ? kMask << left * kVecSize : 0u;
+    take_vectors<kGradient, kVecSize, kCount, Program>(x + k, (skipped >> k * kVecSize | absent) & kMask, to + k * step,
+                                                       step, left, length, lane, origin, total, of_label);
+  }
+}
+
+// A row on its way: the labels that the lanes of each warp hold, its first vectors and the labels' scores as loaded, if
+// the list ends among these labels.
+template <int kVecSize, int kVectors, class Group, class Program>
+struct ListAhead {
   using Input = typename Program::Input;
-  const auto view = program.template view<kVecSize>(offset);
-  const Input* const from = program.logits(offset);
-  Input* const to = kGradient ? program.gradient_pointer(offset) : nullptr;
-  const int rank = group.thread_rank(), threads = group.num_threads(), place = rank % kWarp;
+  using Index = typename IndexOf<Group>::type;
+
+  int64 next;   // label of this lane in the row behind
+  int64 label;  // and of this row
+  int64 row;    // -1: none
+  int length;   // of the list; 0 if nothing has been loaded
   Pack<Input, kVecSize> x[kVectors];
-  // In flight beside the scores of the labels.
-  load_vectors(from, view, rank, threads, x);
-  const double own = place < length ? program.score(offset, label) : scalar_infinity(0.0);
+  Input own;
+
+  // Starts the loads of a row, whose labels are `next`. Preconditions: every thread of the group calls it together.
+  __device__ __forceinline__ void start(const Program& program, const Group& group, int rank,
+                                        const int64 (&offset)[kRowStreams]) {
+    label = next;
+    const unsigned others = __ballot_sync(0xffffffffu, !program.is_class(label));
+    length = 0;
+    if constexpr (Program::kMasked) {
+      if (!program.mask[offset[kRowMask]]) return;
+    }
+    if (others == 0u) return;
+    const int place = __ffs(static_cast<int>(others)) - 1;
+    if (__shfl_sync(0xffffffffu, label, place) != -1) return;
+    length = place;
+    const RowVectors<Input, kVecSize, Index> view(program.input, offset[kLogits],
+                                                  static_cast<Index>(program.space.classes));
+    const int threads = group.num_threads(), lane = threadIdx.x % kWarp;
+    const Input* const from = program.logits(offset);
+    load_vectors(from + view.first(rank), threads * kVecSize, vectors_of(view, rank, threads), x);
+    if (lane < length) own = program.raw(offset, label);
+  }
+  template <class View>
+  static __device__ __forceinline__ Index vectors_of(const View& view, int rank, int threads) {
+    const Index behind = view.vectors - rank + threads - 1;
+    return behind < 0 ? Index(0) : behind >> exponent_of(threads);
+  }
+};
+
+// Case 2 of the head, of a row that has been started. Returns false, and has written nothing, if the score of a label
+// is not finite. Preconditions: every thread of the group calls it together; ahead.length > 0.
+template <bool kGradient, int kVecSize, int kVectors, class Group, class Program>
+__device__ __forceinline__ bool list_in_lanes(const Program& program, const Group& group, int rank,
+                                              const int64 (&offset)[kRowStreams],
+                                              ListAhead<kVecSize, kVectors, Group, Program>& ahead, double factor,
+                                              typename Program::Sums& sums) {
+  using Input = typename Program::Input;
+  using Score = typename Program::Gradient;
+  using Index = typename IndexOf<Group>::type;
+  const int threads = group.num_threads(), place = threadIdx.x % kWarp, length = ahead.length;
+  const double own = place < length ? in_double(widen<Score>(ahead.own)) : scalar_infinity(0.0);
   const double margin = program.loss.margin();
   if (__any_sync(0xffffffffu, (place < length && !is_finite(own)) || !is_finite(margin))) return false;
-  LaneOfList<typename Program::Gradient, typename Program::Gradient> lane;
-  lane.label = label;
+  const RowVectors<Input, kVecSize, Index> view(program.input, offset[kLogits],
+                                                static_cast<Index>(program.space.classes));
+  const Input* const from = program.logits(offset);
+  Input* const to = kGradient ? program.gradient_pointer(offset) : nullptr;
+  LaneOfList<Program> lane;
+  lane.label = ahead.label;
   lane.own = own;
-  lane.lowest = subwarp_reduce(own, kWarp, MinOp{});
-  lane.smallest = smallest_active<typename Program::Gradient>(place < length ? own : 0.0, margin);
+  lane.smallest = smallest_active<Score>(place < length ? own : 0.0, margin);
   lane.gradient = Program::gradient(place, factor);
+  double origin = 0.0;
+  if constexpr (sizeof(Score) == sizeof(double)) origin = subwarp_reduce(own, kWarp, MinOp{});
+  // Where the label lies: which thread has it, and which of that thread's elements it is.
+  const Index behind = static_cast<Index>(lane.label) - view.head, vector = behind / kVecSize;
+  const bool in_vectors = place < length && behind >= 0 && vector < view.vectors;
+  const int owner = in_vectors ? static_cast<int>(vector & (threads - 1)) : -1;
+  const Index element = (vector >> exponent_of(threads)) * kVecSize + behind % kVecSize;
   int of_label = 0;
   if (view.head + view.tail > 0) {
-    const int64 edge = view.edge_class(rank);
-    Pack<Input, 1> of_edge[1];
-    if (edge >= 0) of_edge[0] = load_stream<1>(from + edge);
-    take_vectors<kGradient>(program, edge < 0 ? 0 : edge, 0, of_edge, edge >= 0, to, length, lane, total, of_label);
-  }
-  // All lanes of a warp take as many turns: they hold labels for each other.
-  const int64 step = static_cast<int64>(threads) * kVecSize;
+    const Index edge = view.edge_class(rank);
+    unsigned skipped = edge < 0 ? 1u : 0u;
 #pragma unroll 1
-  for (int64 turn = rank - place; turn < view.vectors;) {
-    const int64 v = turn + place;
-    const int present = vectors_left<kVectors>(view.vectors, v, threads);
-    take_vectors<kGradient>(program, view.first(v), step, x, present, to, length, lane, total, of_label);
-    turn += kVectors * threads;
-    load_vectors(from, view, turn + place, threads, x);
+    for (int j = 0; j < length; ++j) skipped |= __shfl_sync(0xffffffffu, lane.label, j) == edge ? 1u : 0u;
+    Pack<Input, 1> of_edge{};
+    if (edge >= 0) of_edge = load_stream<1>(from + edge);
+    take_vectors<kGradient, 1, 1, Program>(&of_edge, skipped, to + edge, 0, edge >= 0, length, lane, origin, sums.value,
+                                           of_label);
   }
-  if (place < length) total -= of_label * (own - lane.lowest);
+  const int step = threads * kVecSize;
+  const Index mine = ahead.vectors_of(view, rank, threads), most = ahead.vectors_of(view, rank - place, threads);
+  Index first = view.first(rank);
+  // All lanes of a warp take as many turns: they hold labels for each other.
+#pragma unroll 1
+  for (Index turn = 0; turn < most; turn += kVectors) {
+    unsigned skipped = 0;
+#pragma unroll 1
+    for (int j = 0; j < length; ++j) {
+      const int owner_of_label = __shfl_sync(0xffffffffu, owner, j);
+      const Index at = __shfl_sync(0xffffffffu, element, j) - turn * kVecSize;
+      if (owner_of_label == rank && at >= 0 && at < kVecSize * kVectors) skipped |= 1u << static_cast<int>(at);
+    }
+    const int present = static_cast<int>(min(max(mine - turn, Index(0)), Index(kVectors)));
+    const int most_present = static_cast<int>(min(most - turn, Index(kVectors)));
+    take_batch<kGradient, kVecSize, kVectors, Program>(ahead.x, skipped, to + first, step, present, most_present,
+                                                       length, lane, origin, sums.value, of_label);
+    first += kVectors * step;
+    load_vectors(from + first, step, mine - turn - kVectors, ahead.x);
+  }
+  if (place < length) sums.value -= small_to_double(of_label) * (own - origin);
+  sums.slopes = of_label;
   if constexpr (kGradient) {
     of_label = sum_of_warps(group, of_label);
     int times = 0;
     bool is_first = true;
+#pragma unroll 1
     for (int j = 0; j < length; ++j) {
-      const bool same = __shfl_sync(0xffffffffu, label, j) == label;
+      const bool same = __shfl_sync(0xffffffffu, lane.label, j) == lane.label;
       times += same;
       is_first &= !(same && j < place);
     }
     // Other threads have written 0 there.
     group_sync(group);
-    if (rank < length && is_first) to[label] = Narrow<Input>::from(Program::gradient(of_label * times, -factor));
+    if (rank < length && is_first) to[lane.label] = Narrow<Input>::from(Program::gradient(of_label * times, -factor));
   }
   return true;
 }
@@ -1068,11 +1135,6 @@ __device__ __forceinline__ bool list_sorted(const Program& program, const Group&
   return true;
 }
 
-// The first labels of the row that a group takes next, one in each lane, in flight while a row is read.
-struct ListAhead {
-  int64 label;
-  int64 row;  // -1: none
-};
 template <class Program>
 __device__ __forceinline__ int64 label_of_lane(const Program& program, const int64 (&offset)[kRowStreams]) {
   const int lane = threadIdx.x % kWarp;
@@ -1081,32 +1143,37 @@ __device__ __forceinline__ int64 label_of_lane(const Program& program, const int
 
 // Preconditions: every thread of the group calls it together; a group is a warp or a block.
 template <bool kGradient, int kVecSize, int kVectors, class Group, class Program, class Scale>
-__device__ __forceinline__ double list_row(const Program& program, const Group& group, int64 row, bool exists,
-                                           int64 next, ListAhead& ahead, SyncState& sync, Scale& scale) {
+__device__ __forceinline__ double list_row(const Program& program, const Group& group, int rank, int64 row, bool exists,
+                                           int64 next, ListAhead<kVecSize, kVectors, Group, Program>& ahead,
+                                           SyncState& sync, Scale& scale) {
   using Input = typename Program::Input;
-  int64 offset[kRowStreams];
+  int64 offset[kRowStreams], of_next[kRowStreams];
   program.space.offsets(exists ? row : 0, offset);
-  const int64 label = ahead.row == row ? ahead.label : label_of_lane(program, offset);
-  if (next < program.space.rows) {
-    int64 of_next[kRowStreams];
+  if (ahead.row != row) {
+    ahead.next = label_of_lane(program, offset);
+    ahead.start(program, group, rank, offset);
+  }
+  const bool has_next = next < program.space.rows;
+  if (has_next) {
     program.space.offsets(next, of_next);
-    ahead = {label_of_lane(program, of_next), next};
+    ahead.next = label_of_lane(program, of_next);
   }
   bool counts = exists;
   if constexpr (Program::kMasked) counts = counts && program.mask[offset[kRowMask]];
-  ListExtent list{0, -1};
-  if (counts) list = list_extent(program, group, offset, label, sync);
+  ListExtent list{ahead.length, -1};
+  if (counts && ahead.length == 0) list = list_extent(program, group, offset, ahead.label, sync);
   const bool invalid = list.bad >= 0;
   counts = counts && !invalid && list.length > 0;
   typename Program::Sums sums{0.0, typename Program::Slopes(0)};
+  bool in_lanes = false;
   if (counts) {
     double factor = 0.0;
     if constexpr (kGradient) factor = grad_factor(scale, offset) * program.inverse;
     bool done = false;
     if constexpr (Program::Hinge::kLinear) {
-      if (list.length < kWarp) {
-        done = list_in_lanes<kGradient, kVecSize, kVectors>(program, group, offset, static_cast<int>(list.length),
-                                                            label, factor, sums.value);
+      if (ahead.length > 0) {
+        done = in_lanes =
+            list_in_lanes<kGradient, kVecSize, kVectors>(program, group, rank, offset, ahead, factor, sums);
       } else if (list.length <= program.capacity) {
         done =
             list_sorted<kGradient, kVecSize>(program, group, offset, static_cast<int>(list.length), factor, sums.value);
@@ -1114,8 +1181,15 @@ __device__ __forceinline__ double list_row(const Program& program, const Group& 
     }
     if (!done) list_in_memory<kGradient>(program, group, offset, list.length, factor, sums.value);
   }
+  if (has_next) {
+    ahead.row = next;
+    ahead.start(program, group, rank, of_next);
+  }
   sums = group_sum(group, sums, sync);
   if (!exists) return 0.0;
+  if constexpr (Program::Hinge::kLinear) {
+    if (in_lanes) sums.value += small_to_double(sums.slopes) * program.loss.margin();
+  }
   const double value = invalid ? scalar_nan(0.0) : sums.value * program.inverse;
   if constexpr (kGradient) {
     if (!counts || value != value) {
@@ -1124,7 +1198,7 @@ __device__ __forceinline__ double list_row(const Program& program, const Group& 
       fill_gradients<kVecSize>(program, group, offset, counts ? value : 0.0);
     }
   }
-  if (group.thread_rank() == 0) {
+  if (rank == 0) {
     if (invalid) {
       const int64 at = offset[kResults], outer = at / program.inner;
       const int64 place = (outer * program.count + list.bad) * program.inner + (at - outer * program.inner);
@@ -1144,9 +1218,10 @@ struct ListReader {
     const Program& program;
     const Group& group;
     Scale& scale;
-    ListAhead& ahead;
+    int rank;
+    ListAhead<kVecSize, kVectors, Group, Program>& ahead;
     __device__ __forceinline__ double operator()(int64 row, bool exists, int64 next, SyncState& sync) const {
-      return list_row<kGradient, kVecSize, kVectors>(program, group, row, exists, next, ahead, sync, scale);
+      return list_row<kGradient, kVecSize, kVectors>(program, group, rank, row, exists, next, ahead, sync, scale);
     }
   };
 
@@ -1156,8 +1231,10 @@ struct ListReader {
                                                const Workspace& work) {
     // Gradients are written before the first exchange: the scale that thread 0 has read must be there.
     if constexpr (Group::kMultiWarp) __syncthreads();
-    ListAhead ahead{-1, -1};
+    ListAhead<kVecSize, kVectors, Group, Program> ahead;
+    ahead.row = -1;
+    const int rank = static_cast<int>(opaque(static_cast<unsigned>(group.thread_rank())));
     for_each_row(group, scale, program.space.rows, chunks, work,
-                 Visit<kGradient, Group, Program, Scale>{program, group, scale, ahead});
+                 Visit<kGradient, Group, Program, Scale>{program, group, scale, rank, ahead});
   }
 };

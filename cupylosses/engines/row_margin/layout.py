@@ -29,7 +29,7 @@ LIST_VECTORS = 4
 #: Vectors that a thread reads together, at most, and their elements, of one label and of lists (half of it in float64).
 TOGETHER = 8
 ELEMENTS = 64
-LIST_ELEMENTS = 8
+LIST_ELEMENTS = 32
 #: Classes below which vectors must divide a row: it would be nothing but edges.
 FEW_CLASSES = 32
 #: Threads of a block whose warps take rows of their own, and of one that shares a row: at most, and at most if there

@@ -356,6 +356,11 @@ inline void add_if(bool active, double x, double& total, int& count) {
   ++count;
 }
 
+template <class T>
+void add_unless_less(T a, T b, unsigned x, unsigned& total) {
+  if (!(a < b)) total += x;
+}
+
 #define HOST_ORDER(T)      \
   inline T min(T x, T y) { \
     return y < x ? y : x;  \
