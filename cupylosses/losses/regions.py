@@ -264,6 +264,7 @@ dice_focal_loss = define_regions(
     constants={"negatives": "1 - alpha_focal"},
     row="weighted(weight, focused(nll, rest, gamma_focal))",
     element="weighted(weight, focal(input, target, alpha_focal, negatives, gamma_focal))",
+    tentative="gamma_focal == 2",
     references={"row": _focal_row, "element": _focal_element},
     presets={"monai": _MONAI},
     positional="input target",

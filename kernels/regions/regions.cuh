@@ -23,9 +23,10 @@
 // and A, B, k of the loss of the voxel,
 //   mean = sum over the others of p_c (g_c - g_y)
 //   d/dx_c = e_c (g_c / S - (g_y + mean) / S + k A)      d/dx_y = -p_y mean + k B
-// in which what is the same for all classes is found once.
-template <class Program, class Classes, class Coeffs, class Store>
-__device__ __forceinline__ void label_gradient(const Program& program, const Classes& classes,
+// in which what is the same for all classes is found once. Returns false, and has to be called again with another kMode
+// (element_loss), if the loss of the voxel is not finite.
+template <unsigned kMode, class Program, class Classes, class Coeffs, class Store>
+__device__ __forceinline__ bool label_gradient(const Program& program, const Classes& classes,
                                                const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
                                                const VoxelTarget& target, int i, const Coeffs& coeffs,
                                                typename Program::Compute voxel_scale, const Store& store) {
@@ -45,6 +46,7 @@ __device__ __forceinline__ void label_gradient(const Program& program, const Cla
     by_label = scalar_fma(voxel_scale, row.target, by_label);
     common = scalar_fma(voxel_scale, row.exp_coeff, common);
   }
+  Compute total = Compute(0);
 #pragma unroll
   for (int c = 0; c < Program::kClasses; ++c) {
     Compute y = softmax.e[c] * scalar_fma(coeffs.of_other(c), softmax.inv_sum, common);
@@ -53,18 +55,18 @@ __device__ __forceinline__ void label_gradient(const Program& program, const Cla
     }
     y = c == target.label ? by_label : y;
     if constexpr (Program::kVoxel == kElement) {
-      const auto cost = program.loss(
-          variable<1u, 0>(classes.input(c, i)), variable<0u, 1>(c == target.label ? Compute(1) : Compute(0)),
-          variable<0u, 2>(program.weight(c)), variable<0u, 3>(Compute(program.space.classes)));
+      const auto cost = element_loss<kMode | 1u>(program, classes, c, i, c == target.label ? Compute(1) : Compute(0));
       y += voxel_scale * tangent_or_zero(cost, 0);
+      total += cost.value;
     }
     store(c, y, Compute(0));
   }
+  return (kMode & kTentative) == 0 || is_finite(total);
 }
 
-// The gradients of a voxel whose classes are all alike.
-template <bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
-__device__ __forceinline__ void gradient_of_classes(const Program& program, const Classes& classes,
+// The gradients of a voxel whose classes are all alike. Returns as label_gradient().
+template <unsigned kMode, bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
+__device__ __forceinline__ bool gradient_of_classes(const Program& program, const Classes& classes,
                                                     const VoxelTarget& target, int i, const Coeffs& coeffs,
                                                     typename Program::Compute voxel_scale, const Store& store) {
   using Compute = typename Program::Compute;
@@ -85,7 +87,7 @@ __device__ __forceinline__ void gradient_of_classes(const Program& program, cons
     }
   }
   // For a softmax: the derivative by p of the largest class, and the mean of the others' differences to it.
-  Compute at_largest = Compute(0), mean = Compute(0);
+  Compute at_largest = Compute(0), mean = Compute(0), total = Compute(0);
   if constexpr (Program::kActivation == kSoftmax) {
     int largest = 0;
 #pragma unroll(Program::kUnroll)
@@ -125,13 +127,26 @@ __device__ __forceinline__ void gradient_of_classes(const Program& program, cons
       by_input += voxel_scale * (tangent_or_zero(y, 0) - share * of_terms);
       by_target += voxel_scale * tangent_or_zero(y, 1);
     } else if constexpr (Program::kVoxel == kElement) {
-      constexpr unsigned kMask = kTarget ? 3u : 1u;
-      const auto y = program.loss(variable<kMask & 1u, 0>(classes.input(c, i)), variable<kMask & 2u, 1>(t),
-                                  variable<0u, 2>(program.weight(c)), variable<0u, 3>(Compute(program.space.classes)));
+      const auto y = element_loss<kMode | (kTarget ? 3u : 1u)>(program, classes, c, i, t);
       by_input += voxel_scale * tangent_or_zero(y, 0);
       by_target += voxel_scale * tangent_or_zero(y, 1);
+      total += y.value;
     }
     store(c, by_input, by_target);
+  }
+  return (kMode & kTentative) == 0 || is_finite(total);
+}
+
+// Both.
+template <unsigned kMode, bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
+__device__ __forceinline__ bool gradient_of_voxel(const Program& program, const Classes& classes,
+                                                  const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
+                                                  const VoxelTarget& target, int i, const Coeffs& coeffs,
+                                                  typename Program::Compute voxel_scale, const Store& store) {
+  if constexpr (Program::kLabelApart) {
+    return label_gradient<kMode>(program, classes, offset, target, i, coeffs, voxel_scale, store);
+  } else {
+    return gradient_of_classes<kMode, kInput, kTarget>(program, classes, target, i, coeffs, voxel_scale, store);
   }
 }
 
@@ -143,16 +158,21 @@ __device__ __forceinline__ void voxel_gradient(const Program& program, const Cla
                                                const VoxelTarget& target, int i, const Coeffs& coeffs,
                                                typename Program::Compute voxel_scale, const Store& store) {
   using Compute = typename Program::Compute;
-  if constexpr (Program::kLabelApart) {
-    label_gradient(program, classes, offset, target, i, coeffs, voxel_scale, store);
-  } else {
-    if (!target.sound) {
+  if (!Program::kLabelApart && !target.sound) {
 #pragma unroll(Program::kUnroll)
-      for (int c = 0; c < program.classes(); ++c) store(c, Compute(0), Compute(0));
-      return;
-    }
-    gradient_of_classes<kInput, kTarget>(program, classes, target, i, coeffs, voxel_scale, store);
+    for (int c = 0; c < program.classes(); ++c) store(c, Compute(0), Compute(0));
+    return;
   }
+  if constexpr (Program::Loss::kTriedFirst) {
+    bool done = false;
+    if (program.loss.usual()) {
+      done = gradient_of_voxel<kTentative, kInput, kTarget>(program, classes, offset, target, i, coeffs, voxel_scale,
+                                                            store);
+    }
+    // Opaque, or the compiler has what follows twice.
+    if (opaque(static_cast<unsigned>(done)) != 0) return;
+  }
+  gradient_of_voxel<0u, kInput, kTarget>(program, classes, offset, target, i, coeffs, voxel_scale, store);
 }
 
 // The coefficients of a sample in shared memory: the derivatives a, b and c by I, FP and FN of each class. Of labels

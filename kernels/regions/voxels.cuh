@@ -450,6 +450,28 @@ __device__ __forceinline__ typename Program::Compute log_of_sum(const VoxelSoftm
   return scalar_log1p(Program::kDense ? softmax.others : softmax.sum - Compute(1));
 }
 
+// The loss of a class of a voxel by its logit. kMode: bit 0 if it is differentiated by the logit, bit 1 by the target;
+// kTentative.
+template <unsigned kMode, class Program, class Classes>
+__device__ __forceinline__ auto element_loss(const Program& program, const Classes& classes, int c, int i,
+                                             typename Program::Compute t) {
+  using Compute = typename Program::Compute;
+  return program.loss(variable<kMode, 0>(classes.input(c, i)), variable<kMode, 1>(t),
+                      variable<kMode, 2>(program.weight(c)), variable<kMode, 3>(Compute(program.space.classes)));
+}
+
+// The sum of these losses over the classes of a voxel.
+template <unsigned kMode, class Program, class Classes>
+__device__ __forceinline__ typename Program::Compute element_sum(const Program& program, const Classes& classes,
+                                                                 const VoxelTarget& target, int i) {
+  typename Program::Compute total(0);
+#pragma unroll(Program::kUnroll)
+  for (int c = 0; c < program.classes(); ++c) {
+    total += element_loss<kMode>(program, classes, c, i, target_of<Program>(classes, target, c, i)).value;
+  }
+  return total;
+}
+
 template <class Program, class Classes>
 __device__ __forceinline__ VoxelCost<typename Program::Compute> voxel_cost(const Program& program,
                                                                            const Classes& classes,
@@ -459,18 +481,26 @@ __device__ __forceinline__ VoxelCost<typename Program::Compute> voxel_cost(const
   if constexpr (Program::kVoxel == kRow) {
     const Compute value = voxel_row(program, classes, softmax, target.label, i).value;
     return {value, Program::Loss::kOfWeights ? program.weight(target.label) : Compute(1)};
+  } else if constexpr (Program::kVoxel == kElement) {
+    const Compute count = Compute(program.space.classes);
+    if constexpr (Program::Loss::kTriedFirst) {
+      Compute total = scalar_infinity(Compute());
+      if (program.loss.usual()) total = element_sum<kTentative>(program, classes, target, i);
+      // Opaque, or the compiler has what follows twice.
+      total = opaque(total);
+      if (is_finite(total)) return {total, count};
+    }
+    return {element_sum<0u>(program, classes, target, i), count};
   } else {
     Compute total = Compute(0);
-    Compute log_sum = Compute(0);
-    if constexpr (Program::kVoxel == kTerm) log_sum = log_of_sum(softmax);
+    const Compute log_sum = log_of_sum(softmax);
 #pragma unroll(Program::kUnroll)
     for (int c = 0; c < program.classes(); ++c) {
       const auto t = variable<0u, 1>(target_of<Program>(classes, target, c, i));
       const auto weight = variable<0u, 2>(program.weight(c));
-      const Compute first =
-          Program::kVoxel == kTerm ? log_probability(classes, softmax, c, i, log_sum) : classes.input(c, i);
-      total += program.loss(variable<0u, 0>(first), t, weight, variable<0u, 3>(Compute(program.space.classes))).value;
+      const Compute log_p = log_probability(classes, softmax, c, i, log_sum);
+      total += program.loss(variable<0u, 0>(log_p), t, weight, variable<0u, 3>(Compute(program.space.classes))).value;
     }
-    return {total, Program::kVoxel == kElement ? Compute(program.space.classes) : Compute(1)};
+    return {total, Compute(1)};
   }
 }

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cupylosses.definition.expressions import cuda, in_double
+from cupylosses.definition.expressions import cuda, in_double, names_in
 from cupylosses.engines.regions.call import NUMBERS, Static
 from cupylosses.engines.regions.definition import RegionLoss
 from cupylosses.engines.regions.layout import THREADS, resident
@@ -135,10 +135,13 @@ def _functor(kernel: RegionKernel) -> Iterator[str]:
     parameters = [x.name for x in loss.of_voxels] if part else []
     expression = loss.expressions[part] if part else ""
     used = set(re.findall(r"\w+", expression))
+    tried = loss.tentative if part == "element" and kernel.compute == "float32" else ""
+    used |= set(re.findall(r"\w+", tried))
     numbers = [x for x in [*parameters, *(loss.constants if part else ())] if x in used]
     yield "struct Loss {"
     yield f"  using Compute = {compute};"
     yield f"  static constexpr bool kOfWeights = {str(loss.of_weights).lower()};"
+    yield f"  static constexpr bool kTriedFirst = {str(bool(tried)).lower()};"
     if part:
         yield from (f"  {compute} {x}_kept;" for x in numbers)
         yield ""
@@ -151,6 +154,12 @@ def _functor(kernel: RegionKernel) -> Iterator[str]:
         yield from (f"    {x}_kept = static_cast<{compute}>({x}_);" for x in numbers)
         yield "  }"
         yield ""
+        if tried:
+            yield "  __device__ __forceinline__ bool usual() const {"
+            yield from (f"    const double {x}_ = {x}_kept;" for x in numbers if x in names_in(tried))
+            yield from written_at(loss, "tentative")
+            yield f"    return {in_double(tried)};"
+            yield "  }"
         yield from call_signature(_CALLED_WITH[part])
         yield from (f"    const auto {x} = ::constant<{compute}>({x}_kept);" for x in numbers)
         yield from written_at(loss, part)

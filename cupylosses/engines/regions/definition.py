@@ -185,6 +185,8 @@ class RegionLoss(Definition):
     ``references``  ``row``, ``term``, ``element`` through the array API: functions of ``xp`` and, by name, of what the
                     expressions see.
     ``of_weights``  True if a mean over voxels divides by the sum of the weights of their labels.
+    ``tentative``   condition on the parameters under which ``element`` is evaluated tentatively first (``kTentative`` in
+                    ``kernels/core/dual.cuh``): all classes of a voxel again, if the sum of their losses is not finite.
     """
 
     fixed: Mapping[str, float] = field(default_factory=dict)
@@ -197,6 +199,7 @@ class RegionLoss(Definition):
     smoothing: str = ""
     references: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     of_weights: bool = False
+    tentative: str = ""
 
     #: Names that the expressions see besides parameters and constants.
     SEES: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -225,6 +228,9 @@ class RegionLoss(Definition):
         own = [*(x.name for x in self.of_voxels), *self.constants]
         for part, expression in self.expressions.items():
             check(expression, [*self.SEES[part], *own], Part(self.name, part, self.places.get(part)))
+        if self.tentative:
+            numbers = [x.name for x in self.of_voxels]
+            check(self.tentative, numbers, Part(self.name, "tentative", self.places.get("tentative")), functions={})
 
     @cached_property
     def expressions(self) -> Mapping[str, str]:
@@ -251,7 +257,7 @@ class RegionLoss(Definition):
     def identity(self) -> tuple[Any, ...]:
         formulas = tuple([(name, code_of(x)) for name, x in self.references.items()])
         own = (self.operands, self.expressions, self.constants, self.parameters, self.flags, self.fixed, self.share)
-        return (*own, self.presets, self.chosen_by, self.smoothing, self.of_weights, formulas)
+        return (*own, self.presets, self.chosen_by, self.smoothing, self.of_weights, self.tentative, formulas)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Arguments
