@@ -166,7 +166,7 @@ complete_box_iou_loss = define_boxes(
     constants={"of_angles": repr(_ANGLES)},
     let={
         **_DISTANCE,
-        "v": "of_angles * square(angle(boxes2_width, boxes2_height) - angle(boxes1_width, boxes1_height))",
+        "v": "of_angles * square(angle_between(boxes1_width, boxes1_height, boxes2_width, boxes2_height))",
         "alpha": "detached(ratio(v, 1 - iou + v + eps))",
     },
     value="1 - iou + apart + alpha * v",

@@ -125,6 +125,12 @@ __device__ __forceinline__ NestedDual<T> scalar_divide_without_branch(NestedDual
   return quotient_with_tangent(scalar_divide_without_branch(x.value, y.value), x, y);
 }
 template <class T>
+__device__ __forceinline__ QuotientAndInverse<NestedDual<T>> scalar_divide_and_invert(NestedDual<T> x,
+                                                                                      NestedDual<T> y) {
+  const QuotientAndInverse<T> by = scalar_divide_and_invert(x.value, y.value);
+  return {quotient_with_tangent(by.quotient, x, y), quotient_with_tangent(by.inverse, NestedDual<T>(T(1), T(0)), y)};
+}
+template <class T>
 __device__ __forceinline__ NestedDual<T> scalar_divide_in_range(NestedDual<T> x, NestedDual<T> y) {
   return quotient_with_tangent(scalar_divide_in_range(x.value, y.value), x, y);
 }
@@ -174,6 +180,16 @@ __device__ __forceinline__ NestedDual<T> scalar_sign(NestedDual<T> x) {
 template <class T>
 __device__ __forceinline__ NestedDual<T> force_computed(NestedDual<T> x) {
   return {force_computed(x.value), x.tangent};
+}
+template <class T>
+__device__ __forceinline__ NestedDual<T> smaller_or_nan(NestedDual<T> x, NestedDual<T> y) {
+  const T tied = T(0.5) * (x.tangent + y.tangent);
+  return {smaller_or_nan(x.value, y.value), x.value < y.value ? x.tangent : (y.value < x.value ? y.tangent : tied)};
+}
+template <class T>
+__device__ __forceinline__ NestedDual<T> larger_or_nan(NestedDual<T> x, NestedDual<T> y) {
+  const T tied = T(0.5) * (x.tangent + y.tangent);
+  return {larger_or_nan(x.value, y.value), x.value > y.value ? x.tangent : (y.value > x.value ? y.tangent : tied)};
 }
 template <class T>
 __device__ __forceinline__ NestedDual<T> min(NestedDual<T> x, NestedDual<T> y) {

@@ -51,6 +51,26 @@ __device__ __forceinline__ float double_to_float_rz(double x) {
   return y;
 }
 
+// The smaller and the larger of two numbers, NaN if either is NaN.
+__device__ __forceinline__ float smaller_or_nan(float x, float y) {
+#if __CUDA_ARCH__ >= 800
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+#else
+  return x < y ? x : (y <= x ? y : x + y);
+#endif
+}
+__device__ __forceinline__ float larger_or_nan(float x, float y) {
+#if __CUDA_ARCH__ >= 800
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+#else
+  return x > y ? x : (y >= x ? y : x + y);
+#endif
+}
+
 // Adds x to the total, and counts it, if it is active: two instructions under a predicate, where the compiler selects
 // each half of a double.
 __device__ __forceinline__ void add_if(bool active, double x, double& total, int& count) {

@@ -75,6 +75,13 @@ __device__ __forceinline__ double max_ignoring_nan(double x, double y) {
   return fmax(x, y);
 }
 
+__device__ __forceinline__ double smaller_or_nan(double x, double y) {
+  return x < y ? x : (y <= x ? y : x + y);
+}
+__device__ __forceinline__ double larger_or_nan(double x, double y) {
+  return x > y ? x : (y >= x ? y : x + y);
+}
+
 template <class T>
 __device__ __forceinline__ bool is_finite(T x) {
   return scalar_abs(x) <= scalar_max(T());
@@ -142,6 +149,25 @@ __device__ __forceinline__ float scalar_divide_without_branch(float x, float y) 
 }
 __device__ __forceinline__ double scalar_divide_without_branch(double x, double y) {
   return x / y;
+}
+
+// x / y and 1 / y, as the one above and to two units in the last place.
+template <class T>
+struct QuotientAndInverse {
+  T quotient;
+  T inverse;
+};
+__device__ __forceinline__ QuotientAndInverse<float> scalar_divide_and_invert(float x, float y) {
+  const int exponent = min(max(__float_as_int(y) & 0x7f800000, 0x00800000), 0x7e800000);
+  const float scale = __int_as_float(0x7f000000 - exponent);
+  const float scaled = y * scale, dividend = x * scale, inverse = __fdividef(1.0f, scaled);
+  const float rough = dividend * inverse;
+  if (kNarrow) return {rough, inverse * scale};
+  const float close = fmaf(fmaf(-rough, scaled, dividend), inverse, rough);
+  return {close == close ? close : rough, inverse * scale};
+}
+__device__ __forceinline__ QuotientAndInverse<double> scalar_divide_and_invert(double x, double y) {
+  return {x / y, 1.0 / y};
 }
 
 // x / y, exactly rounded, or with kNarrow to two units in the last place.

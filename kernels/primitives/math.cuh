@@ -91,25 +91,35 @@ __device__ __forceinline__ Dual<T, kMask> relu_inactive(const Dual<T, kMask>& x)
   return where(x.value <= T(0), constant<T>(0), x);
 }
 
-// The mean of two equal numbers, and NaN if either is NaN: what is left of min and max where neither is the smaller.
+// A number that is a where `takes_a` is true, b where `takes_b` is, and where neither is, as they are equal, has half
+// of the derivatives of both.
 template <class T, unsigned kA, unsigned kB>
-__device__ __forceinline__ Dual<T, kA | kB> tied(const Dual<T, kA>& a, const Dual<T, kB>& b) {
-  const bool equal = a.value == b.value;
-  const T value = equal ? a.value : a.value + b.value;
-  const T partial = equal ? T(0.5) : value;
-  return chain(a, b, value, partial, partial);
+__device__ __forceinline__ Dual<T, kA | kB> either(T value, bool takes_a, bool takes_b, const Dual<T, kA>& a,
+                                                   const Dual<T, kB>& b) {
+  const T tied = a.value == b.value ? T(0.5) : value;  // NaN if either is NaN
+  Dual<T, kA | kB> y;
+  y.value = value;
+#pragma unroll
+  for (int k = 0; k < kMaxOperands; ++k) {
+    // The side that is not chosen cannot leak, not even as 0 * inf.
+    T of_a = T(0), of_b = T(0);
+    if (has<kA>(k)) of_a = takes_a ? a.tangent[k] : (takes_b ? T(0) : tied * a.tangent[k]);
+    if (has<kB>(k)) of_b = takes_b ? b.tangent[k] : (takes_a ? T(0) : tied * b.tangent[k]);
+    if (has<kA | kB>(k)) y.tangent[k] = has<kA>(k) && has<kB>(k) ? of_a + of_b : (has<kA>(k) ? of_a : of_b);
+  }
+  return y;
 }
 
 // min(a, b). Where both are equal, each has the derivative 1/2.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> smaller(const Dual<T, kA>& a, const Dual<T, kB>& b) {
-  return where(a.value < b.value, a, where(b.value < a.value, b, tied(a, b)));
+  return either(smaller_or_nan(a.value, b.value), a.value < b.value, b.value < a.value, a, b);
 }
 
 // max(a, b). Where both are equal, each has the derivative 1/2.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> larger(const Dual<T, kA>& a, const Dual<T, kB>& b) {
-  return where(a.value > b.value, a, where(b.value > a.value, b, tied(a, b)));
+  return either(larger_or_nan(a.value, b.value), a.value > b.value, b.value > a.value, a, b);
 }
 
 // 0, or NaN if x is NaN: the value of "0 times x, infinities included".

@@ -657,6 +657,7 @@ __device__ __forceinline__ ListExtent list_extent(const Program& program, const 
 }
 
 // The derivatives of labels that lane k of every warp holds for label k, added over the warps of the block in order.
+// All threads of the group have passed a barrier afterwards.
 template <class Group, class Slopes>
 __device__ __forceinline__ Slopes sum_of_warps(const Group& group, Slopes mine) {
   if constexpr (Group::kMultiWarp) {
@@ -666,6 +667,8 @@ __device__ __forceinline__ Slopes sum_of_warps(const Group& group, Slopes mine) 
     __syncthreads();
     mine = of_warp[0][lane];
     for (int w = 1; w < warps; ++w) mine += of_warp[w][lane];
+  } else {
+    __syncwarp();
   }
   return mine;
 }
@@ -882,6 +885,7 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
   if (place < length) sums.value -= small_to_double(of_label) * (own - origin);
   sums.slopes = of_label;
   if constexpr (kGradient) {
+    // Behind a barrier: other threads have written 0 to the gradients of labels.
     of_label = sum_of_warps(group, of_label);
     int times = 0;
     bool is_first = true;
@@ -891,8 +895,6 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
       times += same;
       is_first &= !(same && j < place);
     }
-    // Other threads have written 0 there.
-    group_sync(group);
     if (rank < length && is_first) to[lane.label] = Narrow<Input>::from(Program::gradient(of_label * times, -factor));
   }
   return true;

@@ -435,6 +435,12 @@ inline float reciprocal_ftz(float x) {
   return 1.0f / x;
 }
 
+inline float smaller_or_nan(float x, float y) {
+  return x < y ? x : (y <= x ? y : x + y);
+}
+inline float larger_or_nan(float x, float y) {
+  return x > y ? x : (y >= x ? y : x + y);
+}
 inline float max_propagating_nan(float x, float y) {
   return x < y ? y : x;
 }
