@@ -292,9 +292,10 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
       static_cast<Compute>(residual[program.space.samples * 3 * count] * widen<double>(grad_output[0]));
   __syncthreads();
   const Coeffs coeffs{numbers};
-  const int64 vectors = program.space.voxels / kVecSize;
+  const int64 vectors = program.space.voxels / kVecSize, step = blocks_per_sample * blockDim.x;
 #pragma unroll 1
-  for (int64 vector = part * blockDim.x + threadIdx.x; vector < vectors; vector += blocks_per_sample * blockDim.x) {
+  for (int64 vector = part * blockDim.x + threadIdx.x; vector < vectors; vector += step) {
+    prefetch_vectors(program, sample, vector - threadIdx.x + step, vectors, blockDim.x);
     VectorOffsets<Program::kVecSize, Program::kWide> offset;
     program.space.offsets(sample, vector * kVecSize, offset);
     ClassesOf<Program> classes;
