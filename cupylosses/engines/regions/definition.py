@@ -185,8 +185,9 @@ class RegionLoss(Definition):
     ``references``  ``row``, ``term``, ``element`` through the array API: functions of ``xp`` and, by name, of what the
                     expressions see.
     ``of_weights``  True if a mean over voxels divides by the sum of the weights of their labels.
-    ``tentative``   condition on the parameters under which ``element`` is evaluated tentatively first (``kTentative`` in
-                    ``kernels/core/dual.cuh``): all classes of a voxel again, if the sum of their losses is not finite.
+    ``tentative``   condition on the parameters under which ``element`` is evaluated tentatively first (``kTentative``
+                    in ``kernels/core/dual.cuh``): all classes of a voxel again, if the sum of their losses is not
+                    finite.
     """
 
     fixed: Mapping[str, float] = field(default_factory=dict)
