@@ -15,7 +15,8 @@
 //    label's gradient. A row whose value is NaN is written again.
 // Rows whose classes lie apart are taken by a thread each (ThreadPerRowReader), in the same way.
 //
-// Several labels (ListReader): a warp or a block takes a row.
+// Several labels (ListReader): a warp or a block takes a row, or a warp of a block, whose threads take rows of long
+// lists together (deferred_rows).
 // 1. Lane k of each warp loads label k, while the row before is read. If none of these is the end of the list, the
 //    threads read further labels until one finds it.
 // 2. Fewer labels than lanes, if the hinge is z itself: lane k keeps label k, the smallest score that has an active
@@ -1143,56 +1144,13 @@ __device__ __forceinline__ int64 label_of_lane(const Program& program, const int
   return lane < program.count ? program.label(offset, lane) : -1;
 }
 
-// Preconditions: every thread of the group calls it together; a group is a warp or a block.
-template <bool kGradient, int kVecSize, int kVectors, class Group, class Program, class Scale>
-__device__ __forceinline__ double list_row(const Program& program, const Group& group, int rank, int64 row, bool exists,
-                                           int64 next, ListAhead<kVecSize, kVectors, Group, Program>& ahead,
-                                           SyncState& sync, Scale& scale) {
-  using Input = typename Program::Input;
-  int64 offset[kRowStreams], of_next[kRowStreams];
-  program.space.offsets(exists ? row : 0, offset);
-  if (ahead.row != row) {
-    ahead.next = label_of_lane(program, offset);
-    ahead.start(program, group, rank, offset);
-  }
-  const bool has_next = next < program.space.rows;
-  if (has_next) {
-    program.space.offsets(next, of_next);
-    ahead.next = label_of_lane(program, of_next);
-  }
-  bool counts = exists;
-  if constexpr (Program::kMasked) counts = counts && program.mask[offset[kRowMask]];
-  ListExtent list{ahead.length, -1};
-  if (counts && ahead.length == 0) list = list_extent(program, group, offset, ahead.label, sync);
+// Ends a row: its value, and gradients if they are all alike. `all_zero`: the row does not count.
+template <bool kGradient, int kVecSize, class Group, class Program>
+__device__ __forceinline__ double end_list(const Program& program, const Group& group, int rank,
+                                           const int64 (&offset)[kRowStreams], const ListExtent& list, bool counts,
+                                           double sum) {
   const bool invalid = list.bad >= 0;
-  counts = counts && !invalid && list.length > 0;
-  typename Program::Sums sums{0.0, typename Program::Slopes(0)};
-  bool in_lanes = false;
-  if (counts) {
-    double factor = 0.0;
-    if constexpr (kGradient) factor = grad_factor(scale, offset) * program.inverse;
-    bool done = false;
-    if constexpr (Program::Hinge::kLinear) {
-      if (ahead.length > 0) {
-        done = in_lanes =
-            list_in_lanes<kGradient, kVecSize, kVectors>(program, group, rank, offset, ahead, factor, sums);
-      } else if (list.length <= program.capacity) {
-        done =
-            list_sorted<kGradient, kVecSize>(program, group, offset, static_cast<int>(list.length), factor, sums.value);
-      }
-    }
-    if (!done) list_in_memory<kGradient>(program, group, offset, list.length, factor, sums.value);
-  }
-  if (has_next) {
-    ahead.row = next;
-    ahead.start(program, group, rank, of_next);
-  }
-  sums = group_sum(group, sums, sync);
-  if (!exists) return 0.0;
-  if constexpr (Program::Hinge::kLinear) {
-    if (in_lanes) sums.value += small_to_double(sums.slopes) * program.loss.margin();
-  }
-  const double value = invalid ? scalar_nan(0.0) : sums.value * program.inverse;
+  const double value = invalid ? scalar_nan(0.0) : sum * program.inverse;
   if constexpr (kGradient) {
     if (!counts || value != value) {
       // After those that other threads have written.
@@ -1211,19 +1169,136 @@ __device__ __forceinline__ double list_row(const Program& program, const Group& 
   return value;
 }
 
+// A row that list_in_lanes() does not take. Preconditions: every thread of the group calls it together; a group is a
+// warp or a block.
+template <bool kGradient, int kVecSize, class Group, class Program>
+__device__ __forceinline__ void list_by_memory(const Program& program, const Group& group,
+                                               const int64 (&offset)[kRowStreams], int64 length, double factor,
+                                               double& total) {
+  bool done = false;
+  if constexpr (Program::Hinge::kLinear) {
+    if (length >= kWarp && length <= program.capacity) {
+      done = list_sorted<kGradient, kVecSize>(program, group, offset, static_cast<int>(length), factor, total);
+    }
+  }
+  if (!done) list_in_memory<kGradient>(program, group, offset, length, factor, total);
+}
+
+// The row of a group, a warp or a block. With kDefers rows of long lists are left to deferred_rows(): `deferred` is
+// set, nothing has been written, and the value is 0. Preconditions: every thread of the group calls it together.
+template <bool kGradient, int kVecSize, int kVectors, bool kDefers, class Group, class Program, class Scale>
+__device__ __forceinline__ double list_row(const Program& program, const Group& group, int rank, int64 row, bool exists,
+                                           int64 next, ListAhead<kVecSize, kVectors, Group, Program>& ahead,
+                                           SyncState& sync, Scale& scale, bool& deferred) {
+  int64 offset[kRowStreams], of_next[kRowStreams];
+  program.space.offsets(exists ? row : 0, offset);
+  if (ahead.row != row) {
+    ahead.next = label_of_lane(program, offset);
+    ahead.start(program, group, rank, offset);
+  }
+  const bool has_next = next < program.space.rows;
+  if (has_next) {
+    program.space.offsets(next, of_next);
+    ahead.next = label_of_lane(program, of_next);
+  }
+  bool counts = exists;
+  if constexpr (Program::kMasked) counts = counts && program.mask[offset[kRowMask]];
+  ListExtent list{ahead.length, -1};
+  if (counts && ahead.length == 0) list = list_extent(program, group, offset, ahead.label, sync);
+  counts = counts && list.bad < 0 && list.length > 0;
+  typename Program::Sums sums{0.0, typename Program::Slopes(0)};
+  bool in_lanes = false;
+  deferred = false;
+  if (counts) {
+    double factor = 0.0;
+    if constexpr (kGradient) factor = grad_factor(scale, offset) * program.inverse;
+    if constexpr (Program::Hinge::kLinear) {
+      if (ahead.length > 0) {
+        in_lanes = list_in_lanes<kGradient, kVecSize, kVectors>(program, group, rank, offset, ahead, factor, sums);
+      }
+    }
+    deferred = kDefers && !in_lanes;
+    if (!kDefers && !in_lanes) {
+      list_by_memory<kGradient, kVecSize>(program, group, offset, list.length, factor, sums.value);
+    }
+  }
+  if (has_next) {
+    ahead.row = next;
+    ahead.start(program, group, rank, of_next);
+  }
+  sums = group_sum(group, sums, sync);
+  if (!exists || deferred) return 0.0;
+  if constexpr (Program::Hinge::kLinear) {
+    if (in_lanes) sums.value += small_to_double(sums.slopes) * program.loss.margin();
+  }
+  return end_list<kGradient, kVecSize>(program, group, rank, offset, list, counts, sums.value);
+}
+
+// Takes the rows that the warps of a block have left, one after another by all threads. Returns the value of this
+// warp's row, or `value`. Preconditions: every thread of the block calls it together.
+template <bool kGradient, int kVecSize, class Program, class Scale>
+__device__ __forceinline__ double deferred_rows(const Program& program, int64 row, bool deferred, SyncState& sync,
+                                                Scale& scale, double value) {
+  __shared__ int64 rows[kWarp];
+  const ClusterGroup<1> block;
+  const int warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  if (threadIdx.x % kWarp == 0) rows[warp] = deferred ? row : -1;
+  __syncthreads();
+#pragma unroll 1
+  for (int w = 0; w < warps; ++w) {
+    if (rows[w] < 0) continue;
+    int64 offset[kRowStreams];
+    program.space.offsets(rows[w], offset);
+    const ListExtent list = list_extent(program, block, offset, label_of_lane(program, offset), sync);
+    double factor = 0.0;
+    if constexpr (kGradient) factor = grad_factor(scale, offset) * program.inverse;
+    typename Program::Sums sums{0.0, typename Program::Slopes(0)};
+    list_by_memory<kGradient, kVecSize>(program, block, offset, list.length, factor, sums.value);
+    sums = group_sum(block, sums, sync);
+    const double of_row = end_list<kGradient, kVecSize>(program, block, threadIdx.x, offset, list, true, sums.value);
+    if (w == warp) value = of_row;
+  }
+  return value;
+}
+
+// True of blocks whose warps take rows of their own, but for those of long lists.
+template <class Group>
+constexpr bool kDefersRows = kSameType<Group, BlockOfSubwarps>;
+// The group that takes a row.
+template <class Group>
+struct RowGroup {
+  using type = Group;
+};
+template <>
+struct RowGroup<BlockOfSubwarps> {
+  using type = SubwarpGroup;
+};
+
 // The reader of rows of lists of labels. kVectors vectors of a thread are in flight.
 template <int kVecSize, int kVectors>
 struct ListReader {
   template <bool kGradient, class Group, class Program, class Scale>
   struct Visit {
     static constexpr bool kNeedsNextRow = true;
+    using OfRow = typename RowGroup<Group>::type;
     const Program& program;
     const Group& group;
     Scale& scale;
     int rank;
-    ListAhead<kVecSize, kVectors, Group, Program>& ahead;
+    ListAhead<kVecSize, kVectors, OfRow, Program>& ahead;
+    SyncState& of_block;  // exchanges of deferred rows
     __device__ __forceinline__ double operator()(int64 row, bool exists, int64 next, SyncState& sync) const {
-      return list_row<kGradient, kVecSize, kVectors>(program, group, rank, row, exists, next, ahead, sync, scale);
+      constexpr bool kDefers = kDefersRows<Group>;
+      const OfRow& of_row = group;
+      bool deferred;
+      const double value = list_row<kGradient, kVecSize, kVectors, kDefers>(program, of_row, rank, row, exists, next,
+                                                                            ahead, sync, scale, deferred);
+      if constexpr (kDefers) {
+        if (__syncthreads_or(deferred) != 0) {
+          return deferred_rows<kGradient, kVecSize>(program, row, deferred, of_block, scale, value);
+        }
+      }
+      return value;
     }
   };
 
@@ -1233,10 +1308,11 @@ struct ListReader {
                                                const Workspace& work) {
     // Gradients are written before the first exchange: the scale that thread 0 has read must be there.
     if constexpr (Group::kMultiWarp) __syncthreads();
-    ListAhead<kVecSize, kVectors, Group, Program> ahead;
+    ListAhead<kVecSize, kVectors, typename RowGroup<Group>::type, Program> ahead;
     ahead.row = -1;
+    SyncState of_block{0, 0};
     const int rank = static_cast<int>(opaque(static_cast<unsigned>(group.thread_rank())));
     for_each_row(group, scale, program.space.rows, chunks, work,
-                 Visit<kGradient, Group, Program, Scale>{program, group, scale, rank, ahead});
+                 Visit<kGradient, Group, Program, Scale>{program, group, scale, rank, ahead, of_block});
   }
 };

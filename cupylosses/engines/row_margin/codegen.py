@@ -22,6 +22,8 @@ KINDS = {
     "gradient": "the gradients for a grad_output per row",
     "denominator": "the number of rows that count",
 }
+#: The group of threads of a layout, if it is no part of a warp.
+_GROUPS = {"block": "ClusterGroup<1> group{}", "warp": "BlockOfSubwarps group{{width}}"}
 #: Those that write gradients.
 _WRITING = ("value_and_gradient", "verify_gradient", "gradient")
 _CALLS = {
@@ -159,7 +161,6 @@ def _entry(kernel: MarginKernel) -> list[str]:
     reader = f"{'ListReader' if several else 'OneLabelReader'}<{kernel.vec_size}, {kernel.ahead}>"
     if kernel.layout == "thread_per_row":
         reader = f"ThreadPerRowReader<{kernel.ahead}>"
-    block = kernel.layout == "block"
     fixed = ["int64 ignored", "int64 site", "int64 labels", "int64 inner", "int64 capacity", "int64 mask_words"]
     fixed += ["int64 chunks", "int width", "const __grid_constant__ Space space"]
     parameters = ", ".join(["0.0" if kind == "denominator" else f"{x.name}_" for x in kernel.loss.parameters])
@@ -178,7 +179,7 @@ def _entry(kernel: MarginKernel) -> list[str]:
         "                        1.0 / static_cast<double>(space.classes), labels, inner, capacity, mask_words};",
         *(SELF_COUNTED[kind] if kernel.self_counting else []),
         *(
-            [f"  const {'ClusterGroup<1> group{}' if block else 'SubwarpGroup group{width}'};"]
+            [f"  const {_GROUPS.get(kernel.layout, 'SubwarpGroup group{width}')};"]
             * (kind != "denominator")
         ),
         f"  {_CALLS[kind]};",

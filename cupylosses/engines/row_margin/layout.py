@@ -2,6 +2,7 @@
 
 subwarp         neighbouring lanes of a warp share a row; of lists of labels all lanes of a warp
 block           a block shares a row
+warp            a warp takes a row, unless its list is long: then all warps of the block share it
 thread_per_row  a thread takes a row of one label whose classes lie apart, and its neighbours the rows next to it
 
 Rows of classes that lie apart are read in place only where there are many, next to each other, with one label; all
@@ -48,6 +49,8 @@ APART_TOGETHER = 8
 #: Classes of rows that a warp takes though their lists may be sorted, at most, and labels that are sorted at most.
 WARP_CLASSES = 256
 MAX_SORTED = 4096
+#: Rows from which on warps take those of short lists, though blocks sort long ones.
+MANY_LISTS = 2048
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Layout:
 
     def blocks(self, processors: int) -> int:
         """Blocks of a launch: as many as run at once, and no more than there are chunks for."""
-        per_block = 1 if self.kind == "block" else self.threads // WARP
+        per_block = 1 if self.kind in ("block", "warp") else self.threads // WARP
         return max(1, min(-(-self.chunks // per_block), processors * max(1, RESIDENT_THREADS // self.threads)))
 
 
@@ -130,10 +133,12 @@ def layout(
             width = power_of_two(-(-vectors // LIST_VECTORS))
             kind, threads = "block", min(max(width, MIN_BLOCK_THREADS), most_threads)
             width = threads
+            if sorted_at_all and rows >= MANY_LISTS:
+                kind, width = "warp", WARP
         else:
             width = WARP
         if sorted_at_all:
-            of_block = threads // width
+            of_block = 1 if kind == "warp" else threads // width
             room = (chip.shared - DECLARED_BYTES) // of_block
             mask_words = -(-classes // 32)
             if mask_words * 4 > room // 2:
@@ -143,7 +148,8 @@ def layout(
             fits = (room - 4 * mask_words - 64) // (16 + score)
             capacity = min(labels, most, fits) if mask_words else 0
             shared = of_block * group_bytes(capacity, mask_words, score)
-    chunks = max(1, min(-(-rows // (1 if kind == "block" else WARP // width)), MAX_CHUNKS))
+    at_once = {"subwarp": WARP // width, "block": 1, "warp": threads // WARP}[kind]
+    chunks = max(1, min(-(-rows // at_once), MAX_CHUNKS))
     rank = space_rank(rows, sizes)
     return Layout(kind, vec_size, width, threads, chunks, rank, words, together, capacity, mask_words, shared)
 
