@@ -173,9 +173,6 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
     for (int64 turn = threadIdx.x; turn < vectors_per_chunk; turn += kSumThreads) {
       const int64 vector = first + turn;
       if (vector >= vectors) break;
-      if (turn + kSumThreads < vectors_per_chunk) {
-        prefetch_vectors(program, sample, vector - threadIdx.x + kSumThreads, vectors, kSumThreads);
-      }
       VectorOffsets<Program::kVecSize, Program::kWide> offset;
       program.space.offsets(sample, vector * kVecSize, offset);
       ClassesOf<Program> classes;

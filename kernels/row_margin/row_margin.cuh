@@ -351,7 +351,7 @@ struct RowAhead {
 
   typename Program::LabelLoad label;
   RowTarget<double> target;
-  int64 row;  // -1: none
+  bool started;  // false before the first row
   bool counts;
   Index left;   // vectors of this thread
   Index first;  // class of its first one
@@ -367,7 +367,6 @@ struct RowAhead {
   }
   // Starts the loads of a row, whose label has been loaded.
   __device__ __forceinline__ void start(const Program& program, int rank, int threads, int64 next) {
-    row = next;
     program.space.offsets(next, target.offset);
     program.validate_label(target, label);
     counts = target.active && target.weight != 0.0;
@@ -396,10 +395,11 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
   using Score = typename Program::Gradient;
   using Index = typename IndexOf<Group>::type;
   const int threads = group.num_threads();
-  if (exists && ahead.row != row) {
+  if (exists && !ahead.started) {
     ahead.load_label(program, row);
     ahead.start(program, rank, threads, row);
   }
+  ahead.started = true;
   const bool has_next = next < program.space.rows;
   if (has_next) ahead.load_label(program, next);
   const RowTarget<double> t = ahead.target;
@@ -519,7 +519,7 @@ struct OneLabelReader {
     // Gradients are written before the first exchange: the scale that thread 0 has read must be there.
     if constexpr (Group::kMultiWarp) __syncthreads();
     RowAhead<kVecSize, kVectors, Group, Program> ahead;
-    ahead.row = -1;
+    ahead.started = false;
     // Opaque, or each row divides by the number of threads.
     const int rank = static_cast<int>(opaque(static_cast<unsigned>(group.thread_rank())));
     for_each_row(group, scale, program.space.rows, chunks, work,
@@ -674,12 +674,10 @@ __device__ __forceinline__ Slopes sum_of_warps(const Group& group, Slopes mine) 
   return mine;
 }
 
-// A lane's share of a list: a label, its score, the smallest score that is active with it, and the gradient of a
+// A lane's share of a list: the smallest score that is active with its label, and the gradient of a
 // class that is active with as many labels as there are lanes before it.
 template <class Program>
 struct LaneOfList {
-  int64 label;
-  double own;
   typename Program::Gradient smallest;
   typename Program::Gradient gradient;
 };
@@ -788,25 +786,25 @@ struct ListAhead {
   using Input = typename Program::Input;
   using Index = typename IndexOf<Group>::type;
 
-  int64 next;   // label of this lane in the row behind
-  int64 label;  // and of this row
-  int64 row;    // -1: none
-  int length;   // of the list; 0 if nothing has been loaded
+  int64 next;    // label of this lane in the row behind
+  Index label;   // and of this row, if it is one of `length`
+  bool started;  // false before the first row
+  int length;    // of the list; 0 if nothing has been loaded
   Pack<Input, kVecSize> x[kVectors];
   Input own;
 
   // Starts the loads of a row, whose labels are `next`. Preconditions: every thread of the group calls it together.
   __device__ __forceinline__ void start(const Program& program, const Group& group, int rank,
                                         const int64 (&offset)[kRowStreams]) {
-    label = next;
-    const unsigned others = __ballot_sync(0xffffffffu, !program.is_class(label));
+    label = static_cast<Index>(next);
+    const unsigned others = __ballot_sync(0xffffffffu, !program.is_class(next));
     length = 0;
     if constexpr (Program::kMasked) {
       if (!program.mask[offset[kRowMask]]) return;
     }
     if (others == 0u) return;
     const int place = __ffs(static_cast<int>(others)) - 1;
-    if (__shfl_sync(0xffffffffu, label, place) != -1) return;
+    if (__shfl_sync(0xffffffffu, next, place) != -1) return;
     length = place;
     const RowVectors<Input, kVecSize, Index> view(program.input, offset[kLogits],
                                                   static_cast<Index>(program.space.classes));
@@ -841,14 +839,12 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
   const Input* const from = program.logits(offset);
   Input* const to = kGradient ? program.gradient_pointer(offset) : nullptr;
   LaneOfList<Program> lane;
-  lane.label = ahead.label;
-  lane.own = own;
   lane.smallest = smallest_active<Score>(place < length ? own : 0.0, margin);
   lane.gradient = Program::gradient(place, factor);
   double origin = 0.0;
   if constexpr (sizeof(Score) == sizeof(double)) origin = subwarp_reduce(own, kWarp, MinOp{});
   // Where the label lies: which thread has it, and which of that thread's elements it is.
-  const Index behind = static_cast<Index>(lane.label) - view.head, vector = behind / kVecSize;
+  const Index behind = ahead.label - view.head, vector = behind / kVecSize;
   const bool in_vectors = place < length && behind >= 0 && vector < view.vectors;
   const int owner = in_vectors ? static_cast<int>(vector & (threads - 1)) : -1;
   const Index element = (vector >> exponent_of(threads)) * kVecSize + behind % kVecSize;
@@ -857,7 +853,7 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
     const Index edge = view.edge_class(rank);
     unsigned skipped = edge < 0 ? 1u : 0u;
 #pragma unroll 1
-    for (int j = 0; j < length; ++j) skipped |= __shfl_sync(0xffffffffu, lane.label, j) == edge ? 1u : 0u;
+    for (int j = 0; j < length; ++j) skipped |= __shfl_sync(0xffffffffu, ahead.label, j) == edge ? 1u : 0u;
     Pack<Input, 1> of_edge{};
     if (edge >= 0) of_edge = load_stream<1>(from + edge);
     take_vectors<kGradient, 1, 1, Program>(&of_edge, skipped, to + edge, 0, edge >= 0, length, lane, origin, sums.value,
@@ -883,7 +879,9 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
     first += kVectors * step;
     load_vectors(from + first, step, mine - turn - kVectors, ahead.x);
   }
-  if (place < length) sums.value -= small_to_double(of_label) * (own - origin);
+  if (place < length) {
+    sums.value -= small_to_double(of_label) * (in_double(widen<Score>(ahead.own)) - origin);
+  }
   sums.slopes = of_label;
   if constexpr (kGradient) {
     // Behind a barrier: other threads have written 0 to the gradients of labels.
@@ -892,11 +890,11 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
     bool is_first = true;
 #pragma unroll 1
     for (int j = 0; j < length; ++j) {
-      const bool same = __shfl_sync(0xffffffffu, lane.label, j) == lane.label;
+      const bool same = __shfl_sync(0xffffffffu, ahead.label, j) == ahead.label;
       times += same;
       is_first &= !(same && j < place);
     }
-    if (rank < length && is_first) to[lane.label] = Narrow<Input>::from(Program::gradient(of_label * times, -factor));
+    if (rank < length && is_first) to[ahead.label] = Narrow<Input>::from(Program::gradient(of_label * times, -factor));
   }
   return true;
 }
@@ -1192,9 +1190,10 @@ __device__ __forceinline__ double list_row(const Program& program, const Group& 
                                            SyncState& sync, Scale& scale, bool& deferred) {
   int64 offset[kRowStreams], of_next[kRowStreams];
   program.space.offsets(exists ? row : 0, offset);
-  if (ahead.row != row) {
+  if (!ahead.started) {
     ahead.next = label_of_lane(program, offset);
     ahead.start(program, group, rank, offset);
+    ahead.started = true;
   }
   const bool has_next = next < program.space.rows;
   if (has_next) {
@@ -1204,7 +1203,7 @@ __device__ __forceinline__ double list_row(const Program& program, const Group& 
   bool counts = exists;
   if constexpr (Program::kMasked) counts = counts && program.mask[offset[kRowMask]];
   ListExtent list{ahead.length, -1};
-  if (counts && ahead.length == 0) list = list_extent(program, group, offset, ahead.label, sync);
+  if (counts && ahead.length == 0) list = list_extent(program, group, offset, label_of_lane(program, offset), sync);
   counts = counts && list.bad < 0 && list.length > 0;
   typename Program::Sums sums{0.0, typename Program::Slopes(0)};
   bool in_lanes = false;
@@ -1222,10 +1221,7 @@ __device__ __forceinline__ double list_row(const Program& program, const Group& 
       list_by_memory<kGradient, kVecSize>(program, group, offset, list.length, factor, sums.value);
     }
   }
-  if (has_next) {
-    ahead.row = next;
-    ahead.start(program, group, rank, of_next);
-  }
+  if (has_next) ahead.start(program, group, rank, of_next);
   sums = group_sum(group, sums, sync);
   if (!exists || deferred) return 0.0;
   if constexpr (Program::Hinge::kLinear) {
@@ -1309,7 +1305,7 @@ struct ListReader {
     // Gradients are written before the first exchange: the scale that thread 0 has read must be there.
     if constexpr (Group::kMultiWarp) __syncthreads();
     ListAhead<kVecSize, kVectors, typename RowGroup<Group>::type, Program> ahead;
-    ahead.row = -1;
+    ahead.started = false;
     SyncState of_block{0, 0};
     const int rank = static_cast<int>(opaque(static_cast<unsigned>(group.thread_rank())));
     for_each_row(group, scale, program.space.rows, chunks, work,

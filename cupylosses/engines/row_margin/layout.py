@@ -27,14 +27,17 @@ from cupylosses.jit.gpu import DECLARED_BYTES, WARP, Chip
 VECTORS = 8
 WHOLE_VECTORS = 4
 LIST_VECTORS = 4
-#: Vectors that a thread reads together, at most, and their elements, of one label and of lists (half of it in float64).
+#: Vectors that a thread reads together, at most, and their elements: of one label in rows that a warp shares and in those
+#: that a block does, and of lists (a quarter in float64).
 TOGETHER = 8
-ELEMENTS = 64
-LIST_ELEMENTS = 32
+ELEMENTS = 32
+BLOCK_ELEMENTS = 64
+LIST_ELEMENTS = 16
 #: Classes below which vectors must divide a row: it would be nothing but edges.
 FEW_CLASSES = 32
 #: Threads of a block whose warps take rows of their own, and of one that shares a row: at most, and at most if there
-#: are rows for all multiprocessors several times over, whose barriers are then cheaper; and at least.
+#: are rows for all multiprocessors several times over, whose barriers are then cheaper (twice as many if scores have 16
+#: bits, and one label); and at least.
 SUBWARP_THREADS = 128
 MAX_BLOCK_THREADS = 512
 MANY_ROWS_THREADS = 128
@@ -118,14 +121,15 @@ def layout(
     width = power_of_two(max(1, 2 * (vec_size - 1), -(-vectors // VECTORS)))
     if whole and width <= WARP // 4:
         width = power_of_two(max(1, -(-vectors // WHOLE_VECTORS)))
-    elements = ELEMENTS if labels is None else LIST_ELEMENTS * 4 // max(4, scores.itemsize)
-    kind, together = "subwarp", min(elements // vec_size, TOGETHER)
+    kind, elements = "subwarp", ELEMENTS if labels is None else LIST_ELEMENTS * 16 // max(4, scores.itemsize) ** 2
     capacity = mask_words = shared = 0
     if labels is None:
         threads = SUBWARP_THREADS
         if width > WARP:
+            if rows > MANY_ROWS and scores.itemsize == 2:
+                most_threads *= 2
             kind, threads = "block", min(max(width, MIN_BLOCK_THREADS), most_threads)
-            width = threads
+            width, elements = threads, BLOCK_ELEMENTS
     else:
         sorted_at_all = labels >= WARP
         threads = SUBWARP_THREADS
@@ -150,7 +154,7 @@ def layout(
             shared = of_block * group_bytes(capacity, mask_words, score)
     at_once = {"subwarp": WARP // width, "block": 1, "warp": threads // WARP}[kind]
     chunks = max(1, min(-(-rows // at_once), MAX_CHUNKS))
-    rank = space_rank(rows, sizes)
+    rank, together = space_rank(rows, sizes), min(elements // vec_size, TOGETHER)
     return Layout(kind, vec_size, width, threads, chunks, rank, words, together, capacity, mask_words, shared)
 
 
