@@ -46,9 +46,9 @@
 constexpr int kMaxRun = 64;
 
 // Registers that vectors in flight may take. Beyond that, registers of the arithmetic are spilled; three derivatives
-// need more of them than two.
+// need more of them than two, and the eight of two boxes still more.
 __host__ __device__ constexpr int max_words(int gradients) {
-  return gradients > 2 ? 46 : 70;
+  return gradients > 4 ? 30 : gradients > 2 ? 46 : 70;
 }
 
 // Number of vectors in flight: halved until they fit into `most` registers.
