@@ -46,9 +46,10 @@
 constexpr int kMaxRun = 64;
 
 // Registers that vectors in flight may take. Beyond that, registers of the arithmetic are spilled; three derivatives
-// need more of them than two, and the eight of two boxes still more.
-__host__ __device__ constexpr int max_words(int gradients) {
-  return gradients > 4 ? 30 : gradients > 2 ? 46 : 70;
+// need more of them than two, and the eight of two boxes still more, as do the four of one if arithmetic and layout are
+// `heavy`.
+__host__ __device__ constexpr int max_words(int gradients, bool heavy) {
+  return gradients > 4 || (gradients > 2 && heavy) ? 30 : gradients > 2 ? 46 : 70;
 }
 
 // Number of vectors in flight: halved until they fit into `most` registers.
@@ -847,7 +848,8 @@ __host__ __device__ constexpr int flight() {
   constexpr int kElements = kWide ? 4 : kRoom ? 16 : 8;
   constexpr int kFew = Program::kVector < kElements ? kElements / Program::kVector : 1;
   constexpr int kMost = Program::Loss::kHeavy > 0 && kFew < kFree ? kFew : kFree;
-  return vectors_in_flight(kMost, Program::kVectorWords, max_words(Program::kDerivatives));
+  constexpr bool kHeavy = Program::Loss::kHeavy > 1 && Program::Layout::kOuter > 0;
+  return vectors_in_flight(kMost, Program::kVectorWords, max_words(Program::kDerivatives, kHeavy));
 }
 
 // Visits every element once. With kSum, partials[chunk] receives the sum of each chunk. Preconditions: blockDim.x is a

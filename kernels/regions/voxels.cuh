@@ -117,8 +117,8 @@ __device__ __forceinline__ Pack<Storage, Program::kVecSize> load_voxels(
   }
 }
 
-// Prefetches vectors of a sample into L2, of which a block takes `count` from `vector` on in its next turn: few loads are
-// in flight while a block computes. Each class and the labels by a thread; nothing if voxels lie otherwise.
+// Prefetches vectors of a sample into L2, of which a block takes `count` from `vector` on in its next turn: few loads
+// are in flight while a block computes. Each class and the labels by a thread; nothing if voxels lie otherwise.
 template <class Program>
 __device__ __forceinline__ void prefetch_vectors(const Program& program, int64 sample, int64 vector, int64 vectors,
                                                  int count) {

@@ -686,7 +686,11 @@ struct LaneOfList {
 // class. A field has room for the elements that a thread takes at once.
 constexpr int kFields = 5;
 constexpr int kFieldBits = 5;
-constexpr int kTaken = 16;
+// Elements that a thread takes at once: no more than a field counts, nor than registers hold.
+template <class Input>
+constexpr int kTaken = sizeof(Input) == 2   ? 16
+                       : sizeof(Input) == 4 ? 8
+                                            : 4;
 
 // Some vectors of a thread against labels that the lanes of its warp hold. Bit e of `skipped` is set if element e is a
 // label or does not exist. Adds n x_i to `total` for a class i with n active pairs, without the sum over these labels
@@ -699,7 +703,7 @@ __device__ __forceinline__ void take_vectors(const Pack<typename Program::Input,
                                              int& of_label) {
   using Score = typename Program::Gradient;
   constexpr int kElements = kVecSize * kCount;
-  static_assert(kElements <= kTaken, "as many as a field counts");
+  static_assert(kElements < 1 << kFieldBits, "as many as a field counts");
   const int place = threadIdx.x % kWarp;
   Score score[kElements];
 #pragma unroll
@@ -759,15 +763,15 @@ __device__ __forceinline__ void take_vectors(const Pack<typename Program::Input,
   }
 }
 
-// The vectors of a batch, of which bit e of `skipped` says which elements are labels, taken kTaken elements at a time.
+// The vectors of a batch, of which bit e of `skipped` says which elements are labels.
 template <bool kGradient, int kVecSize, int kVectors, class Program>
 __device__ __forceinline__ void take_batch(const Pack<typename Program::Input, kVecSize> (&x)[kVectors],
                                            unsigned skipped, typename Program::Input* to, int64 step, int present,
                                            int most_present, int length, const LaneOfList<Program>& lane, double origin,
                                            double& total, int& of_label) {
   static_assert(kVecSize * kVectors <= 32, "a bit for each element");
-  constexpr int kWords = sizeof(typename Program::Gradient) / 4;
-  constexpr int kCount = kVecSize * kVectors * kWords <= kTaken ? kVectors : kTaken / kWords / kVecSize;
+  constexpr int kMost = kTaken<typename Program::Input> / kVecSize;
+  constexpr int kCount = kVectors < kMost ? kVectors : kMost;
   constexpr unsigned kMask = kVecSize * kCount < 32 ? (1u << kVecSize * kCount % 32) - 1u : 0xffffffffu;
 #pragma unroll
   for (int k = 0; k < kVectors; k += kCount) {
