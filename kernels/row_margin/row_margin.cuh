@@ -688,9 +688,7 @@ constexpr int kFields = 5;
 constexpr int kFieldBits = 5;
 // Elements that a thread takes at once: no more than a field counts, nor than registers hold.
 template <class Input>
-constexpr int kTaken = sizeof(Input) == 2   ? 16
-                       : sizeof(Input) == 4 ? 8
-                                            : 4;
+constexpr int kTaken = sizeof(Input) <= 4 ? 8 : 4;
 
 // Some vectors of a thread against labels that the lanes of its warp hold. Bit e of `skipped` is set if element e is a
 // label or does not exist. Adds n x_i to `total` for a class i with n active pairs, without the sum over these labels
