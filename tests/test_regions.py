@@ -450,6 +450,21 @@ def test_backward_runs_twice_and_follows_its_grad_output():
 
 
 @pytest.mark.kernels
+def test_infinite_logits_of_a_focal_loss():
+    """What is tried first has no number for them, and the voxel is taken again."""
+    z = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.randint(3, (1, 4, 4), generator=torch.Generator().manual_seed(1))
+    z[0, :, 0, 0] = -torch.inf
+    z[0, y[0, 0, 0], 0, 0] = torch.inf
+    results = []
+    for x in (z.to(KERNELS), z.double()):
+        x.requires_grad_()
+        value = F.dice_focal_loss(x, y.to(x.device), activation="sigmoid", alpha_focal=0.25)
+        results.append([value.detach().cpu().double(), torch.autograd.grad(value, x)[0].cpu().double()])
+    torch.testing.assert_close(*results, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.kernels
 def test_a_mask_and_bad_labels_in_kernels():
     z, y = logits().to(KERNELS), labels(torch.uint8).to(KERNELS)
     mask = torch.ones(2, 2, 2, dtype=torch.bool, device=KERNELS)

@@ -178,6 +178,18 @@ def test_long_lists(rows: int, classes: int, ties: bool, monkeypatch: pytest.Mon
 
 
 @pytest.mark.kernels
+def test_warps_leave_rows_of_long_lists_to_their_block(monkeypatch: pytest.MonkeyPatch, fresh_plans: Any) -> None:
+    monkeypatch.setattr(margin_layout, "MANY_LISTS", 0)
+    scores, target = drawn(LISTS, 9, 517, f32, labels=70, longest=60)
+    target[1:3, 0] = -1
+    target[3, :3] = torch.tensor([5, 5, -1])
+    target[4, :2] = torch.tensor([7, -1])
+    # The score of a label that is not finite makes a short list one that a block takes.
+    scores[4, 7] = inf
+    agree(LISTS, (scores, target))
+
+
+@pytest.mark.kernels
 def test_long_lists_of_infinite_scores() -> None:
     """NaN and infinite scores of labels, and of others, in rows whose lists are sorted otherwise."""
     scores, target = drawn(LISTS, 6, 133, f32, longest=90)
