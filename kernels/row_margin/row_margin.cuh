@@ -9,10 +9,11 @@
 // margin is added to the difference, in double, so that it is lost in no large score. A pair with z = 0 is inactive.
 //
 // One label (OneLabelReader): a group of threads takes a row, lanes of a warp or a block.
-// 1. The label is loaded while the row before is read. The threads read its score and the row as vectors, and write the
-//    gradients of each vector at once: that of a class depends on its own score and the label's alone.
-// 2. The group adds the hinges, and their derivatives. The thread that wrote the vector of the label overwrites the
-//    label's gradient. A row whose value is NaN is written again.
+// 1. The label is loaded while the row before is read; its score and the first vectors while the row before is reduced.
+//    The threads read the row as vectors, and write the gradients of each vector at once: that of a class depends on its
+//    own score and the label's alone.
+// 2. The group adds the hinges, and their derivatives; those of z itself follow from the sum of the active scores
+//    (linear_value). Then thread 0 overwrites the label's gradient. A row whose value is NaN is written again.
 // Rows whose classes lie apart are taken by a thread each (ThreadPerRowReader), in the same way.
 //
 // Several labels (ListReader): a warp or a block takes a row, or a warp of a block, whose threads take rows of long
@@ -22,8 +23,9 @@
 // 2. Fewer labels than lanes, if the hinge is z itself: lane k keeps label k, the smallest score that has an active
 //    pair with it, and how many classes have. A thread reads some vectors, marks the elements that are labels, and
 //    compares all others with the smallest scores, of which it gets each by a shuffle: no double precision is needed
-//    for it. Class i has n active pairs, whose sum follows from n and the counts of the labels (take_vectors). The
-//    threads write the gradients of their vectors, and lane k of the first warp that of label k at the end.
+//    for it. Pairs of five labels are counted in fields of one word. Class i has n active pairs, whose sum follows from
+//    n and the counts of the labels (take_vectors). The threads write the gradients of their vectors, and lane k of the
+//    first warp that of label k at the end.
 // 3. More labels, if the hinge is z itself: the group sorts their scores v_0 <= v_1 <= ... in shared memory, and adds
 //    them up: P_k = sum over l < k of v_l - v_0. Class i has n active pairs, found by binary search, whose sum is
 //    n (margin + (x_i - v_0)) - P_n; and it is counted in a histogram of n. Label k has as many active pairs as there
@@ -1144,7 +1146,7 @@ __device__ __forceinline__ int64 label_of_lane(const Program& program, const int
   return lane < program.count ? program.label(offset, lane) : -1;
 }
 
-// Ends a row: its value, and gradients if they are all alike. `all_zero`: the row does not count.
+// Ends a row of which `sum` is the sum of the hinges: stores its value, and gradients if they are all alike.
 template <bool kGradient, int kVecSize, class Group, class Program>
 __device__ __forceinline__ double end_list(const Program& program, const Group& group, int rank,
                                            const int64 (&offset)[kRowStreams], const ListExtent& list, bool counts,

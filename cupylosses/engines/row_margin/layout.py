@@ -27,8 +27,8 @@ from cupylosses.jit.gpu import DECLARED_BYTES, WARP, Chip
 VECTORS = 8
 WHOLE_VECTORS = 4
 LIST_VECTORS = 4
-#: Vectors that a thread reads together, at most, and their elements: of one label in rows that a warp shares and in those
-#: that a block does, and of lists (a quarter in float64).
+#: Vectors that a thread reads together, at most, and their elements: of one label in rows that a warp shares and in
+#: those that a block does, and of lists (a quarter in float64).
 TOGETHER = 8
 ELEMENTS = 32
 BLOCK_ELEMENTS = 64
