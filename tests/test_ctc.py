@@ -276,15 +276,28 @@ def test_numbers_of_frames(device: str, frames: int) -> None:
 
 
 @pytest.mark.addresses
-@pytest.mark.parametrize("labels", [31, 32, 33, 70])
+@pytest.mark.parametrize("labels", [31, 32, 63, 64, 130])
 @paths
 def test_numbers_of_labels(device: str, labels: int) -> None:
-    """Positions that just fill warps, or just do not."""
+    """Positions that just fill warps and blocks, or just do not."""
     given = batch(2 * labels + 5, 3, 6, labels)
     value, slope = given.run(device, f32, reduction="none")
     right = given.expected()
     close(value, right[0], given.x.shape[0])
     close(slope, right[1], given.x.shape[0])
+
+
+@paths
+def test_one_frame_beside_many_labels(device: str) -> None:
+    """Warps that have nothing to do meet the others in each barrier."""
+    given = batch(80, 3, 6, 40)
+    given = given._replace(input_lengths=torch.tensor([1, 1, 80]), target_lengths=torch.tensor([0, 1, 40]))
+    value, slope = given.run(device, f32, reduction="none")
+    right = given.expected()
+    close(value, right[0], 80)
+    close(slope, right[1], 80)
+    others = [t.to(device) for t in given[1:]]
+    assert torch.equal(F.ctc_loss(given.x.to(device, f32), *others, reduction="none"), value)
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0])

@@ -28,7 +28,16 @@ from cupylosses.engines.pointwise.plan import PointwisePlan
 from cupylosses.engines.pointwise.reduction import Static as PointwiseStatic
 from cupylosses.engines.sequence import checks as sequence_checks
 from cupylosses.engines.sequence.call import Static, constant_divisor, names, sizes
-from cupylosses.engines.sequence.codegen import BAND, OF_LOGITS, PLAIN, SOFTMAX, THREADS, SequenceKernel
+from cupylosses.engines.sequence.codegen import (
+    BAND,
+    OF_LOGITS,
+    PLAIN,
+    ROLES,
+    SLOT_BYTES,
+    SOFTMAX,
+    THREADS,
+    SequenceKernel,
+)
 from cupylosses.engines.softmax.labels import sites_of
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
@@ -200,13 +209,14 @@ class SequencePlan(CompositePlan):
     def _make(self, kind: str, stores: bool, finishes: bool) -> compiler.Launcher:
         sized = self.sizes
         fixed: list[Any] = [self.shape_words]
-        blocks, threads = sized.every, THREADS[kind]
+        blocks, threads, shared = sized.every, THREADS[kind], 0
         if kind == "prepare":
             words = 2 * sized.every * (self.bands - 1) * self.column * (ITEMSIZE[self.compute] // 4)
             blocks += min(-(-words // (4 * threads)), 4 * self.machine.processors)
             fixed += [words]
         if kind in ("first", "second"):
-            threads = min(-(-self.most // WARP) * WARP, BAND)
+            positions = min(-(-self.most // WARP) * WARP, BAND)
+            threads, shared = ROLES * positions, SLOT_BYTES * positions
             blocks = 2 * sized.every * self.bands
         added = PLAIN if kind in ("prepare", "second") else self.added
         if kind in ("first", "finish"):
@@ -221,7 +231,7 @@ class SequencePlan(CompositePlan):
         dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
         result = self.result if stores or kind not in ("prepare", "first") else "float32"
         kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores)
-        return self.machine.launcher(kernel, blocks, threads, fixed)
+        return self.machine.launcher(kernel, blocks, threads, fixed, shared)
 
     def prepared(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> Any:
         """The memory of a call, with its samples prepared."""
