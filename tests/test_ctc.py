@@ -856,11 +856,14 @@ def test_cupy_arrays() -> None:
 def test_results_are_the_same_on_any_grid() -> None:
     from cupylosses.testing import host
 
-    given = batch(40, 3, 7, 12)
+    given = batch(40, 5, 7, 12)
     found = []
     for processors in (2, 200):
         with host.execution(processors, seed=processors):
             plans.forget()
             found.append(given.run("cpu", f32, logits=True))
+            x = given.x.float().requires_grad_()
+            unexpected = torch.autograd.grad(F.ctc_loss_with_logits(x, *given[1:]), x, torch.tensor(2.0))[0]
+            assert torch.equal(unexpected, 2 * found[-1][1])
     for a, b in pairwise(found):
         assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])

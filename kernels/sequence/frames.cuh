@@ -499,7 +499,7 @@ __device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sam
 
 // The gradient of run `block` of frames, for grad_output of the sample over the divisor.
 //
-// Preconditions: blocks of 128 threads.
+// Preconditions: blocks of 128 threads; no warp reads shared memory of an earlier call.
 template <GradientKind kKind, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradient(const Sequences& shape, const Storage* x, Storage* g,
                                                const Sample* samples, const int* labels, const unsigned* links,
@@ -560,5 +560,21 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
     Storage* const row = g + g_offset + t * shape.g_frame;
     const Storage fill = Narrow<Storage>::from(is_nan && t < sample.frames ? not_a_number(Mantissa(0)) : Mantissa(0));
     for (int64 c = lane; c < shape.classes; c += 32) row[c * shape.g_class] = fill;
+  }
+}
+
+// The gradients of runs `block`, `block` + `blocks`, ... of frames of all samples.
+template <GradientKind kKind, class Mantissa, class Storage, class Result>
+__device__ __forceinline__ void write_gradients(const Sequences& shape, const Storage* x, Storage* g,
+                                                const Sample* samples, const int* labels, const unsigned* links,
+                                                const StoredNumber<Mantissa>* lattice, const FrameSum<Mantissa>* sums,
+                                                const unsigned* broken, const Result* grad_output, const double* used,
+                                                int64 per_sample, double multiple, const double* count, int64 block,
+                                                int64 blocks) {
+  const int64 all = static_cast<int64>(runs_of(shape)) * shape.samples;
+  for (; block < all; block += blocks) {
+    write_gradient<kKind>(shape, x, g, samples, labels, links, lattice, sums, broken, grad_output, used, per_sample,
+                          multiple, count, static_cast<unsigned>(block));
+    __syncthreads();
   }
 }

@@ -135,6 +135,7 @@ class SequenceKernel(Kernel):
             "  if (blockIdx.x == 0 && threadIdx.x == 0) *expected = widen<double>(*grad_output);",
             "}",
             f"if (blockIdx.x < finishes) {finish.format(values='static_cast<Result*>(nullptr)')}",
-            f"else write_gradient<{self.added}>(shape, x, g, at.samples, at.labels, at.links, lattice, "
-            "at.sums, at.broken, grad_output, at.used, per_sample, multiple, count, blockIdx.x - finishes);",
+            f"else write_gradients<{self.added}>(shape, x, g, at.samples, at.labels, at.links, lattice, at.sums, "
+            "at.broken, grad_output, at.used, per_sample, multiple, count, blockIdx.x - finishes, "
+            "gridDim.x - finishes);",
         ]
