@@ -156,16 +156,24 @@ def test_options_in_a_graph(name: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.plain
 @pytest.mark.kernels
-@each_call
-def test_options_under_transforms(name: str, options: dict[str, Any]) -> None:
-    """Derivatives, also in forward mode, and values and gradients per sample, for every way to reduce."""
+@pytest.mark.parametrize(("name", "options"), short_or_full([CALLS[i] for i in (4, 6, 10)], CALLS), ids=str)
+def test_derivatives_with_options(name: str, options: dict[str, Any]) -> None:
+    """First and second ones, also in forward mode. test_row_second.py has those of distributions."""
     function, tensors, others = called(name, options)
     fixed = partial(function, **others)
     leaves = [x.requires_grad_() for x in tensors]
     torch.autograd.gradcheck(fixed, leaves, fast_mode=True, check_forward_ad=True)
     torch.autograd.gradgradcheck(fixed, leaves, fast_mode=True)
-    # Samples in different dimensions; every second tensor is shared by all.
-    plain = [x.detach() for x in leaves]
+
+
+@pytest.mark.plain
+@pytest.mark.kernels
+@pytest.mark.parametrize(("name", "options"), short_or_full([CALLS[i] for i in (4, 5, 12)], CALLS), ids=str)
+def test_options_per_sample(name: str, options: dict[str, Any]) -> None:
+    """Values and gradients of samples in different dimensions, for every way to reduce; every second tensor is shared
+    by all.
+    """
+    function, plain, others = called(name, options)
     stacked = [torch.stack([x, x.flip(0), x * 0.5], dim=1 if i == 0 else 0) for i, x in enumerate(plain)]
     moved = {k: torch.stack([x, x.flip(0), x.flip(1)], dim=-1) for k, x in others.items()}
     if name == "nll_loss":

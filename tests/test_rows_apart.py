@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from devices import KERNELS
+from grids import in_turn
 from torch import Tensor
 
 import cupylosses
@@ -183,17 +184,22 @@ def test_gradients_of_sliced_rows_have_no_gaps() -> None:
 
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    ("dtype", "gap", "step"),
+    ("dtype", "gap", "step", "classes"),
     [
-        (torch.bfloat16, 1, 1),
-        (torch.bfloat16, 2, 1),
-        (torch.float32, 1, 1),
-        (torch.float32, 0, 2),
-        (torch.bfloat16, 2, 3),
+        (*x, classes)
+        for x, classes in in_turn(
+            [
+                (torch.bfloat16, 1, 1),
+                (torch.bfloat16, 2, 1),
+                (torch.float32, 1, 1),
+                (torch.float32, 0, 2),
+                (torch.bfloat16, 2, 3),
+            ],
+            [333, 3000],
+        )
     ],
     ids=str,
 )
-@pytest.mark.parametrize("classes", [333, 3000])
 def test_rows_that_lie_otherwise_than_their_gradients(
     classes: int, gap: int, step: int, dtype: torch.dtype, fresh_plans: Callable[[], None]
 ) -> None:
