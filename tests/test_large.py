@@ -23,8 +23,8 @@ fcntl = pytest.importorskip("fcntl", reason="Windows has no file locks of this k
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
-#: A loss for each number of operands: indices and offsets do not depend on the formula. Elements that are means of rows
-#: are sums as well.
+#: A loss for each number of operands: indices and offsets do not depend on the formula. Means of rows are no elements
+#: that stand alone.
 OF_ELEMENTS = [x for x in REPRESENTATIVES if not x.mean_of_rows]
 each_loss = pytest.mark.parametrize(
     "loss", short_or_full(list({len(x.operands): x for x in OF_ELEMENTS}.values()), OF_ELEMENTS)
