@@ -372,7 +372,8 @@ def test_captured_graph_keeps_its_memory(cupy: Any, kind: str, reduction: str) -
         stream.synchronize()
         for a, b in zip(results, [x for p in expected for x in (p if isinstance(p, tuple) else (p,))], strict=True):
             assert same_bits(tensor(a), tensor(b))
-        assert all(bool(cupy.isnan(x).all()) for x in foreign)
+        # CuPy would compile kernels of its own for this, each for seconds.
+        assert all(bool(tensor(x).isnan().all()) for x in foreign)
 
 
 @pytest.mark.gpu
