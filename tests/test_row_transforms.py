@@ -42,6 +42,7 @@ WORKING = [
 
 
 @pytest.mark.parametrize(("row_loss", "transform"), WORKING)
+@pytest.mark.plain
 @pytest.mark.kernels
 def test_works(row_loss: SoftmaxLoss, transform: Transform, monkeypatch: pytest.MonkeyPatch) -> None:
     """By kernels, except for third derivatives and batches of grad_output, which the formula computes."""

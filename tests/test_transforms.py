@@ -57,6 +57,7 @@ def test_the_table_is_complete() -> None:
 
 
 @chosen(gpu=False)
+@pytest.mark.plain
 @pytest.mark.kernels
 def test_works_as_recorded(loss: Loss, transform: Transform, monkeypatch: pytest.MonkeyPatch) -> None:
     """In kernels: the formula would work as well, and is not called."""
@@ -77,25 +78,30 @@ def test_works_on_a_gpu(loss: Loss, transform: Transform) -> None:
     assert ("works" if error is None else "fails") == recorded()[loss.name, transform.name].partition(":")[0], error
 
 
+#: Transforms that take directional derivatives.
+ALONG = {
+    "`torch.autograd.gradgradcheck`",
+    "`create_graph=True`",
+    "`torch.autograd.functional.hvp`",
+    "third derivatives",
+    "`torch.autograd.forward_ad`",
+    "`torch.func.jvp`",
+    "`torch.func.jacfwd`",
+    "`torch.func.hessian`",
+    "`jacfwd(jacfwd)`",
+}
+
+
+@pytest.mark.plain
 @pytest.mark.kernels
 def test_wrong_derivatives_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong directional derivative must make the transforms fail."""
+    """A wrong directional derivative must make these transforms fail, and with ``--thorough`` no others."""
     from cupylosses.engines.pointwise import engine
 
     other = registry(Loss)["log_cosh_loss"]
     monkeypatch.setattr(engine, "along_tangents", lambda _, along: along_tangents(other, along))
-    wrong = {n for n, t in TRANSFORMS.items() if not t.gpu and t.outcome(Subject(registry(Loss)["mse_loss"], KERNELS))}
-    assert wrong == {
-        "`torch.autograd.gradgradcheck`",
-        "`create_graph=True`",
-        "`torch.autograd.functional.hvp`",
-        "third derivatives",
-        "`torch.autograd.forward_ad`",
-        "`torch.func.jvp`",
-        "`torch.func.jacfwd`",
-        "`torch.func.hessian`",
-        "`jacfwd(jacfwd)`",
-    }
+    tried = [t for n, t in TRANSFORMS.items() if not t.gpu and n in short_or_full(ALONG, TRANSFORMS)]
+    assert {t.name for t in tried if t.outcome(Subject(registry(Loss)["mse_loss"], KERNELS))} == ALONG
 
 
 # ----------------------------------------------------------------------------------------------------------------------
