@@ -27,6 +27,8 @@ from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise import definition as pointwise_definition
 from cupylosses.engines.pointwise.definition import Loss
 
+pytestmark = pytest.mark.plain
+
 ROOT = Path(__file__).resolve().parents[1]
 ADDING = (ROOT / "docs" / "adding-a-loss.md").read_text(encoding="utf-8")
 EXAMPLE = ADDING.split("```python\n")[1].split("```")[0]

@@ -39,7 +39,7 @@ TWINS = [x for x in registry(Loss).values() if x.torch]
 ROW_TWINS = [x for x in registry(SoftmaxLoss).values() if x.torch]
 ORIGINALS = {x.torch: getattr(F, x.torch) for x in registry().values() if x.torch and hasattr(F, x.torch)}
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(broadcast|batchmean|size_average|target size)")
+pytestmark = [pytest.mark.plain, pytest.mark.filterwarnings("ignore:.*(broadcast|batchmean|size_average|target size)")]
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,10 @@ from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing.tolerance import dtype_name
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast", "ignore:.*size_average", "ignore:Using a target size")
+pytestmark = [
+    pytest.mark.plain,
+    pytest.mark.filterwarnings("ignore:.*broadcast", "ignore:.*size_average", "ignore:Using a target size"),
+]
 
 #: The page for users, in one line.
 DIFFERENCES = " ".join((ROOT / "docs" / "differences.md").read_text(encoding="utf-8").split())

@@ -36,6 +36,8 @@ from cupylosses.testing.check import EDGES, function_for
 from cupylosses.testing.host.build import HostCompileError
 from cupylosses.testing.tolerance import same_bits
 
+pytestmark = pytest.mark.plain
+
 Function = Callable[..., Any]
 
 needs_nvrtc = pytest.mark.skipif(find_library() is None, reason="there is no NVRTC")

@@ -18,7 +18,7 @@ from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import host
 from cupylosses.testing.softmax.truth import NAMES, exact_row
 
-pytestmark = pytest.mark.formulas
+pytestmark = [pytest.mark.plain, pytest.mark.formulas]
 
 LOSSES = registry(SoftmaxLoss)
 each_loss = pytest.mark.parametrize("row_loss", LOSSES.values(), ids=list(LOSSES))

@@ -21,7 +21,7 @@ from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import host
 from cupylosses.testing.tolerance import same_bits
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*size_average")
+pytestmark = [pytest.mark.plain, pytest.mark.filterwarnings("ignore:.*size_average")]
 
 TWINS = {x.name: x for x in registry(SoftmaxLoss).values() if x.torch}
 each_twin = pytest.mark.parametrize("row_loss", TWINS.values(), ids=list(TWINS))

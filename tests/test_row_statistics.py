@@ -248,6 +248,7 @@ def few_or_every(of_one: Sequence[Any], few: Sequence[Any]) -> list[Any]:
     return short_or_full([(f, x) for f, x in every if f in (COSINE, TRIPLET) or x in few], every)
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize(("function", "dtype"), few_or_every([f16, bf16, f32, f64], [bf16]))
 def test_dtypes(function: Any, dtype: torch.dtype) -> None:
@@ -368,6 +369,7 @@ def test_wrong_functions_of_distances() -> None:
         loss(*vectors, distance_function=lambda x, y: x, feature_dim=0)
 
 
+@pytest.mark.plain
 @pytest.mark.kernels
 def test_distance_and_similarity() -> None:
     """Those of torch where it is right, and the exact ones where it overflows or has the gradient of another value."""

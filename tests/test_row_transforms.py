@@ -23,7 +23,7 @@ from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.tolerance import same_bits
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.formulas]
+pytestmark = [pytest.mark.plain, pytest.mark.filterwarnings("ignore"), pytest.mark.formulas]
 
 #: Transforms that use the formulas.
 BY_FORMULA = ("third derivatives", "`is_grads_batched=True`")
@@ -42,7 +42,6 @@ WORKING = [
 
 
 @pytest.mark.parametrize(("row_loss", "transform"), WORKING)
-@pytest.mark.plain
 @pytest.mark.kernels
 def test_works(row_loss: SoftmaxLoss, transform: Transform, monkeypatch: pytest.MonkeyPatch) -> None:
     """By kernels, except for third derivatives and batches of grad_output, which the formula computes."""
@@ -155,7 +154,6 @@ def test_options_in_a_graph(name: str, options: dict[str, Any]) -> None:
         assert same_bits(compiled(*tensors, **others), function(*tensors, **others))
 
 
-@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize(("name", "options"), short_or_full([CALLS[i] for i in (4, 6, 10)], CALLS), ids=str)
 def test_derivatives_with_options(name: str, options: dict[str, Any]) -> None:
@@ -167,7 +165,6 @@ def test_derivatives_with_options(name: str, options: dict[str, Any]) -> None:
     torch.autograd.gradgradcheck(fixed, leaves, fast_mode=True)
 
 
-@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize(("name", "options"), short_or_full([CALLS[i] for i in (4, 5, 12)], CALLS), ids=str)
 def test_options_per_sample(name: str, options: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from cupylosses.call import Call
 from cupylosses.engines.base import Machine, TensorSpec
 from cupylosses.jit.gpu import Chip
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
+pytestmark = [pytest.mark.plain, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
 #: More elements than a fixed grid of 1024 blocks of 256 threads covers in one step, and no round number.
 MANY = 1024 * 256 * 3 + 77

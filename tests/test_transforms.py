@@ -22,7 +22,7 @@ from cupylosses.engines.pointwise.reduction import Static
 
 RECORD = Path(__file__).parents[1] / "docs" / "transforms.csv"
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.plain, pytest.mark.filterwarnings("ignore")]
 
 
 #: Transforms that use the reference formula: third derivatives, forward mode twice, and batches of grad_output.
@@ -57,7 +57,6 @@ def test_the_table_is_complete() -> None:
 
 
 @chosen(gpu=False)
-@pytest.mark.plain
 @pytest.mark.kernels
 def test_works_as_recorded(loss: Loss, transform: Transform, monkeypatch: pytest.MonkeyPatch) -> None:
     """In kernels: the formula would work as well, and is not called."""
@@ -92,7 +91,6 @@ ALONG = {
 }
 
 
-@pytest.mark.plain
 @pytest.mark.kernels
 def test_wrong_derivatives_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong directional derivative must make these transforms fail, and with ``--thorough`` no others."""
@@ -169,7 +167,6 @@ def samples(function: Any, plain: list[torch.Tensor]) -> None:
     close(found, [torch.stack(x) for x in zip(*rows, strict=True)])
 
 
-@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("options", "hold"), in_turn(short_or_full(OPTIONS, OPTIONS + IMPLIED), [samples, derivatives]), ids=described
