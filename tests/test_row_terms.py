@@ -148,7 +148,7 @@ def test_dtypes(layout: str, dtypes: tuple[str, str]) -> None:
     if "cluster" in layout or layout == "two_pass":
         # The same number of bytes.
         shape = (shape[0], shape[1] * 8 // sum(torch.finfo(getattr(torch, x)).bits // 8 for x in dtypes) + 1)
-    for row_loss in short_or_full(FEW[1:], FEW):
+    for row_loss in short_or_full(FEW[:1], FEW):
         agrees_with_truth(draw_terms(row_loss, shape, KERNELS, dtypes))
 
 
