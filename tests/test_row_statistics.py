@@ -402,7 +402,6 @@ def test_distance_and_similarity() -> None:
         F.cosine_similarity(half, half)
 
 
-@pytest.mark.plain
 @pytest.mark.kernels
 @pytest.mark.parametrize(("p", "features", "broadcast"), in_turn([1.0, 2.0, 3.5, inf], [5, 1100], [False, True]))
 def test_norms(p: float, features: int, broadcast: bool) -> None:

@@ -200,6 +200,7 @@ def _leaves(x: Tensor | list[Tensor]) -> list[Tensor]:
     return [x] if isinstance(x, Tensor) else list(x)
 
 
+@pytest.mark.races
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("call", "dtype"), in_turn(short_or_full(FEW_CALLS, CALLS), [torch.float16, torch.float32]), ids=str
