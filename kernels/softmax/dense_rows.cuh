@@ -297,7 +297,7 @@ struct DenseRowProgram {
   static constexpr bool kInputGradient = kInputGradient_;
   static constexpr bool kTargetGradient = kTargetGradient_;
   // True if terms take KnownLogs of rows on chip.
-  static constexpr bool kKnown = kTeacher && kNarrow && kSameType<Compute, float>;
+  static constexpr bool kKnown = kTeacher && kSameType<Compute, float>;
   // Numbers of each class that the sums over a row on chip leave in its place, if there is room for so many, so that
   // the gradient needs no term: h_1 and p. If h_1 sums to 0, it is the gradient, up to rounding errors of the sums of
   // exponentials.
