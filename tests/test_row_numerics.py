@@ -224,6 +224,42 @@ def test_students_near_their_teacher(beta: float, distance: float, device: str) 
     torch.testing.assert_close(gradient[0].double().cpu(), torch.tensor(slope).double(), rtol=1e-5, atol=atol)
 
 
+@pytest.mark.kernels
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_divergences_of_narrow_rows(beta: float) -> None:
+    """To the last digit: near the teacher, confident alike, apart, masked, far from 0. A student's gradient alone takes
+    another way than both.
+    """
+    from devices import KERNELS
+
+    generator = torch.Generator().manual_seed(3)
+    student, teacher = torch.randn(2, 6, 300, generator=generator)
+    student[1] = teacher[1] + 0.01 * student[1]
+    student[2, 5] += 24.0
+    teacher[2, 5] += 25.0
+    student[3, 7] += 12.0
+    teacher[3, 200] += 12.0
+    student[4, ::4] = teacher[4, :: 4 if beta == 1.0 else 2] = -inf
+    student[5] += 100.0
+    exact = [x.bfloat16().double().requires_grad_() for x in (student, teacher)]
+    leaves = [x.detach().bfloat16().to(KERNELS).requires_grad_() for x in exact]
+    log_p, log_q = (torch.where(x.isinf(), -1e3, x.log_softmax(-1)) for x in exact)
+    p, q = log_p.exp(), log_q.exp()
+    if beta in (0.0, 1.0):
+        wanted = p * (log_p - log_q) if beta else q * (log_q - log_p)
+    else:
+        log_m = torch.logaddexp(log_q + log(beta), log_p + log(1.0 - beta))
+        wanted = beta * q * (log_q - log_m) + (1.0 - beta) * p * (log_p - log_m)
+    value = F.distillation_loss(*leaves, beta=beta, reduction="none")
+    torch.testing.assert_close(value.double().cpu(), wanted.sum(-1), rtol=2**-8, atol=0.0)
+    slopes = torch.autograd.grad(wanted.sum(), exact)
+    both = torch.autograd.grad(value.sum(), leaves)
+    alone = torch.autograd.grad(F.distillation_loss(leaves[0], teacher.bfloat16().to(KERNELS), beta=beta), leaves[0])
+    for gradient, slope in zip((*both, alone[0] * len(student)), (*slopes, slopes[0]), strict=True):
+        scale = slope.abs().amax(-1, keepdim=True)
+        torch.testing.assert_close(gradient.double().cpu() / scale, slope / scale, rtol=2**-7, atol=2e-4)
+
+
 def test_distributions_far_apart_have_a_finite_divergence(device: str) -> None:
     """Probabilities underflow where their logarithms do not."""
     student, teacher = torch.tensor([[0.0, 300.0]], device=device), torch.tensor([[300.0, 0.0]], device=device)
