@@ -10,8 +10,10 @@ markers:
 ``representatives``  it runs for these only, with or without kernels: it tests shared behaviour;
 ``in_turn``          its kernels run for one representative per setting, in turn;
 ``every_loss``       it runs for every loss, with kernels: it tests formulas, or has a few kernels per loss;
-``plain``            its kernels are compiled without the check for races: few other tests have them, and such tests
-                     check the other kernels of their engine;
+``plain``            its kernels are compiled without the check for races, in less than half of the time: it tests
+                     formulas, options, or what surrounds kernels, and tests of the engine check the same kernels of
+                     other losses, dtypes or options;
+``races``            they are checked nevertheless, in a module that is marked ``plain``;
 ``thorough``         it runs with ``--thorough`` only. That option also treats every loss like a representative, and
                      makes the grids of ``grids.py`` exhaustive.
 """
@@ -78,6 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "kernels: runs kernels, on the GPU or on the host")
     config.addinivalue_line("markers", "formulas: of kernels that differ in what they compute, not in where")
     config.addinivalue_line("markers", "plain: kernels without the check for races, which others of their engine have")
+    config.addinivalue_line("markers", "races: kernels with the check for races, in a module marked plain")
     config.addinivalue_line("markers", "thorough: runs with --thorough only")
     config.addinivalue_line("markers", "addresses: runs again with AddressSanitizer in .ci/run, if it runs kernels")
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
@@ -209,7 +212,7 @@ def _kernels_on_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
 
     With ``--thorough`` they are checked for undefined behaviour, except tests marked ``formulas``, because it comes
     from indices and addresses. Without it, accesses are not checked in kernels of element-wise losses other than the
-    representatives, which are the same, and in tests marked ``plain``: they compile in a third less time.
+    representatives, which are the same, and in tests marked ``plain``: they compile in less than half of the time.
     """
     if GPU or not request.node.get_closest_marker("kernels"):
         yield
@@ -218,7 +221,8 @@ def _kernels_on_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
     chosen: dict[str, Any] = {"sanitize": ("thread", "undefined")} if undefined else {}
     loss = request.node.callspec.params.get("loss") if hasattr(request.node, "callspec") else None
     others = loss is not None and loss not in REPRESENTATIVES
-    if not grids.thorough() and (others or request.node.get_closest_marker("plain")):
+    plain = request.node.get_closest_marker("plain") and not request.node.get_closest_marker("races")
+    if not grids.thorough() and (others or plain):
         chosen = {"sanitize": ()}
     with host.execution(seed=zlib.crc32(request.node.nodeid.encode()) % 4, **chosen):
         yield

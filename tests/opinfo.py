@@ -265,11 +265,12 @@ class Modules:
 
 
 def modules(loss: Loss, device: str, dtype: torch.dtype) -> Iterator[Modules]:
-    """The ModuleInputs of the ModuleInfo; on the host only the first, since the kernels are those of the functions."""
+    """The ModuleInputs of the ModuleInfo; for kernels only the first, since these are those of the functions."""
     info = databases()[1][loss.class_name]
     torch.manual_seed(0)
     options = {"device": device, "dtype": dtype, "requires_grad": False, "training": True}
-    for given in info.module_inputs_func(info, **options)[: 1 if host.active() else None]:
+    few = (host.active() or device == "cuda") and not thorough()
+    for given in info.module_inputs_func(info, **options)[: 1 if few else None]:
         made = given.constructor_input
         ours, theirs = (x(*made.args, **made.kwargs) for x in (getattr(nn, loss.class_name), info.module_cls))
         operands = needed(loss)

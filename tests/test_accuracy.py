@@ -34,6 +34,8 @@ from cupylosses.testing import host
 from cupylosses.testing.check import Check
 from cupylosses.testing.pointwise.truth import truth
 
+pytestmark = pytest.mark.plain
+
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 dtype = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

@@ -51,7 +51,7 @@ FIRST = next(iter(registry(Loss).values()))
 
 LOSSES = list(registry().values())
 
-#: Tests that share the fast subset. Each process that runs one enumerates the kernels first, in 10 s.
+#: Tests that share the fast subset. Each process that runs one enumerates the kernels first, in 4 s.
 PARTS = 2
 
 OTHERS = [x for x in registry(Loss).values() if x not in representatives()]

@@ -276,15 +276,28 @@ def test_numbers_of_frames(device: str, frames: int) -> None:
 
 
 @pytest.mark.addresses
-@pytest.mark.parametrize("labels", [31, 32, 33, 70])
+@pytest.mark.parametrize("labels", [31, 32, 63, 64, 130])
 @paths
 def test_numbers_of_labels(device: str, labels: int) -> None:
-    """Positions that just fill warps, or just do not."""
+    """Positions that just fill warps and blocks, or just do not."""
     given = batch(2 * labels + 5, 3, 6, labels)
     value, slope = given.run(device, f32, reduction="none")
     right = given.expected()
     close(value, right[0], given.x.shape[0])
     close(slope, right[1], given.x.shape[0])
+
+
+@paths
+def test_one_frame_beside_many_labels(device: str) -> None:
+    """Warps that have nothing to do meet the others in each barrier."""
+    given = batch(80, 3, 6, 40)
+    given = given._replace(input_lengths=torch.tensor([1, 1, 80]), target_lengths=torch.tensor([0, 1, 40]))
+    value, slope = given.run(device, f32, reduction="none")
+    right = given.expected()
+    close(value, right[0], 80)
+    close(slope, right[1], 80)
+    others = [t.to(device) for t in given[1:]]
+    assert torch.equal(F.ctc_loss(given.x.to(device, f32), *others, reduction="none"), value)
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0])
@@ -843,11 +856,14 @@ def test_cupy_arrays() -> None:
 def test_results_are_the_same_on_any_grid() -> None:
     from cupylosses.testing import host
 
-    given = batch(40, 3, 7, 12)
+    given = batch(40, 5, 7, 12)
     found = []
     for processors in (2, 200):
         with host.execution(processors, seed=processors):
             plans.forget()
             found.append(given.run("cpu", f32, logits=True))
+            x = given.x.float().requires_grad_()
+            unexpected = torch.autograd.grad(F.ctc_loss_with_logits(x, *given[1:]), x, torch.tensor(2.0))[0]
+            assert torch.equal(unexpected, 2 * found[-1][1])
     for a, b in pairwise(found):
         assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])

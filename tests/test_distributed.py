@@ -46,7 +46,7 @@ def run(names: list[str], backend: str) -> str:
     return outputs[0]
 
 
-@pytest.mark.kernels
+# Not marked ``kernels``: with a GPU, too, its processes run them on the host.
 @pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch without gloo")
 @pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
 def test_two_processes_on_the_host() -> None:

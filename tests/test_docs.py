@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from devices import KERNELS
+from grids import short_or_full
 from tools.nvrtc import CompileError, Nvrtc, find_library
 from tools.variants import variants
 
@@ -25,6 +26,8 @@ from cupylosses.definition import base as definition_base
 from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise import definition as pointwise_definition
 from cupylosses.engines.pointwise.definition import Loss
+
+pytestmark = pytest.mark.plain
 
 ROOT = Path(__file__).resolve().parents[1]
 ADDING = (ROOT / "docs" / "adding-a-loss.md").read_text(encoding="utf-8")
@@ -229,8 +232,10 @@ def tutorial() -> dict[str, Any]:
         "depth": prediction.detach().exp().to(KERNELS).requires_grad_(),
         "true_depth": target.exp().to(KERNELS),
     }
-    for block in re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL):
-        exec(block.replace('"cuda"', repr(KERNELS)), scope)
+    program = "".join(re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)).replace('"cuda"', repr(KERNELS))
+    dtypes = '("float16", "bfloat16", "float32", "float64")'
+    assert program.count(dtypes) == 1
+    exec(program.replace(dtypes, short_or_full('("bfloat16", "float32")', dtypes)), scope)
     return scope
 
 

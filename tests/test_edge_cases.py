@@ -20,6 +20,8 @@ from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 
+pytestmark = pytest.mark.plain
+
 TORCH = torch.nn.functional
 
 

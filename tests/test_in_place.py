@@ -7,17 +7,18 @@ import pickle
 import runpy
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import opinfo
 import pytest
+import test_row_opinfo
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from devices import KERNELS
-from grids import in_turn, short_or_full
-from opinfo import databases
+from grids import in_turn
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,7 +26,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import cupylosses
 from cupylosses import patch, patch_torch, unpatch_torch
 from cupylosses.backends.torch import patch as torch_patch
-from cupylosses.definition.base import Definition
 from cupylosses.definition.registry import registry
 from cupylosses.engines import base as engine_base
 from cupylosses.engines.pointwise.definition import Loss
@@ -34,12 +34,12 @@ from cupylosses.testing import samples
 from cupylosses.testing.tolerance import same_bits
 
 SCRIPT = Path(__file__).with_name("training_script.py")
-#: Losses that torch has. (A parameter named `loss` would run for the representatives alone.)
+#: Losses that torch has.
 TWINS = [x for x in registry(Loss).values() if x.torch]
 ROW_TWINS = [x for x in registry(SoftmaxLoss).values() if x.torch]
 ORIGINALS = {x.torch: getattr(F, x.torch) for x in registry().values() if x.torch and hasattr(F, x.torch)}
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(broadcast|batchmean|size_average|target size)")
+pytestmark = [pytest.mark.plain, pytest.mark.filterwarnings("ignore:.*(broadcast|batchmean|size_average|target size)")]
 
 
 @pytest.fixture(autouse=True)
@@ -206,26 +206,49 @@ def test_served_calls_of_rows_are_this_librarys(twin: SoftmaxLoss, kind: str) ->
         torch.testing.assert_close(value, ORIGINALS[twin.torch](x, target, weight, reduction=reduction))
 
 
-@pytest.mark.plain
+def graded(function: Callable[..., Tensor], sample: opinfo.Sample) -> list[Tensor]:
+    """The value, and the gradients that torch has of its weighted sum."""
+    leaves = {n: x.detach().requires_grad_() for n, x in sample.differentiated.items() if x.requires_grad}
+    value = sample.call(function, **leaves)
+    weights = torch.linspace(0.25, 1.25, value.numel(), device=value.device).reshape(value.shape)
+    return [value.detach(), *torch.autograd.grad(value, list(leaves.values()), weights, materialize_grads=True)]
+
+
+def agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Values agree, and gradients more closely: where terms cancel, torch's sum is off by as much."""
+    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 if i else 5e-5, equal_nan=True)
+
+
 @pytest.mark.kernels
-@pytest.mark.parametrize("twin", [*TWINS, *ROW_TWINS], ids=lambda x: x.name)
-def test_torchs_own_samples(twin: Definition) -> None:
-    """Calls of torch's test data have torch's value and gradient, served or not: every second one, whose kernels
-    test_opinfo.py does not share.
+@pytest.mark.every_loss
+@pytest.mark.parametrize("loss", TWINS, ids=lambda x: x.name)
+def test_torchs_own_samples(loss: Loss) -> None:
+    """Calls of torch's test data have torch's value and gradients, served or not, but for the known differences. The
+    kernels are those of test_opinfo.py.
     """
-    theirs, served = ORIGINALS[twin.torch], 0
-    samples = list(databases()[0][twin.torch].sample_inputs(KERNELS, torch.float32, requires_grad=False))
-    for sample in short_or_full(samples[::2], samples):
-        if twin.name == "hinge_embedding_loss" and not bool((sample.args[0].abs() == 1).all()):
-            continue  # Where labels are not -1 and 1 this library differs (docs/differences.md).
-        x = sample.input.detach().requires_grad_()
+    served = 0
+    for sample in opinfo.samples(loss, KERNELS, torch.float32):
+        expected = opinfo.model(sample)
+        if not sample.has_torchs_tensors or expected is None:
+            continue
         with patch_torch() as report:
-            found = getattr(F, twin.torch)(x, *sample.args, **sample.kwargs)
-        expected = theirs(x, *sample.args, **sample.kwargs)
-        # Where terms cancel, torch's sum is off by as much.
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=5e-5, equal_nan=True)
-        (gradient,) = torch.autograd.grad(found.sum(), x)
-        torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), x)[0], equal_nan=True)
+            found = graded(getattr(F, loss.torch), sample)
+        agree(found, graded(expected, sample))
+        served += report.served.total()
+    assert served
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("twin", ROW_TWINS, ids=lambda x: x.name)
+def test_torchs_own_samples_of_rows(twin: SoftmaxLoss) -> None:
+    """In the kernels of test_row_opinfo.py."""
+    served = 0
+    for given in test_row_opinfo.samples(twin, KERNELS, torch.float32):
+        with patch_torch() as report:
+            value, found = test_row_opinfo.graded(getattr(F, twin.torch), given)
+        expected, exact = test_row_opinfo.graded(ORIGINALS[twin.torch], given)
+        agree([value, *found], [expected, *exact])
         served += report.served.total()
     assert served
 
@@ -233,11 +256,11 @@ def test_torchs_own_samples(twin: Definition) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("twin", ROW_TWINS, ids=lambda x: x.name)
 def test_torchs_own_modules(twin: SoftmaxLoss) -> None:
-    """Every Module of torch's test data, made before the patch, has torch's value."""
-    info = databases()[1][twin.class_name]
+    """Modules of torch's test data, made before the patch, have torch's value, in the kernels of test_row_opinfo.py."""
+    info = opinfo.databases()[1][twin.class_name]
     options = {"device": KERNELS, "dtype": torch.float32, "requires_grad": False, "training": True}
     served = 0
-    for given in info.module_inputs_func(info, **options):
+    for given in test_row_opinfo.few(info.module_inputs_func(info, **options)):
         module = info.module_cls(*given.constructor_input.args, **given.constructor_input.kwargs).to(KERNELS)
         expected = module(*given.forward_input.args)
         with patch_torch() as report:
@@ -249,7 +272,7 @@ def test_torchs_own_modules(twin: SoftmaxLoss) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("twin", ROW_TWINS, ids=lambda x: x.name)
 def test_errors_of_torchs_own_modules(twin: SoftmaxLoss) -> None:
-    info = databases()[1][twin.class_name]
+    info = opinfo.databases()[1][twin.class_name]
     if info.module_error_inputs_func is None:
         pytest.skip("torch has no error inputs")
     options = {"device": KERNELS, "dtype": torch.float32, "requires_grad": False, "training": True}

@@ -11,6 +11,7 @@ from typing import TextIO
 
 import pytest
 import torch
+from grids import REPRESENTATIVES, short_or_full
 from torch import Tensor
 
 from cupylosses import functional
@@ -20,7 +21,14 @@ from cupylosses.testing.tolerance import same_bits
 
 fcntl = pytest.importorskip("fcntl", reason="Windows has no file locks of this kind")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.representatives, pytest.mark.filterwarnings("ignore:.*broadcast")]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*broadcast")]
+
+#: A loss for each number of operands: indices and offsets do not depend on the formula. Means of rows are no elements
+#: that stand alone.
+OF_ELEMENTS = [x for x in REPRESENTATIVES if not x.mean_of_rows]
+each_loss = pytest.mark.parametrize(
+    "loss", short_or_full(list({len(x.operands): x for x in OF_ELEMENTS}.values()), OF_ELEMENTS)
+)
 
 #: Beyond 2^31, and a multiple of no vector or block.
 COUNT = (1 << 31) + (1 << 20) + 3
@@ -57,8 +65,6 @@ def _locked(file: TextIO) -> bool:
 
 @pytest.fixture
 def function(loss: Loss) -> Callable[..., Tensor]:
-    if loss.mean_of_rows:
-        pytest.skip("its elements are means of rows")
     return by_position(loss)
 
 
@@ -110,6 +116,7 @@ def chunked(function: Callable[..., Tensor], operands: list[Tensor]) -> float:
     return total
 
 
+@each_loss
 @pytest.mark.large
 def test_value(function: Callable[..., Tensor], operands: list[Tensor]) -> None:
     total = chunked(function, operands)
@@ -118,6 +125,7 @@ def test_value(function: Callable[..., Tensor], operands: list[Tensor]) -> None:
         assert function(*operands, reduction="mean").item() == pytest.approx(total / COUNT, rel=1e-6)
 
 
+@each_loss
 @pytest.mark.large
 def test_gradients(function: Callable[..., Tensor], operands: list[Tensor]) -> None:
     """Written by the forward kernel, and computed again for another upstream gradient."""
@@ -135,6 +143,7 @@ def test_gradients(function: Callable[..., Tensor], operands: list[Tensor]) -> N
         del found, g
 
 
+@each_loss
 @pytest.mark.large
 def test_elements(function: Callable[..., Tensor], operands: list[Tensor]) -> None:
     """A value per element, and gradients for one upstream gradient per element."""
@@ -150,6 +159,7 @@ def test_elements(function: Callable[..., Tensor], operands: list[Tensor]) -> No
     assert same_bits(found[at], expected)
 
 
+@each_loss
 @pytest.mark.large
 def test_offsets_beyond_the_range_of_32_bits(function: Callable[..., Tensor], operands: list[Tensor]) -> None:
     """Few elements, far apart: rows that begin 2^30 elements from each other, and every second million-th element."""
@@ -174,6 +184,7 @@ def test_offsets_beyond_the_range_of_32_bits(function: Callable[..., Tensor], op
 ROWS, COLUMNS = (1 << 17) + 1, 1 << 15
 
 
+@each_loss
 def test_value_of_expanded_operands(loss: Loss, function: Callable[..., Tensor]) -> None:
     """Every row is the same: the sum is that of one row times their number."""
     rows = [torch.rand(COLUMNS, device="cuda") for _ in loss.operands]
@@ -182,6 +193,7 @@ def test_value_of_expanded_operands(loss: Loss, function: Callable[..., Tensor])
     torch.testing.assert_close(found.double(), one, rtol=1e-6, atol=0)
 
 
+@each_loss
 def test_gradient_of_a_row_for_many_rows(loss: Loss, function: Callable[..., Tensor]) -> None:
     """Each column's gradient is a sum over all rows."""
     if any(x.per_row for x in loss.operands):
@@ -193,6 +205,7 @@ def test_gradient_of_a_row_for_many_rows(loss: Loss, function: Callable[..., Ten
         torch.testing.assert_close(g, one * ROWS, rtol=1e-5, atol=0)
 
 
+@each_loss
 def test_gradient_of_a_number_for_all(loss: Loss, function: Callable[..., Tensor]) -> None:
     first = torch.rand(COLUMNS, device="cuda")
     numbers = [torch.rand((), device="cuda", requires_grad=True) for _ in loss.operands[1:]]

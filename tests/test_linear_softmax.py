@@ -255,18 +255,25 @@ def weighted(given: dict[str, Any], weights: torch.Tensor, **options: Any) -> to
     return value.sum() / (share.sum() if reduction == "mean" else 1.0)
 
 
+def named(x: Any) -> str:
+    """A dtype, or the names of options."""
+    return x if isinstance(x, str) else "-".join(x) or "defaults"
+
+
 @kernels
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"reduction": "none", "label_smoothing": 0.1},
-        {"reduction": "sum", "skip_ignored": True},
-        {"weight": torch.rand(300), "mask": torch.arange(41) % 3 > 0, "max_memory": SMALL},
-    ],
-    ids=lambda x: "-".join(x) or "defaults",
+    ("options", "dtype"),
+    in_turn(
+        [
+            {},
+            {"reduction": "none", "label_smoothing": 0.1},
+            {"reduction": "sum", "skip_ignored": True},
+            {"weight": torch.rand(300), "mask": torch.arange(41) % 3 > 0, "max_memory": SMALL},
+        ],
+        ["float32", "bfloat16"],
+    ),
+    ids=named,
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_token_weights(dtype: str, options: dict[str, Any]) -> None:
     """Negative ones, as advantages are, too; for an expected grad_output and another one."""
     given, weights = operands(dtype=dtype), torch.rand(41) - 0.2
@@ -573,17 +580,17 @@ def test_second_derivatives() -> None:
     torch.autograd.gradgradcheck(value, inputs)
 
 
+MOVING = [
+    (("input",), {}),
+    (("linear_weight", "linear_bias"), {"label_smoothing": 0.1, "softcap": 5.0}),
+    (("input", "linear_weight", "linear_bias"), {"weight": torch.rand(300), "mask": torch.arange(41) % 3 > 0}),
+    (("input", "linear_weight"), {"token_weight": torch.rand(41)}),
+]
+
+
 @kernels
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("moving", "options"),
-    [
-        (("input",), {}),
-        (("linear_weight", "linear_bias"), {"label_smoothing": 0.1, "softcap": 5.0}),
-        (("input", "linear_weight", "linear_bias"), {"weight": torch.rand(300), "mask": torch.arange(41) % 3 > 0}),
-        (("input", "linear_weight"), {"token_weight": torch.rand(41)}),
-    ],
-    ids=lambda x: "-".join(x) or "defaults",
+    ("moving", "options", "dtype"), [(*x, dtype) for x, dtype in in_turn(MOVING, ["float32", "bfloat16"])], ids=named
 )
 def test_hessian_vector_products_in_chunks(
     moving: tuple[str, ...], options: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -850,18 +857,20 @@ def as_arrays(cupy: Any, given: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 @kernels
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"max_memory": 8 * 320 * 2},
-        {"reduction": "sum", "label_smoothing": 0.1, "max_memory": 8 * 320 * 2},
-        {"accumulate_dtype": "float32", "softcap": 5.0},
-        {"normalizer": 7.0},
-        {"skip_ignored": True},
-    ],
-    ids=lambda x: "-".join(x) or "defaults",
+    ("options", "dtype"),
+    in_turn(
+        [
+            {},
+            {"accumulate_dtype": "float32", "softcap": 5.0},
+            {"max_memory": 8 * 320 * 2},
+            {"reduction": "sum", "label_smoothing": 0.1, "max_memory": 8 * 320 * 2},
+            {"normalizer": 7.0},
+            {"skip_ignored": True},
+        ],
+        ["float32", "float16", "float64"],
+    ),
+    ids=named,
 )
-@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_cupy_arrays(cupy: Any, dtype: str, options: dict[str, Any]) -> None:
     if dtype == "float64":
         options = {k: x for k, x in options.items() if k != "accumulate_dtype"}

@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 from devices import HOST, KERNELS
+from grids import in_turn, short_or_full
 from tools import cupy_stand_in as stand_in
 from tools.gate_subsets import fast_compilers
 from tools.log_probs import truth
@@ -74,8 +75,9 @@ def agrees(
 
 
 @kernels
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
-@pytest.mark.parametrize("classes", [300, 5000])
+@pytest.mark.parametrize(
+    ("dtype", "classes"), in_turn(["float32", "bfloat16", "float16", "float64"], [300, 5000], times=short_or_full(1, 2))
+)
 def test_values_and_gradients(dtype: str, classes: int) -> None:
     """Rows of a warp and of a block."""
     logits, index = operands((4, 5), classes, dtype=dtype)

@@ -22,7 +22,7 @@ from cupylosses.engines.row_margin.definition import MarginLoss
 from cupylosses.testing import host
 from cupylosses.testing.tolerance import same_bits
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*size_average")
+pytestmark = [pytest.mark.plain, pytest.mark.filterwarnings("ignore:.*size_average")]
 
 TWINS = dict(registry(MarginLoss))
 each_twin = pytest.mark.parametrize("definition", TWINS.values(), ids=list(TWINS))

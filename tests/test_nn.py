@@ -27,6 +27,7 @@ from cupylosses.testing.pointwise import eager
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = [
+    pytest.mark.plain,
     pytest.mark.in_turn,
     pytest.mark.filterwarnings("ignore:.*broadcast"),
     pytest.mark.filterwarnings("ignore:.*batchmean"),

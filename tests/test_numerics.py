@@ -23,6 +23,8 @@ import cupylosses.functional as F
 from cupylosses.reference_math import log_factorial, stirling_remainder
 from cupylosses.testing.truth import runs_kernels
 
+pytestmark = pytest.mark.plain
+
 #: Accepted error of a finite result other than 0, in epsilons.
 EPSILONS = 4
 

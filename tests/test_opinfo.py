@@ -1,6 +1,6 @@
 """Every loss that torch has, judged by torch's own test data: OpInfos and ModuleInfos.
 
-Reference formulas and GPUs run all of it in every dtype, kernels on the host a part in float32.
+Reference formulas run all of it in every dtype, kernels a part in float32, and on a GPU in one more dtype.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 import torch
 from checkout import ROOT
 from devices import KERNELS
+from grids import in_turn
 from opinfo import Sample, few, modules, samples, twin
 from test_wrong_losses import assumes_contiguity, divides_half_way, gradient, loses_the_tail, sums_one_row, value
 
@@ -26,7 +27,10 @@ from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing.tolerance import dtype_name
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast", "ignore:.*size_average", "ignore:Using a target size")
+pytestmark = [
+    pytest.mark.plain,
+    pytest.mark.filterwarnings("ignore:.*broadcast", "ignore:.*size_average", "ignore:Using a target size"),
+]
 
 #: The page for users, in one line.
 DIFFERENCES = " ".join((ROOT / "docs" / "differences.md").read_text(encoding="utf-8").split())
@@ -41,13 +45,19 @@ DTYPES = (*FLOATING, "others")
 
 
 def everywhere(*dtypes: str) -> Any:
-    """By the reference formulas and on GPUs in these dtypes, by kernels on the host in float32."""
+    """Every loss by the reference formulas in these dtypes, by kernels in float32, and on GPUs in the others in turn:
+    a formula's arithmetic in each dtype is that of test_formulas.py.
+    """
+    twins, others = list(TWINS.values()), [x for x in dtypes if x != "float32"]
     cases = [
-        *(pytest.param("cpu", x, id=f"reference-{x}") for x in dtypes),
-        pytest.param(KERNELS, "float32", id="kernels", marks=pytest.mark.kernels),
-        *(pytest.param("cuda", x, id=f"cuda-{x}", marks=pytest.mark.gpu) for x in dtypes if x != "float32"),
+        *(pytest.param(x, "cpu", dtype, id=f"reference-{dtype}-{x.name}") for dtype in dtypes for x in twins),
+        *(pytest.param(x, KERNELS, "float32", id=f"kernels-{x.name}", marks=pytest.mark.kernels) for x in twins),
+        *(
+            pytest.param(x, "cuda", dtype, id=f"cuda-{dtype}-{x.name}", marks=pytest.mark.gpu)
+            for x, dtype in in_turn(twins, others)
+        ),
     ]
-    return lambda test: pytest.mark.every_loss(pytest.mark.parametrize(("device", "dtype"), cases)(test))
+    return lambda test: pytest.mark.every_loss(pytest.mark.parametrize(("loss", "device", "dtype"), cases)(test))
 
 
 def given(loss: Loss, device: str, dtype: str = "float32") -> Iterator[Sample]:
@@ -65,7 +75,6 @@ def test_torch_has_data() -> None:
     assert without == set(opinfo.WITHOUT_DATA)
 
 
-@each_twin
 @everywhere(*DTYPES)
 def test_functions(loss: Loss, device: str, dtype: str) -> None:
     sample = None
@@ -114,7 +123,6 @@ def test_numpy_references(loss: Loss) -> None:
 # Modules
 
 
-@each_twin
 @everywhere("float32", "float64")
 def test_modules(loss: Loss, device: str, dtype: str) -> None:
     """The results match torch's Module, and torch's reference for it."""

@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 from devices import KERNELS, allocated
-from grids import reference_and_kernels
+from grids import REPRESENTATIVES, in_turn, reference_and_kernels
 from torch import Tensor
 
 import cupylosses
@@ -463,6 +463,10 @@ FOUND: dict[str, Callable[[tuple[int, ...]], dict[str, Any]]] = {
     "dimension": lambda shape: {"dim": 0},
 }
 
+#: Each of these calls with some loss, and each loss in some call: the kernels' engine does what is tested, not the
+#: formula. All tests take the same pairs, and so the same kernels.
+FOUND_IN_TURN = in_turn(list(FOUND), REPRESENTATIVES)
+
 
 def on_gpu(loss: Loss, shape: tuple[int, ...], seed: int = 0) -> list[Tensor]:
     count = len(loss.operands)
@@ -478,8 +482,7 @@ def step(loss: Loss, operands: list[Tensor], options: dict[str, Any], grad_outpu
 
 
 @pytest.mark.gpu
-@pytest.mark.representatives
-@pytest.mark.parametrize("what", FOUND)
+@pytest.mark.parametrize(("what", "loss"), FOUND_IN_TURN)
 def test_nothing_waits_for_the_device(loss: Loss, what: str) -> None:
     operands, options = on_gpu(loss, (257, 129)), FOUND[what]((257, 129))
     step(loss, operands, options, 3.0)
@@ -493,8 +496,7 @@ def test_nothing_waits_for_the_device(loss: Loss, what: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.representatives
-@pytest.mark.parametrize("what", [x for x in FOUND if x != "normalizer on the CPU"])
+@pytest.mark.parametrize(("what", "loss"), [x for x in FOUND_IN_TURN if x[0] != "normalizer on the CPU"])
 def test_graph_replayed_with_other_content(loss: Loss, what: str) -> None:
     """Another mask has another count: a graph computes it again, like weights and normalizers."""
     shape = (257, 129)
@@ -523,8 +525,7 @@ def test_graph_replayed_with_other_content(loss: Loss, what: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.representatives
-@pytest.mark.parametrize("what", FOUND)
+@pytest.mark.parametrize(("what", "loss"), FOUND_IN_TURN)
 def test_peak_memory_is_the_outputs(loss: Loss, what: str) -> None:
     """At most 8 MiB of workspace: no weighted copy, no mask of another dtype."""
     shape = (1 << 13, 1 << 13)
@@ -547,9 +548,13 @@ def test_peak_memory_is_the_outputs(loss: Loss, what: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.representatives
-@pytest.mark.parametrize("layout", ["contiguous", "row"])
-@pytest.mark.parametrize("dim", [(0,), (1,)], ids=str)
+@pytest.mark.parametrize(
+    ("loss", "dim", "layout"),
+    [
+        (loss, *x)
+        for loss, x in in_turn(REPRESENTATIVES, [(dim, x) for dim in ((0,), (1,)) for x in ("contiguous", "row")])
+    ],
+)
 def test_dimensions_on_a_gpu(loss: Loss, dim: tuple[int, ...], layout: str) -> None:
     """Cases that take long to compile for the host."""
     outcome = perform(Check(loss, dim=dim, layout=layout, device="cuda"))

@@ -123,7 +123,9 @@ def test_equal_logits_against_targets_per_class(row_loss: str, shape: tuple[int,
     terms_second_of_equal_logits(draw_terms(row_loss, shape, KERNELS))
 
 
-@pytest.mark.parametrize("row_loss", TERM_LOSSES)
+@pytest.mark.parametrize(
+    "row_loss", short_or_full(["distillation_loss, mixed", "cross_entropy with everything"], list(TERM_LOSSES))
+)
 def test_masked_rows_of_targets_per_class(row_loss: str, no_formula: None) -> None:
     """Their derivatives are 0, whatever they and their directions hold."""
     call = draw_terms(row_loss, (6, 43), KERNELS, reduction="none")

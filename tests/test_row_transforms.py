@@ -23,7 +23,7 @@ from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.tolerance import same_bits
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.formulas]
+pytestmark = [pytest.mark.plain, pytest.mark.filterwarnings("ignore"), pytest.mark.formulas]
 
 #: Transforms that use the formulas.
 BY_FORMULA = ("third derivatives", "`is_grads_batched=True`")
@@ -154,18 +154,24 @@ def test_options_in_a_graph(name: str, options: dict[str, Any]) -> None:
         assert same_bits(compiled(*tensors, **others), function(*tensors, **others))
 
 
-@pytest.mark.plain
 @pytest.mark.kernels
-@each_call
-def test_options_under_transforms(name: str, options: dict[str, Any]) -> None:
-    """Derivatives, also in forward mode, and values and gradients per sample, for every way to reduce."""
+@pytest.mark.parametrize(("name", "options"), short_or_full([CALLS[i] for i in (4, 6, 10)], CALLS), ids=str)
+def test_derivatives_with_options(name: str, options: dict[str, Any]) -> None:
+    """First and second ones, also in forward mode. test_row_second.py has those of distributions."""
     function, tensors, others = called(name, options)
     fixed = partial(function, **others)
     leaves = [x.requires_grad_() for x in tensors]
     torch.autograd.gradcheck(fixed, leaves, fast_mode=True, check_forward_ad=True)
     torch.autograd.gradgradcheck(fixed, leaves, fast_mode=True)
-    # Samples in different dimensions; every second tensor is shared by all.
-    plain = [x.detach() for x in leaves]
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("name", "options"), short_or_full([CALLS[i] for i in (4, 5, 12)], CALLS), ids=str)
+def test_options_per_sample(name: str, options: dict[str, Any]) -> None:
+    """Values and gradients of samples in different dimensions, for every way to reduce; every second tensor is shared
+    by all.
+    """
+    function, plain, others = called(name, options)
     stacked = [torch.stack([x, x.flip(0), x * 0.5], dim=1 if i == 0 else 0) for i, x in enumerate(plain)]
     moved = {k: torch.stack([x, x.flip(0), x.flip(1)], dim=-1) for k, x in others.items()}
     if name == "nll_loss":
@@ -194,6 +200,7 @@ def _leaves(x: Tensor | list[Tensor]) -> list[Tensor]:
     return [x] if isinstance(x, Tensor) else list(x)
 
 
+@pytest.mark.races
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("call", "dtype"), in_turn(short_or_full(FEW_CALLS, CALLS), [torch.float16, torch.float32]), ids=str

@@ -157,9 +157,30 @@ def cases(strength: int) -> list[Any]:
     ]
 
 
+#: Compiled options that determine how operands are read, which losses of the same kind of target have in common.
+READING = ("shape", "labels")
+
+
+def kind_of_target(what: str) -> tuple[bool, bool]:
+    """True for a loss of logits, and for targets per class: losses of the same kind read their operands alike."""
+    return LOSSES[what.partition(" ")[0]].softmax, "target_dtype" in OPTIONS[what]
+
+
+def compiled_options(what: str) -> dict[str, Sequence[Any]]:
+    """The choices of compiled options that a loss needs in kernels: all, but of :data:`READING` four, other ones with
+    each loss, where an earlier one of its kind has all.
+    """
+    earlier = [x for x in list(OPTIONS)[: list(OPTIONS).index(what)] if kind_of_target(x) == kind_of_target(what)]
+    found = {k: x for k, x in OPTIONS[what].items() if k in COMPILED}
+    if earlier:
+        start = 4 * len(earlier)
+        found |= {k: [x[(start + i) % len(x)] for i in range(4)] for k, x in found.items() if k in READING}
+    return found
+
+
 def kernel_cases() -> list[Any]:
-    """Settings of each loss for kernels: every choice of each compiled option occurs, and every choice of any two
-    others.
+    """Settings of each loss for kernels: every choice of each compiled option that it needs occurs, and every choice of
+    any two others.
 
     With ``--thorough`` every choice of any two options occurs, and three kernels in four serve one setting alone.
     """
@@ -167,7 +188,7 @@ def kernel_cases() -> list[Any]:
         return cases(2)
     found = []
     for what, options in OPTIONS.items():
-        compiled = covering_settings({k: x for k, x in options.items() if k in COMPILED}, 1)
+        compiled = covering_settings(compiled_options(what), 1)
         others = covering_settings({k: x for k, x in options.items() if k not in COMPILED}, 2)
         for i in range(max(len(compiled), len(others))):
             setting = {**compiled[i % len(compiled)], **others[i % len(others)]}
@@ -356,7 +377,9 @@ def test_truths_agree(name: str, target: Any, options: dict[str, Any], softcap: 
 def test_settings_for_kernels_have_every_choice(what: str) -> None:
     every = {(name, x) for name, options in OPTIONS[what].items() for x in options}
     settings = [set(choices(case)) for case in kernel_cases() if case.values[0] == what]
-    assert every <= set().union(*settings)
+    assert {x for x in every if x[0] not in READING} <= set().union(*settings)
+    alike = [set(choices(x)) for x in kernel_cases() if kind_of_target(x.values[0]) == kind_of_target(what)]
+    assert every <= set().union(*alike)
     others = [name for name in OPTIONS[what] if name not in COMPILED]
     for a, b in combinations(others, 2):
         for pair in product(*([(name, x) for x in OPTIONS[what][name]] for name in (a, b))):

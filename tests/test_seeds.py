@@ -10,6 +10,7 @@ import itertools
 import pytest
 import torch
 from devices import allocated
+from grids import in_turn
 from torch import Tensor
 
 import cupylosses.functional as F
@@ -17,7 +18,7 @@ from cupylosses.call import Call
 from cupylosses.engines.base import Machine, TensorSpec
 from cupylosses.jit.gpu import Chip
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
+pytestmark = [pytest.mark.plain, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
 #: More elements than a fixed grid of 1024 blocks of 256 threads covers in one step, and no round number.
 MANY = 1024 * 256 * 3 + 77
@@ -175,16 +176,26 @@ def test_reductions_of_smooth_l1(reduction: str, device: str) -> None:
     )
 
 
-@BY_NAME
-def test_contiguity_assumed_and_never_checked(function, device: str) -> None:
+VIEWS = {
+    "transposed": lambda x: x.T,
+    "rows": lambda x: x[::2],
+    "columns": lambda x: x[:, 1::3],
+    "block": lambda x: x[5:35, 7:50],
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "view"), in_turn(PAIRWISE, list(VIEWS)), ids=lambda x: x if isinstance(x, str) else x.loss.name
+)
+def test_contiguity_assumed_and_never_checked(function, view: str, device: str) -> None:
     a, b = pair(device, 40, 60)
-    for view in (lambda x: x.T, lambda x: x[::2], lambda x: x[:, 1::3], lambda x: x[5:35, 7:50]):
-        expected = function(view(a).contiguous(), view(b).contiguous(), reduction="none")
-        assert torch.equal(function(view(a), view(b), reduction="none"), expected)
-        mixed = function(view(a), view(b).contiguous())
-        mixed.backward()
-        expected.mean().backward(retain_graph=True)
-        torch.testing.assert_close(mixed, expected.mean())
+    view = VIEWS[view]
+    expected = function(view(a).contiguous(), view(b).contiguous(), reduction="none")
+    assert torch.equal(function(view(a), view(b), reduction="none"), expected)
+    mixed = function(view(a), view(b).contiguous())
+    mixed.backward()
+    expected.mean().backward(retain_graph=True)
+    torch.testing.assert_close(mixed, expected.mean())
 
 
 @pytest.mark.parametrize("beta", [0.25, 1.0])

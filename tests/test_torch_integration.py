@@ -25,7 +25,7 @@ from cupylosses.testing.check import by_position
 from cupylosses.testing.pointwise.eager import twin
 from cupylosses.testing.tolerance import same_bits
 
-pytestmark = [pytest.mark.in_turn, pytest.mark.filterwarnings("ignore:.*broadcast")]
+pytestmark = [pytest.mark.plain, pytest.mark.in_turn, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
 SLEEP = 50_000_000  # Cycles: tens of milliseconds.
 

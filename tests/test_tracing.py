@@ -19,6 +19,7 @@ import cupylosses.functional as F
 from cupylosses import nn
 
 pytestmark = [
+    pytest.mark.plain,
     pytest.mark.kernels,
     pytest.mark.filterwarnings("ignore:`?torch.jit.*deprecated:DeprecationWarning"),
 ]

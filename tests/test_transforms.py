@@ -22,7 +22,7 @@ from cupylosses.engines.pointwise.reduction import Static
 
 RECORD = Path(__file__).parents[1] / "docs" / "transforms.csv"
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.plain, pytest.mark.filterwarnings("ignore")]
 
 
 #: Transforms that use the reference formula: third derivatives, forward mode twice, and batches of grad_output.
@@ -77,25 +77,29 @@ def test_works_on_a_gpu(loss: Loss, transform: Transform) -> None:
     assert ("works" if error is None else "fails") == recorded()[loss.name, transform.name].partition(":")[0], error
 
 
+#: Transforms that take directional derivatives.
+ALONG = {
+    "`torch.autograd.gradgradcheck`",
+    "`create_graph=True`",
+    "`torch.autograd.functional.hvp`",
+    "third derivatives",
+    "`torch.autograd.forward_ad`",
+    "`torch.func.jvp`",
+    "`torch.func.jacfwd`",
+    "`torch.func.hessian`",
+    "`jacfwd(jacfwd)`",
+}
+
+
 @pytest.mark.kernels
 def test_wrong_derivatives_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong directional derivative must make the transforms fail."""
+    """A wrong directional derivative must make these transforms fail, and with ``--thorough`` no others."""
     from cupylosses.engines.pointwise import engine
 
     other = registry(Loss)["log_cosh_loss"]
     monkeypatch.setattr(engine, "along_tangents", lambda _, along: along_tangents(other, along))
-    wrong = {n for n, t in TRANSFORMS.items() if not t.gpu and t.outcome(Subject(registry(Loss)["mse_loss"], KERNELS))}
-    assert wrong == {
-        "`torch.autograd.gradgradcheck`",
-        "`create_graph=True`",
-        "`torch.autograd.functional.hvp`",
-        "third derivatives",
-        "`torch.autograd.forward_ad`",
-        "`torch.func.jvp`",
-        "`torch.func.jacfwd`",
-        "`torch.func.hessian`",
-        "`jacfwd(jacfwd)`",
-    }
+    tried = [t for n, t in TRANSFORMS.items() if not t.gpu and n in short_or_full(ALONG, TRANSFORMS)]
+    assert {t.name for t in tried if t.outcome(Subject(registry(Loss)["mse_loss"], KERNELS))} == ALONG
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -123,6 +127,11 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(KERNELS)
 
 
+def described(x: Any) -> str:
+    """The name of a function, the text of anything else."""
+    return getattr(x, "__name__", str(x))
+
+
 def called(options: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
     """A loss with these options as a function of tensors, and the tensors: input, target and perhaps a weight."""
     tensors = [drawn(5, 4), drawn(5, 4, seed=1)]
@@ -138,16 +147,15 @@ def called(options: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
     return lambda x, y: F.log_cosh_loss(x, y, **given), tensors
 
 
-@pytest.mark.plain
-@pytest.mark.kernels
-@pytest.mark.parametrize("options", short_or_full(OPTIONS, OPTIONS + IMPLIED), ids=str)
-def test_options_under_transforms(options: dict[str, Any]) -> None:
-    """Second derivatives, forward mode, per-sample values and gradients of every way to reduce."""
-    function, tensors = called(options)
+def derivatives(function: Any, tensors: list[torch.Tensor]) -> None:
+    """First derivatives, also in forward mode, and second ones."""
     leaves = [x.requires_grad_() for x in tensors]
     torch.autograd.gradcheck(function, leaves, fast_mode=True, check_forward_ad=True)
     torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
-    plain = [x.detach() for x in leaves]
+
+
+def samples(function: Any, plain: list[torch.Tensor]) -> None:
+    """Values and gradients per sample."""
     batch = [torch.stack([x, x * 0.5, x + 1.0]) for x in plain]
     close(torch.func.vmap(function)(*batch), torch.stack([function(*x) for x in zip(*batch, strict=True)]))
     scalar = lambda *x: function(*x).sum()  # noqa: E731
@@ -157,6 +165,15 @@ def test_options_under_transforms(options: dict[str, Any]) -> None:
     )
     rows = [torch.func.grad(scalar, every)(a, plain[1], *c) for a, *c in zip(batch[0], *batch[2:], strict=True)]
     close(found, [torch.stack(x) for x in zip(*rows, strict=True)])
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("options", "hold"), in_turn(short_or_full(OPTIONS, OPTIONS + IMPLIED), [samples, derivatives]), ids=described
+)
+def test_options_under_transforms(options: dict[str, Any], hold: Any) -> None:
+    """For every way to reduce. test_weights_and_masks.py has derivatives of weights."""
+    hold(*called(options))
 
 
 @pytest.mark.kernels

@@ -28,7 +28,7 @@ from cupylosses.testing.properties import composed
 from cupylosses.testing.tolerance import same_bits
 from cupylosses.testing.truth import runs_kernels
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
+pytestmark = [pytest.mark.plain, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
 inf, nan = math.inf, math.nan
 
@@ -110,6 +110,7 @@ def test_shapes_by_the_formula(name: str, weight: str | None, mask: str | None) 
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.races
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("added", "shapes", "reduction", "dim"),
@@ -341,6 +342,7 @@ def test_nothing_counts_in_one_row(device: str) -> None:
 # One pass
 
 
+@pytest.mark.races
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("added", "reduction"), in_turn([{"mask": True}, {"weight": "array", "mask": True}], ["mean", "weighted_mean"])

@@ -384,16 +384,83 @@ __device__ __forceinline__ RelativeEntropy<T> scalar_log_relative_entropy(T log_
   return {force_computed(near ? scalar_relative_entropy(a, ratio, difference) : product - difference), product,
           difference};
 }
-// With kNarrow without a quotient: near r = log(a / b) = 0 the value is a (exp(-r) - 1 + r), a polynomial to 2^-20, and
-// the difference follows from it.
-__device__ __forceinline__ RelativeEntropy<float> scalar_log_relative_entropy(float log_a, float log_b) {
-  if (!kNarrow) return scalar_log_relative_entropy<float>(log_a, log_b);
-  const float a = scalar_exp(log_a), b = scalar_exp(log_b), r = log_a - log_b;
+// The same without a quotient, from a, b and r = log(a / b): near r = 0 the value is a (exp(-r) - 1 + r), a polynomial
+// to 2^-26, with kNarrow to 2^-17, and the difference follows from it.
+__device__ __forceinline__ RelativeEntropy<float> scalar_known_relative_entropy(float a, float b, float r) {
   const float product = a == 0.0f ? 0.0f : a * r;
-  const float series = scalar_polynomial(r, 0.49999996f, -0.166662801f, 0.0416674769f, -0.00839541104f, 0.00139146524f);
-  const bool near = fabsf(r) < 0.5f;
+  const float series = kNarrow ? scalar_polynomial(r, 0.499997407f, -0.166667789f, 0.0418369137f, -0.0083414223f)
+                               : scalar_polynomial(r, 0.5f, -0.166666701f, 0.0416666493f, -0.00833275542f,
+                                                   0.00138894725f, -0.000200780472f, 2.48799861e-05f);
+  const bool near = fabsf(r) < (kNarrow ? 0.35f : 0.7f);
   const float close = product * r * series, far = a - b;
   return {near ? close : product - far, product, near ? product - close : far};
+}
+__device__ __forceinline__ RelativeEntropy<float> scalar_log_relative_entropy(float log_a, float log_b) {
+  if (!kNarrow) return scalar_log_relative_entropy<float>(log_a, log_b);
+  return scalar_known_relative_entropy(scalar_exp(log_a), scalar_exp(log_b), log_a - log_b);
+}
+
+// The logarithm of a probability as the operand of a divergence, and what is known besides: the number
+// itself, and the logarithm of its ratio to the other operand, which the difference of both logarithms would round. A
+// primitive that has no form for it takes the logarithm. As with kTentative, the value may be NaN where that form lacks
+// an edge of the domain.
+template <class T, unsigned kMask>
+struct KnownLog : Dual<T, kMask> {
+  T number;
+  T log_ratio;
+};
+
+template <unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<float, kA | kB> log_relative_entropy(const KnownLog<float, kA>& log_a,
+                                                                     const KnownLog<float, kB>& log_b) {
+  const RelativeEntropy<float> y = scalar_known_relative_entropy(log_a.number, log_b.number, log_a.log_ratio);
+  return chain(static_cast<const Dual<float, kA>&>(log_a), static_cast<const Dual<float, kB>&>(log_b), y.value,
+               y.product, -y.difference);
+}
+
+// See below; with kNarrow for beta > 0. With k(r) = log(complement + beta exp(r)) = log(m / p), where r = log(q /
+// p), the value is m (r k'(r) - k(r)), and k generates the cumulants of a number that is 1 with probability beta and
+// else 0:
+//
+//   k(r) = sum over n of c_n r^n / n!                 r k'(r) - k(r) = sum over n > 1 of (n - 1) c_n r^n / n!
+//
+// Near r = 0 both are polynomials. Farther out the logarithm of m is taken; with beta = 1 the difference q - p is
+// added.
+template <unsigned kQ, unsigned kP>
+__device__ __forceinline__ Dual<float, kQ | kP> mixed_divergence(const KnownLog<float, kQ>& log_q,
+                                                                 const KnownLog<float, kP>& log_p,
+                                                                 const Dual<float, 0>& beta,
+                                                                 const Dual<float, 0>& complement) {
+  if constexpr (!kNarrow) {
+    return mixed_divergence(static_cast<const Dual<float, kQ>&>(log_q), static_cast<const Dual<float, kP>&>(log_p),
+                            beta, complement);
+  }
+  // Constants of all classes. The divergence of beta = 1 is the limit of that of beta < 1 over `variance`.
+  const float b = beta.value, c = complement.value, variance = b * c, skew = c - b;
+  const bool reverse = c == 0.0f;
+  const float third = skew, fourth = scalar_fma(-6.0f, variance, 1.0f),
+              fifth = skew * scalar_fma(-12.0f, variance, 1.0f);
+  const float sixth = scalar_fma(-30.0f * variance, scalar_fma(-4.0f, variance, 1.0f), 1.0f);
+  const float scale = b == 0.0f ? scalar_nan(0.0f) : reverse ? 1.0f : variance;
+  const float of_q = reverse ? 0.0f : b, of_p = reverse ? 1.0f : c, of_difference = reverse ? 1.0f : 0.0f;
+
+  const float q = log_q.number, p = log_p.number, r = log_q.log_ratio;
+  const float m = scalar_fma(b, q, scalar_fma(c, p, 1e-37f)), log2_m = __log2f(m);
+  const bool near = fabsf(r) < 0.35f;
+  const float k = r * scalar_polynomial(r, b, variance * 0.5f, variance * third * (1.0f / 6),
+                                        variance * fourth * (1.0f / 24), variance * fifth * (1.0f / 120));
+  // Finite, because a number is 0 where its logarithm is not.
+  const float far_k = reverse ? r : scalar_fma(log2_m, 0.693147181f, -log_p.value);
+  const float far_q = scalar_fma(log2_m, -0.693147181f, log_q.value);
+  const float by_p = -(of_p * p * select_computed(near, k, fminf(far_k, 200.0f)));
+  const float of_m = of_q * q, q_over_m = select_computed(near, r - k, fmaxf(far_q, -200.0f)), by_q = of_m * q_over_m;
+  const float series = scalar_polynomial(r, scale * 0.5f, scale * third * (1.0f / 3), scale * fourth * 0.125f,
+                                         scale * fifth * (1.0f / 30), scale * sixth * (1.0f / 144));
+  const float difference = q - p, far = scalar_fma(of_difference, difference, scalar_fma(of_m, q_over_m, by_p));
+  const float value = select_computed(near, m * r * r * series, far);
+  const float reverse_by_q = near ? scalar_fma(p, r, value) : difference;
+  return chain(static_cast<const Dual<float, kQ>&>(log_q), static_cast<const Dual<float, kP>&>(log_p), value,
+               reverse ? reverse_by_q : by_q, by_p);
 }
 
 // a log(a / b) - a + b from the logarithms of a and b, also if one of both underflows; never negative.

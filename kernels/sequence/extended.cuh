@@ -17,7 +17,7 @@
 //
 // Arithmetic is IEEE's alone, so results have the same bits on every GPU and on the host.
 #pragma once
-#include "core/types.cuh"
+#include "core/scalars.cuh"
 
 // Bound of what counts as infinite: logits and log-probabilities beyond it.
 constexpr double kLargestLogit = 67108864.0;  // 2^26
@@ -78,8 +78,9 @@ template <class Mantissa>
 __device__ __forceinline__ Extended<Mantissa> sum(const Extended<Mantissa>& a, const Extended<Mantissa>& b) {
   const int e = max(a.e, b.e);
   const unsigned top = static_cast<unsigned>(e);
-  return {a.m * power_below(top - static_cast<unsigned>(a.e), Mantissa(0)) +
-              b.m * power_below(top - static_cast<unsigned>(b.e), Mantissa(0)),
+  // Products by powers of two are exact, so this rounds as a sum does.
+  return {scalar_fma(b.m, power_below(top - static_cast<unsigned>(b.e), Mantissa(0)),
+                     a.m * power_below(top - static_cast<unsigned>(a.e), Mantissa(0))),
           e};
 }
 template <class Mantissa>

@@ -255,20 +255,63 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   };
   // A lane has positions lane, lane + 32, ...: the first kKept of them in registers.
   Mantissa kept[kKept], of_blank = 0, of_labels = 0, of_others = 0;
-  auto add = [&](int j) -> Mantissa {
-    const Mantissa blank = posteriors[j].m;
-    const Mantissa label = j < size - 1 ? posteriors[size + j].m : Mantissa(0);
+  auto add = [&](int j, Mantissa blank, Mantissa label) {
     of_blank += blank;
     of_labels += label;
     if (likely >= 0) {
       of_others += likely != shape.blank ? blank : Mantissa(0);
       of_others += j < size - 1 && labels[j] != likely ? label : Mantissa(0);
     }
-    return label;
   };
+  // Posteriors are on their way while all classes are written, most of which need none.
+  Mantissa blanks[kKept];
 #pragma unroll
-  for (int i = 0; i < kKept; ++i) kept[i] = lane + 32 * i < size ? add(lane + 32 * i) : Mantissa(0);
-  for (int j = lane + 32 * kKept; j < size; j += 32) add(j);
+  for (int i = 0; i < kKept; ++i) {
+    const int j = lane + 32 * i;
+    blanks[i] = j < size ? posteriors[j].m : Mantissa(0);
+    kept[i] = j < size - 1 ? posteriors[size + j].m : Mantissa(0);
+  }
+  constexpr int kVec = 16 / sizeof(Storage);
+  int64 done = 0;
+  if (is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
+    const int64 vectors = shape.classes / kVec;
+    auto write_vector = [&](int64 v, const Pack<Storage, kVec>& raw) {
+      Mantissa found[kVec];
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) {
+        found[k] = Mantissa(0);
+        if constexpr (kKind != kPlain) found[k] = probability(raw.element[k]) * scale;
+      }
+      store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
+    };
+    constexpr int kAhead = 4;
+    int64 v = lane;
+    for (; v + 32 * (kAhead - 1) < vectors; v += 32 * kAhead) {
+      Pack<Storage, kVec> raw[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if constexpr (kKind != kPlain) raw[i] = load_vector<kVec>(x + (v + 32 * i) * kVec);
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) write_vector(v + 32 * i, raw[i]);
+    }
+    for (; v < vectors; v += 32) {
+      Pack<Storage, kVec> raw;
+      if constexpr (kKind != kPlain) raw = load_vector<kVec>(x + v * kVec);
+      write_vector(v, raw);
+    }
+    done = vectors * kVec;
+  }
+  for (int64 c = done + lane; c < shape.classes; c += 32) {
+    g[c * shape.g_class] = Narrow<Storage>::from(kKind == kPlain ? Mantissa(0) : before(c) * scale);
+  }
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    if (lane + 32 * i < size) add(lane + 32 * i, blanks[i], kept[i]);
+  }
+  for (int j = lane + 32 * kKept; j < size; j += 32) {
+    add(j, posteriors[j].m, j < size - 1 ? posteriors[size + j].m : Mantissa(0));
+  }
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
     of_blank += __shfl_xor_sync(0xffffffffu, of_blank, offset);
@@ -279,27 +322,6 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
     for (int offset = 16; offset > 0; offset /= 2) of_others += __shfl_xor_sync(0xffffffffu, of_others, offset);
   }
   const Mantissa share = Mantissa(1) / (of_blank + of_labels);
-  constexpr int kVec = 16 / sizeof(Storage);
-  int64 done = 0;
-  if (is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
-    const int64 vectors = shape.classes / kVec;
-#pragma unroll 2
-    for (int64 v = lane; v < vectors; v += 32) {
-      Mantissa found[kVec];
-      Pack<Storage, kVec> raw;
-      if constexpr (kKind != kPlain) raw = load_vector<kVec>(x + v * kVec);
-#pragma unroll
-      for (int k = 0; k < kVec; ++k) {
-        found[k] = Mantissa(0);
-        if constexpr (kKind != kPlain) found[k] = probability(raw.element[k]) * scale;
-      }
-      store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
-    }
-    done = vectors * kVec;
-  }
-  for (int64 c = done + lane; c < shape.classes; c += 32) {
-    g[c * shape.g_class] = Narrow<Storage>::from(kKind == kPlain ? Mantissa(0) : before(c) * scale);
-  }
   // The rest of softmax, and of occ, for the class that has most of both.
   auto write = [&](int64 c, Mantissa of_class) {
     const Mantissa occ = of_class * share;
@@ -350,26 +372,72 @@ struct ShortFrames {
   }
 };
 
-// Does what write_frame does, in one pass over the classes: each is written once. Bits are the same, too.
+// Numbers of a frame that write_short_frame needs, on their way: its first posteriors of labels and blanks, and the
+// lane's first vector of logits.
 template <GradientKind kKind, class Mantissa, class Storage>
-__device__ __forceinline__ void write_short_frame(const Sequences& shape, const Storage* x, Storage* g,
+struct ShortFrame {
+  static constexpr int kVec = 16 / sizeof(Storage);
+  Mantissa blanks[kKept], own[kKept];
+  FrameSum<Mantissa> sum;
+  Pack<Storage, kVec> raw;
+
+  // Preconditions: `x` and `sums` are those of the frame; `vectors` of `x` can be loaded by 16 bytes, or it is 0 and
+  // `raw` has the element of class `lane`.
+  __device__ __forceinline__ void load(const Sequences& shape, const Storage* x, int vectors,
+                                       const StoredNumber<Mantissa>* posteriors, int size,
+                                       const FrameSum<Mantissa>* sums) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      const int j = lane + 32 * i;
+      blanks[i] = j < size ? posteriors[j].m : Mantissa(0);
+      own[i] = j < size - 1 ? posteriors[size + j].m : Mantissa(0);
+    }
+    sum = {Mantissa(0), Mantissa(0), 0};
+    if constexpr (kKind == kSoftmax) sum = *sums;
+    if constexpr (kKind != kPlain) {
+      if (lane < vectors) raw = load_vector<kVec>(x + lane * kVec);
+      if (vectors == 0 && lane < shape.classes) raw.element[0] = x[lane * shape.x_class];
+    }
+  }
+};
+
+// The classes of a frame that are read and written by vectors.
+template <GradientKind kKind, class Storage>
+__device__ __forceinline__ int vectors_of(const Sequences& shape, const Storage* x, const Storage* g) {
+  constexpr int kVec = 16 / sizeof(Storage);
+  const bool fits = is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class));
+  return fits && shape.classes >= 32 * kVec ? static_cast<int>(shape.classes) / kVec : 0;
+}
+
+// Does what write_frame does, in one pass over the classes: each is written once. Bits are the same, too. `vectors` are
+// those of ShortFrame.
+template <GradientKind kKind, class Mantissa, class Storage>
+__device__ __forceinline__ void write_short_frame(const Sequences& shape, const Storage* x, Storage* g, int vectors,
                                                   const int* labels, const unsigned* links, const unsigned* head,
                                                   Mantissa* row, const StoredNumber<Mantissa>* posteriors, int size,
-                                                  const FrameSum<Mantissa>& sum, Mantissa scale) {
+                                                  const ShortFrame<kKind, Mantissa, Storage>& loaded, Mantissa scale) {
   const int lane = threadIdx.x % 32, classes = static_cast<int>(shape.classes);
   const int blank = static_cast<int>(shape.blank);
+  const FrameSum<Mantissa>& sum = loaded.sum;
   const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
   const int likely = kKind == kSoftmax && sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
   Mantissa of_blank = 0, of_labels = 0, of_others = 0;
   __syncwarp();  // the row is still read
-  for (int j = lane; j < size; j += 32) {
-    of_blank += posteriors[j].m;
+  auto add = [&](int j, Mantissa of_position, Mantissa label) {
+    of_blank += of_position;
     if (j < size - 1) {
-      const Mantissa label = posteriors[size + j].m;
       row[j] = label;
       of_labels += label;
       if (likely >= 0) of_others += labels[j] != likely ? label : Mantissa(0);
     }
+  };
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    if (lane + 32 * i < size) add(lane + 32 * i, loaded.blanks[i], loaded.own[i]);
+  }
+  for (int j = lane + 32 * kKept; j < size; j += 32) {
+    add(j, posteriors[j].m, j < size - 1 ? posteriors[size + j].m : Mantissa(0));
   }
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
@@ -403,21 +471,19 @@ __device__ __forceinline__ void write_short_frame(const Sequences& shape, const 
     return (c == likely && occ > Mantissa(0.5) ? rest : before - occ) * scale;
   };
   constexpr int kVec = 16 / sizeof(Storage);
-  int done = 0;
-  if (classes >= 32 * kVec && is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
-    for (int v = lane; v < classes / kVec; v += 32) {
-      Pack<Storage, kVec> raw = {};
-      if constexpr (kKind != kPlain) raw = load_vector<kVec>(x + v * kVec);
-      Mantissa found[kVec];
-#pragma unroll
-      for (int k = 0; k < kVec; ++k) found[k] = gradient(v * kVec + k, head[v * kVec + k], raw.element[k]);
-      store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
+  for (int v = lane; v < vectors; v += 32) {
+    Pack<Storage, kVec> raw = loaded.raw;
+    if constexpr (kKind != kPlain) {
+      if (v != lane) raw = load_vector<kVec>(x + v * kVec);
     }
-    done = classes / kVec * kVec;
+    Mantissa found[kVec];
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) found[k] = gradient(v * kVec + k, head[v * kVec + k], raw.element[k]);
+    store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
   }
-  for (int c = done + lane; c < classes; c += 32) {
+  for (int c = vectors * kVec + lane; c < classes; c += 32) {
     Storage raw = Storage();
-    if constexpr (kKind != kPlain) raw = x[c * shape.x_class];
+    if constexpr (kKind != kPlain) raw = c == lane ? loaded.raw.element[0] : x[c * shape.x_class];
     g[c * shape.g_class] = Narrow<Storage>::from(gradient(c, head[c], raw));
   }
 }
@@ -433,7 +499,7 @@ __device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sam
 
 // The gradient of run `block` of frames, for grad_output of the sample over the divisor.
 //
-// Preconditions: blocks of 128 threads.
+// Preconditions: blocks of 128 threads; no warp reads shared memory of an earlier call.
 template <GradientKind kKind, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradient(const Sequences& shape, const Storage* x, Storage* g,
                                                const Sample* samples, const int* labels, const unsigned* links,
@@ -455,32 +521,60 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
       has_alignments(shape, sample, broken, n, kKind == kSoftmax ? kNanLogit | kNanLoss : kNanLoss, is_nan);
   const int size = sample.labels + 1;
   const int64 x_offset = shape.x_offset(n), g_offset = shape.g_offset(n);
+  const int* const own = labels + sample.first;
+  const unsigned* const next = links + sample.first;
+  const StoredNumber<Mantissa>* const states = lattice + 2 * sample.first * shape.frames;
+  const FrameSum<Mantissa>* const frame_sums = sums + n * shape.frames;
+  const int64 filled = exists && !is_nan ? min(end, static_cast<int64>(sample.frames)) : first;
   using Short = ShortFrames<Mantissa>;
   __shared__ Short few;
-  const bool is_short = shape.classes <= kShortClasses && size <= Short::kLabels;
-  if (is_short && exists && first < sample.frames) {
-    few.begin(shape, labels + sample.first, links + sample.first, size - 1);
+  if (shape.classes <= kShortClasses && size <= Short::kLabels) {
+    // The numbers of a frame are on their way while those of the one before are used.
+    ShortFrame<kKind, Mantissa, Storage> loaded, following;
+    const auto load = [&](int64 t) {
+      if (t >= filled) return;
+      const Storage* const logits = x + x_offset + t * shape.x_frame;
+      const int vectors = vectors_of<kKind>(shape, logits, g + g_offset + t * shape.g_frame);
+      following.load(shape, logits, vectors, states + 2 * t * size, size, frame_sums + t);
+    };
+    load(first + warp);
+    if (filled > first) few.begin(shape, own, next, size - 1);
+    for (int64 t = first + warp; t < filled; t += warps) {
+      loaded = following;
+      load(t + warps);
+      const Storage* const logits = x + x_offset + t * shape.x_frame;
+      Storage* const row = g + g_offset + t * shape.g_frame;
+      write_short_frame<kKind>(shape, logits, row, vectors_of<kKind>(shape, logits, row), own, next, few.head,
+                               few.row[warp], states + 2 * t * size, size, loaded, static_cast<Mantissa>(scale));
+    }
+  } else {
+    for (int64 t = first + warp; t < filled; t += warps) {
+      FrameSum<Mantissa> sum = {Mantissa(0), Mantissa(0), 0};
+      if constexpr (kKind == kSoftmax) sum = frame_sums[t];
+      write_frame<kKind>(shape, x + x_offset + t * shape.x_frame, g + g_offset + t * shape.g_frame, own, next,
+                         states + 2 * t * size, size, sum, static_cast<Mantissa>(scale));
+    }
   }
   for (int64 t = first + warp; t < end; t += warps) {
+    if (t < filled) continue;
     Storage* const row = g + g_offset + t * shape.g_frame;
-    if (t < sample.frames && exists && !is_nan) {
-      FrameSum<Mantissa> sum = {Mantissa(0), Mantissa(0), 0};
-      if constexpr (kKind == kSoftmax) sum = sums[n * shape.frames + t];
-      const StoredNumber<Mantissa>* const posteriors =
-          lattice + 2 * (sample.first * shape.frames + t * static_cast<int64>(size));
-      const Storage* const logits = x + x_offset + t * shape.x_frame;
-      const int* const own = labels + sample.first;
-      const unsigned* const next = links + sample.first;
-      if (is_short) {
-        write_short_frame<kKind>(shape, logits, row, own, next, few.head, few.row[warp], posteriors, size, sum,
-                                 static_cast<Mantissa>(scale));
-      } else {
-        write_frame<kKind>(shape, logits, row, own, next, posteriors, size, sum, static_cast<Mantissa>(scale));
-      }
-    } else {
-      const bool nan = is_nan && t < sample.frames;
-      const Storage fill = Narrow<Storage>::from(nan ? not_a_number(Mantissa(0)) : Mantissa(0));
-      for (int64 c = lane; c < shape.classes; c += 32) row[c * shape.g_class] = fill;
-    }
+    const Storage fill = Narrow<Storage>::from(is_nan && t < sample.frames ? not_a_number(Mantissa(0)) : Mantissa(0));
+    for (int64 c = lane; c < shape.classes; c += 32) row[c * shape.g_class] = fill;
+  }
+}
+
+// The gradients of runs `block`, `block` + `blocks`, ... of frames of all samples.
+template <GradientKind kKind, class Mantissa, class Storage, class Result>
+__device__ __forceinline__ void write_gradients(const Sequences& shape, const Storage* x, Storage* g,
+                                                const Sample* samples, const int* labels, const unsigned* links,
+                                                const StoredNumber<Mantissa>* lattice, const FrameSum<Mantissa>* sums,
+                                                const unsigned* broken, const Result* grad_output, const double* used,
+                                                int64 per_sample, double multiple, const double* count, int64 block,
+                                                int64 blocks) {
+  const int64 all = static_cast<int64>(runs_of(shape)) * shape.samples;
+  for (; block < all; block += blocks) {
+    write_gradient<kKind>(shape, x, g, samples, labels, links, lattice, sums, broken, grad_output, used, per_sample,
+                          multiple, count, static_cast<unsigned>(block));
+    __syncthreads();
   }
 }

@@ -16,11 +16,17 @@
 // 3. Second half: alpha goes on over M .. T - 1 against beta's products, beta over M - 1 .. 0 against alpha's.
 //    Posteriors, up to a factor of the frame, replace the mantissas.
 //
-// A block takes one direction of one sample, a thread one position; longer targets take several blocks, one for each
-// band of 128 positions, and pass label products through memory. A shuffle brings l_(j-1) from the lane before. The
-// dependence runs one way, so warps are skewed: in round r warp w takes chunk r - w of 8 frames, and reads the 8 states
-// that warp w - 1 has left in shared memory. One barrier serves 8 frames. Emissions are computed a chunk ahead, from
-// elements that were loaded another chunk ahead.
+// A block takes one direction of one sample; longer targets take several blocks, one for each band of 64 positions, and
+// pass label products through memory. A group of 32 positions has three warps, with a lane for each position:
+//
+//   kSteps          goes from frame to frame. It touches shared memory alone: the chain of a shuffle, which brings
+//                   l_(j-1) from the lane before, sums and products is all that it waits for.
+//   kEmits          loads elements, and leaves their exponentials a chunk of 8 frames ahead of kSteps.
+//   kStoresStates   stores what kSteps has left of the chunk before: products, or posteriors.
+//
+// The dependence runs one way, so groups are skewed: in round r kSteps of group w takes chunk r - w, and reads the
+// label products that it left for group w - 1 in shared memory. One barrier serves a round. One
+// warp for all three would wait for its own loads and stores, since it issues in order.
 //
 // Traffic, in numbers of 8 bytes (16 in double): (2 S + 1) T written, read and half of them written again; T (S + 1)
 // elements of x, each in a sector of its own, in both halves.
@@ -28,10 +34,18 @@
 #include "sequence/sequences.cuh"
 #include "softmax/row_ptx.cuh"
 
-constexpr int kChunk = 8;
-// Warps of a block of the recursion, and positions, of which a sample may need several blocks.
-constexpr int kMaxWarps = 4;
-constexpr int kBand = 32 * kMaxWarps;
+// Frames that warps exchange at a time: a chunk.
+template <class Mantissa>
+constexpr int kChunkFrames = sizeof(Mantissa) == 4 ? 8 : 4;
+// Groups of a block, and their positions. A sample may need several blocks.
+constexpr int kMaxGroups = 2;
+constexpr int kBand = 32 * kMaxGroups;
+// Lattices of more bytes are prefetched into L2, so many chunks before they are used: a load has two rounds to arrive
+// in, which memory may exceed and L2 does not. A smaller one is still in L2 from the first half.
+constexpr int64 kPrefetchedLattice = 1 << 24;
+constexpr int kPrefetched = 5;
+// What a warp does for a group of 32 positions.
+enum Role { kSteps, kEmits, kStoresStates, kRoles };
 
 // The states of all frames. A row has the blanks of a frame by position, and behind them its labels.
 template <class Mantissa>
@@ -102,6 +116,14 @@ __device__ __forceinline__ double power_of_two(int by, double) {
   return __longlong_as_double(static_cast<int64>(min(max(by, -1023), 1023) + 1023) << 52);
 }
 
+// 2^(of - over), 0 below the smallest power that is not subnormal. Precondition: it is not beyond the largest.
+__device__ __forceinline__ float power_below_limit(int of, int over, float) {
+  return __uint_as_float(static_cast<unsigned>(max(of + (127 - over), 0)) << 23);
+}
+__device__ __forceinline__ double power_below_limit(int of, int over, double) {
+  return __longlong_as_double(static_cast<int64>(max(of + (1023 - over), 0)) << 52);
+}
+
 // The product of a bracket and of what the other direction has, over 2^exponent: zero if either is, even of NaN.
 template <class Mantissa>
 __device__ __forceinline__ Mantissa posterior(const Extended<Mantissa>& a, const Extended<Mantissa>& b,
@@ -135,11 +157,6 @@ __device__ __forceinline__ int64 largest_exponent(const StoredNumber<Mantissa>* 
   for (int w = 1; w < blockDim.x / 32; ++w) all = max(all, largest[w]);
   __syncthreads();
   return all;
-}
-
-template <class Mantissa>
-__device__ __forceinline__ Extended<Mantissa> shuffled_up(const Extended<Mantissa>& a) {
-  return {__shfl_up_sync(0xffffffffu, a.m, 1), __shfl_up_sync(0xffffffffu, a.e, 1)};
 }
 
 // A label product on its way to the next band, as it lies in a column (sequences.cuh).
@@ -191,11 +208,11 @@ __device__ __forceinline__ void set_absent(StoredNumber<double>* at) {
   store_relaxed(reinterpret_cast<unsigned long long*>(at) + 1, kAbsent);
 }
 
-// One thread's position of one direction: addresses, and what it carries from frame to frame.
+// One thread's position of one direction: addresses, and the products of the frame before.
 template <class Mantissa, class Storage>
 struct Walk {
   using Number = Extended<Mantissa>;
-  Number b, l;  // products of the frame before
+  Number b, l;
   bool has_blank, has_label, skips;
   const Storage* x;  // the label's element at the first frame of this half
   const Storage* blank;
@@ -206,173 +223,231 @@ struct Walk {
   int blank_at, label_at;  // of the states, in a row
 };
 
-// State that a thread has loaded and computed ahead of the recursion: emissions of this chunk, elements of the next one
-// and of that behind it, and what the other direction has stored for this chunk and the next one. So loads are a chunk
-// ahead, and exponentials run beside the recursion's chain. The blank's are of frame lane % kChunk.
-//
-// Frames behind the last one are read as the last one: the loads of a chunk have no conditions, which would keep the
-// compiler from scheduling across them.
-template <int kPhase, class Mantissa, class Storage>
-struct Ahead {
-  Extended<Mantissa> y[kChunk], y_blank;
-  Storage raw[kChunk], raw_blank, later[kChunk], later_blank;
-  // Doubles are read when they are used: two chunks of them do not fit the registers.
-  static constexpr bool kNext = sizeof(Mantissa) == 4;
-  static constexpr int kFetched = kPhase == 2 && kNext ? kChunk : 1;
-  Extended<Mantissa> others[kFetched][2], next[kFetched][2];
-  bool ordinary;  // of the warp's emissions of this chunk
+// A position and a frame, as warps exchange it. kEmits leaves the label's emission in `label`; kSteps overwrites it by
+// two states, products in the first half and brackets in the second.
+template <class Mantissa>
+struct alignas(4 * sizeof(Mantissa)) Slot {
+  StoredNumber<Mantissa> blank, label;
+};
+template <class Mantissa>
+struct Pair {
+  Extended<Mantissa> blank, label;
+};
 
-  // Precondition: `steps` is not 0.
-  __device__ __forceinline__ void fetch(const Walk<Mantissa, Storage>& walk, int first, int steps) {
-    const int last = steps - 1;
-    later_blank = walk.blank[min(first + static_cast<int>(threadIdx.x) % kChunk, last) * walk.step];
-    if (first + kChunk <= steps) {
-      const Storage* at = walk.x + first * walk.step;
-#pragma unroll
-      for (int f = 0; f < kChunk; ++f) later[f] = at[f * walk.step];
-    } else {
-#pragma unroll
-      for (int f = 0; f < kChunk; ++f) later[f] = walk.x[min(first + f, last) * walk.step];
-    }
-  }
-  __device__ __forceinline__ void fetch_others(const Walk<Mantissa, Storage>& walk, int first, int steps) {
-    const int last = steps - 1;
-    if (walk.has_blank) {
-#pragma unroll
-      for (int f = 0; f < kChunk; ++f) next[f][0] = load_number(walk.at_blank + min(first + f, last) * walk.row_step);
-    }
-    if (walk.has_label) {
-#pragma unroll
-      for (int f = 0; f < kChunk; ++f) next[f][1] = load_number(walk.at_label + min(first + f, last) * walk.row_step);
-    }
-  }
-  __device__ __forceinline__ void emit(const Walk<Mantissa, Storage>& walk, int f) {
-    y[f] = ordinary_exponential(widen<Mantissa>(raw[f]));
-    y[f].m = walk.has_label ? y[f].m : Mantissa(0);
-  }
-  // Ends a chunk: what was ahead is now. Returns true if a NaN is among the emissions. Precondition: the whole warp.
-  __device__ __forceinline__ bool advance(const Walk<Mantissa, Storage>& walk) {
-    bool odd = !is_ordinary(widen<Mantissa>(raw_blank)), found = false;
-#pragma unroll
-    for (int f = 0; f < kChunk; ++f) odd = odd || !is_ordinary(widen<Mantissa>(raw[f]));
-    y_blank = ordinary_exponential(widen<Mantissa>(raw_blank));
-    ordinary = __any_sync(0xffffffffu, odd) == 0;
-    if (!ordinary) {
-#pragma unroll
-      for (int f = 0; f < kChunk; ++f) {
-        y[f] = walk.has_label ? exponential(widen<Mantissa>(raw[f])) : zero_number<Mantissa>();
-        found = found || y[f].m != y[f].m;
-      }
-      y_blank = exponential(widen<Mantissa>(raw_blank));
-      found = found || y_blank.m != y_blank.m;
-    }
-#pragma unroll
-    for (int f = 0; f < kChunk; ++f) raw[f] = later[f];
-    raw_blank = later_blank;
-    if constexpr (kPhase == 2 && kNext) {
-#pragma unroll
-      for (int f = 0; f < kChunk; ++f) {
-        others[f][0] = next[f][0];
-        others[f][1] = next[f][1];
-      }
-    }
-    return found;
-  }
+__device__ __forceinline__ void store_pair(Slot<float>* to, const Extended<float>& b, const Extended<float>& l) {
+  *reinterpret_cast<uint4*>(to) =
+      uint4{__float_as_uint(b.m), static_cast<unsigned>(b.e), __float_as_uint(l.m), static_cast<unsigned>(l.e)};
+}
+__device__ __forceinline__ void store_pair(Slot<double>* to, const Extended<double>& b, const Extended<double>& l) {
+  store_number(&to->blank, b.m, b.e);
+  store_number(&to->label, l.m, l.e);
+}
+__device__ __forceinline__ Pair<float> load_pair(const Slot<float>* from) {
+  const uint4 word = *reinterpret_cast<const uint4*>(from);
+  return {{__uint_as_float(word.x), static_cast<int>(word.y)}, {__uint_as_float(word.z), static_cast<int>(word.w)}};
+}
+__device__ __forceinline__ Pair<double> load_pair(const Slot<double>* from) {
+  return {load_number(&from->blank), load_number(&from->label)};
+}
 
-  // Before the first chunk.
-  __device__ __forceinline__ bool begin(const Walk<Mantissa, Storage>& walk, int steps) {
-    fetch(walk, 0, steps);
-    if constexpr (kPhase == 2 && kNext) {
-#pragma unroll
-      for (int f = 0; f < kChunk; ++f) next[f][0] = next[f][1] = zero_number<Mantissa>();
-      fetch_others(walk, 0, steps);
-    }
-#pragma unroll
-    for (int f = 0; f < kChunk; ++f) raw[f] = later[f];
-    raw_blank = later_blank;
-    fetch(walk, kChunk, steps);
-#pragma unroll
-    for (int f = 0; f < kChunk; ++f) emit(walk, f);
-    return advance(walk);
+// Shared memory of a block. Of a buffer of two, one half serves even chunks, the other odd ones. Slots are in use for
+// three rounds: by the warp that emits, then by the one that steps, then by the one that stores.
+template <class Mantissa>
+struct Exchange {
+  static constexpr int kChunk = kChunkFrames<Mantissa>;
+  StoredNumber<Mantissa> blanks[kMaxGroups][2][kChunk];      // emissions of the blank, of each group
+  StoredNumber<Mantissa> passed[kMaxGroups + 1][2][kChunk];  // label products at the last position of each group, by
+                                                             // group + 1; zeros in front of the first
+  int ordinary[kMaxGroups][2];                               // nonzero if all emissions of the chunk are
+
+  // The lane's slot in the first frame of a chunk; those of the next frames are 32 apart.
+  static __device__ __forceinline__ Slot<Mantissa>* slots(int group, int chunk) {
+    extern __shared__ uint4 staged[];
+    return reinterpret_cast<Slot<Mantissa>*>(staged) + (group * 3 + chunk % 3) * kChunk * 32 + threadIdx.x % 32;
   }
 };
 
-// Frames `chunk` * kChunk on, `count` of them if that is less than kChunk, of one direction.
+// Steps through a chunk, or `count` frames of it if that is less, whose emissions are in `slots` and `blanks`.
 //
-// kOrdinary: all frames, of ordinary emissions; kPhase 2 also of samples without NaN, and of an ordinary exponent of Z.
+// kOrdinary: all frames, of ordinary emissions. kLeaves: the states of each frame are left in `slots`, those of the
+// first half if kPhase is 1.
 //
 // `incoming` are the label products of the position before the warp's first, in the frames of this chunk, and `carried`
 // the one of the frame before; `outgoing` takes those of the warp's last position.
-template <int kPhase, bool kStores, bool kOrdinary, class Mantissa, class Storage>
-__device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Ahead<kPhase, Mantissa, Storage>& ahead,
-                                           int count, Extended<Mantissa>& carried, const Extended<Mantissa>* incoming,
-                                           Extended<Mantissa>* outgoing, StoredNumber<Mantissa>* at_blank,
-                                           StoredNumber<Mantissa>* at_label, int64 exponent) {
+template <int kPhase, bool kLeaves, bool kOrdinary, class Mantissa, class Storage>
+__device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Slot<Mantissa>* slots,
+                                           const StoredNumber<Mantissa>* blanks, int count, Extended<Mantissa>& carried,
+                                           const StoredNumber<Mantissa>* incoming, StoredNumber<Mantissa>* outgoing) {
   using Number = Extended<Mantissa>;
+  constexpr int kChunk = kChunkFrames<Mantissa>;
   const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int f = 0; f < kChunk; ++f) {
-    if (kOrdinary || f < count) {
-      const Number inside = shuffled_up(walk.l), outside = f == 0 ? carried : incoming[f - 1];
-      const Number before = {lane == 0 ? outside.m : inside.m, lane == 0 ? outside.e : inside.e};
-      const Number skipped = {walk.skips ? before.m : Mantissa(0), walk.skips ? before.e : kZero};
-      const Number of_blank = {__shfl_sync(0xffffffffu, ahead.y_blank.m, f),
-                               __shfl_sync(0xffffffffu, ahead.y_blank.e, f)};
-      const Number bracket_b = sum(walk.b, before), bracket_l = sum(walk.l, walk.b, skipped);
-      if constexpr (kOrdinary) {
-        walk.b = ordinary_product(bracket_b, of_blank);
-        walk.l = ordinary_product(bracket_l, ahead.y[f]);
-      } else {
-        walk.b = renormalised(product(bracket_b, of_blank));
-        walk.l = renormalised(product(bracket_l, ahead.y[f]));
-      }
-      if constexpr (kPhase == 1 && kStores) {
-        if (walk.has_blank) store_number(at_blank, walk.b.m, walk.b.e);
-        if (walk.has_label) store_number(at_label, walk.l.m, walk.l.e);
-      }
-      if constexpr (kPhase == 2) {
-        Number other_b, other_l;
-        if constexpr (Ahead<kPhase, Mantissa, Storage>::kNext) {
-          other_b = ahead.others[f][0], other_l = ahead.others[f][1];
-        } else {
-          other_b = other_l = zero_number<Mantissa>();
-          if (walk.has_blank) other_b = load_number(at_blank);
-          if (walk.has_label) other_l = load_number(at_label);
-        }
-        Mantissa of_b, of_l;
-        if constexpr (kOrdinary) {
-          const int e = static_cast<int>(exponent);
-          of_b = bracket_b.m * other_b.m * power_of_two(bracket_b.e + other_b.e - e, Mantissa(0));
-          of_l = bracket_l.m * other_l.m * power_of_two(bracket_l.e + other_l.e - e, Mantissa(0));
-        } else {
-          of_b = posterior(bracket_b, other_b, exponent);
-          of_l = posterior(bracket_l, other_l, exponent);
-        }
-        if (walk.has_blank) at_blank->m = of_b;
-        if (walk.has_label) at_label->m = of_l;
-      }
-      if constexpr (kPhase == 2 || kStores) {
-        at_blank += walk.row_step;
-        at_label += walk.row_step;
-      }
-      if (f < kChunk - 1 && lane == 31) outgoing[f] = walk.l;
+  // One select stands between a shuffle and the sums: lane 0 takes what came from outside, and who may not skip, zero.
+  const bool takes_other = lane == 0 || !walk.skips;
+  auto step = [&](int f, const Number& outside, const Number& of_label, const Number& of_blank) {
+    const Number inside = {__shfl_up_sync(0xffffffffu, walk.l.m, 1), __shfl_up_sync(0xffffffffu, walk.l.e, 1)};
+    const Number staying = sum(walk.l, walk.b), other = walk.skips ? outside : zero_number<Mantissa>();
+    const Number before = {lane == 0 ? outside.m : inside.m, lane == 0 ? outside.e : inside.e};
+    const Number skipped = {takes_other ? other.m : inside.m, takes_other ? other.e : inside.e};
+    const Number bracket_b = sum(walk.b, before), bracket_l = sum(staying, skipped);
+    if constexpr (kOrdinary) {
+      walk.b = ordinary_product(bracket_b, of_blank);
+      walk.l = ordinary_product(bracket_l, of_label);
+    } else {
+      walk.b = renormalised(product(bracket_b, of_blank));
+      walk.l = renormalised(product(bracket_l, of_label));
     }
-    if (kOrdinary || count >= kChunk) ahead.emit(walk, f);
+    if constexpr (kLeaves) {
+      store_pair(slots + 32 * f, kPhase == 1 ? walk.b : bracket_b, kPhase == 1 ? walk.l : bracket_l);
+    }
+    if (f < kChunk - 1 && lane == 31) store_number(outgoing + f, walk.l.m, walk.l.e);
+  };
+  if constexpr (kOrdinary) {
+    // Loads stand before the chain of steps: stores of slots would keep the compiler from moving them there.
+    Number of_label[kChunk], of_blank[kChunk], outside[kChunk];
+#pragma unroll
+    for (int f = 0; f < kChunk; ++f) {
+      of_label[f] = load_number(&slots[32 * f].label);
+      of_blank[f] = load_number(blanks + f);
+      outside[f] = f == 0 ? carried : load_number(incoming + f - 1);
+    }
+#pragma unroll
+    for (int f = 0; f < kChunk; ++f) step(f, outside[f], of_label[f], of_blank[f]);
+  } else {
+#pragma unroll 1
+    for (int f = 0; f < min(count, kChunk); ++f) {
+      const Number outside = f == 0 ? carried : load_number(incoming + f - 1);
+      step(f, outside, load_number(&slots[32 * f].label), load_number(blanks + f));
+    }
   }
   if (kOrdinary || count >= kChunk) {
     walk.b = renormalised(walk.b);
     walk.l = renormalised(walk.l);
-    if (lane == 31) outgoing[kChunk - 1] = walk.l;
-    carried = incoming[kChunk - 1];
+    if (lane == 31) store_number(outgoing + kChunk - 1, walk.l.m, walk.l.e);
+    carried = load_number(incoming + kChunk - 1);
   }
 }
+
+// The emissions of a position. Elements of two chunks are on their way, in registers of their own: to move one that has
+// not arrived is to wait for it.
+//
+// Frames behind the last one are read as the last one: the loads of a chunk have no conditions, which would keep the
+// compiler from scheduling across them. The blank's element is that of frame lane % kChunk.
+template <class Mantissa, class Storage>
+struct Elements {
+  static constexpr int kChunk = kChunkFrames<Mantissa>;
+  Storage of_label[kChunk], of_blank;
+
+  // Loads those from frame `first` on. Precondition: `steps` is not 0.
+  __device__ __forceinline__ void load(const Walk<Mantissa, Storage>& walk, int first, int steps) {
+    const int last = steps - 1;
+    of_blank = walk.blank[min(first + static_cast<int>(threadIdx.x) % kChunk, last) * walk.step];
+    if (first + kChunk <= steps) {
+      const Storage* at = walk.x + first * walk.step;
+#pragma unroll
+      for (int f = 0; f < kChunk; ++f) of_label[f] = at[f * walk.step];
+    } else {
+#pragma unroll
+      for (int f = 0; f < kChunk; ++f) of_label[f] = walk.x[min(first + f, last) * walk.step];
+    }
+  }
+
+  // Leaves their exponentials. Returns true if a NaN is among them. Precondition: the whole warp.
+  __device__ __forceinline__ bool emit(bool has_label, Slot<Mantissa>* slots, StoredNumber<Mantissa>* blanks,
+                                       int* is_chunk_ordinary) const {
+    const int lane = threadIdx.x % 32;
+    bool odd = !is_ordinary(widen<Mantissa>(of_blank)), nan = false;
+#pragma unroll
+    for (int f = 0; f < kChunk; ++f) odd = odd || !is_ordinary(widen<Mantissa>(of_label[f]));
+    const bool ordinary = __any_sync(0xffffffffu, odd) == 0;
+    Extended<Mantissa> y;
+    if (ordinary) {
+#pragma unroll
+      for (int f = 0; f < kChunk; ++f) {
+        y = ordinary_exponential(widen<Mantissa>(of_label[f]));
+        store_number(&slots[32 * f].label, has_label ? y.m : Mantissa(0), y.e);
+      }
+      y = ordinary_exponential(widen<Mantissa>(of_blank));
+    } else {
+#pragma unroll
+      for (int f = 0; f < kChunk; ++f) {
+        y = has_label ? exponential(widen<Mantissa>(of_label[f])) : zero_number<Mantissa>();
+        nan = nan || y.m != y.m;
+        store_number(&slots[32 * f].label, y.m, y.e);
+      }
+      y = exponential(widen<Mantissa>(of_blank));
+      nan = nan || y.m != y.m;
+    }
+    if (lane < kChunk) store_number(blanks + lane, y.m, y.e);
+    if (lane == 0) *is_chunk_ordinary = ordinary;
+    return nan;
+  }
+};
+
+// What the other direction has stored of a position, for a chunk of the second half; nothing in the first. As of
+// elements, two chunks are on their way.
+template <int kPhase, class Mantissa, class Storage>
+struct Others {
+  static constexpr int kChunk = kChunkFrames<Mantissa>, kLoaded = kPhase == 2 ? kChunk : 0;
+  Pair<Mantissa> of[kPhase == 2 ? kChunk : 1];
+
+  // Loads it from frame `first` on. Precondition: `steps` is not 0.
+  __device__ __forceinline__ void load(const Walk<Mantissa, Storage>& walk, int first, int steps) {
+    const StoredNumber<Mantissa>* at_blank = walk.at_blank + min(first, steps - 1) * walk.row_step;
+    const StoredNumber<Mantissa>* at_label = walk.at_label + min(first, steps - 1) * walk.row_step;
+#pragma unroll
+    for (int f = 0; f < kLoaded; ++f) {
+      of[f] = {zero_number<Mantissa>(), zero_number<Mantissa>()};
+      if (walk.has_blank) of[f].blank = load_number(at_blank);
+      if (walk.has_label) of[f].label = load_number(at_label);
+      const int64 step = first + f + 1 < steps ? walk.row_step : 0;
+      at_blank += step;
+      at_label += step;
+    }
+  }
+
+  // Stores products, or posteriors, of the frames of a chunk from `first` on, `count` of them if that is less.
+  //
+  // kPlain: all frames, of a sample without NaN, and exponents of posteriors fit 32 bits. No posterior is larger than
+  // Z, so that no power of two is beyond 2^127.
+  template <bool kPlain>
+  __device__ __forceinline__ void store(const Walk<Mantissa, Storage>& walk, const Slot<Mantissa>* slots, int first,
+                                        int count, int64 exponent) const {
+    StoredNumber<Mantissa>* at_blank = walk.at_blank + first * walk.row_step;
+    StoredNumber<Mantissa>* at_label = walk.at_label + first * walk.row_step;
+#pragma unroll
+    for (int f = 0; f < kChunk; ++f) {
+      if (kPlain || f < count) {
+        const Pair<Mantissa> left = load_pair(slots + 32 * f);
+        if constexpr (kPhase == 1) {
+          if (walk.has_blank) store_number(at_blank, left.blank.m, left.blank.e);
+          if (walk.has_label) store_number(at_label, left.label.m, left.label.e);
+        } else {
+          const Extended<Mantissa>&blank = of[f].blank, label = of[f].label;
+          Mantissa of_blank, of_label;
+          if constexpr (kPlain) {
+            const int e = static_cast<int>(exponent);
+            of_blank = left.blank.m * blank.m * power_below_limit(left.blank.e + blank.e, e, Mantissa(0));
+            of_label = left.label.m * label.m * power_below_limit(left.label.e + label.e, e, Mantissa(0));
+          } else {
+            of_blank = posterior(left.blank, blank, exponent);
+            of_label = posterior(left.label, label, exponent);
+          }
+          if (walk.has_blank) at_blank->m = of_blank;
+          if (walk.has_label) at_label->m = of_label;
+        }
+        at_blank += walk.row_step;
+        at_label += walk.row_step;
+      }
+    }
+  }
+};
 
 // Takes the label products of a chunk from the band before, `passes` of them, into `to`. `words` holds what lies at
 // `at`, the lane's place in the column, and gets what lies there a chunk later, which is in flight meanwhile.
 // Precondition: the whole warp.
 template <class Mantissa>
 __device__ __forceinline__ void receive_chunk(StoredNumber<Mantissa>* at, int passes, Words<Mantissa>& words,
-                                              Extended<Mantissa>* to) {
+                                              StoredNumber<Mantissa>* to) {
   const int lane = threadIdx.x % 32;
   bool here = lane >= passes || arrived(words);
   while (!__all_sync(0xffffffffu, here)) {
@@ -383,10 +458,11 @@ __device__ __forceinline__ void receive_chunk(StoredNumber<Mantissa>* at, int pa
     }
   }
   if (lane < passes) {
-    to[lane] = number_of(words);
+    const Extended<Mantissa> found = number_of(words);
+    store_number(to + lane, found.m, found.e);
     set_absent(at);
   }
-  if (lane < kChunk) words = look(at + kChunk);
+  if (lane < kChunkFrames<Mantissa>) words = look(at + kChunkFrames<Mantissa>);
   __syncwarp();
 }
 
@@ -418,20 +494,149 @@ __device__ __forceinline__ Walk<Mantissa, Storage> walk_of(const Sequences& shap
   return walk;
 }
 
+// A half of one direction, as all warps of a block see it.
+template <class Mantissa>
+struct Half {
+  Exchange<Mantissa>& shared;
+  int steps, chunks, rounds;  // frames, chunks, barriers
+  int group;                  // of the warp
+  bool runs;                  // whether the group has positions, and frames
+  bool prefetches;            // the lattice, for all groups and bands
+};
+
+// Waits for `idle` rounds, and lets buffers take turns in the others.
+template <class Buffer, class Turn>
+__device__ __forceinline__ void take_turns(int idle, int rounds, Buffer& first, Buffer& second, const Turn& turn) {
+  int r = 0;
+  for (; r < min(idle, rounds); ++r) block_barrier();
+  while (r < rounds) {
+    turn(first);
+    block_barrier();
+    if (++r == rounds) break;
+    turn(second);
+    block_barrier();
+    ++r;
+  }
+}
+
+// kEmits. Returns true if the lane has found a NaN.
+template <class Mantissa, class Storage>
+__device__ __forceinline__ bool emit_chunks(const Half<Mantissa>& half, const Walk<Mantissa, Storage>& walk) {
+  constexpr int kChunk = kChunkFrames<Mantissa>;
+  const int group = half.group;
+  Elements<Mantissa, Storage> even, odd;
+  bool nan = false;
+  int chunk = 0;
+  const auto emit = [&](Elements<Mantissa, Storage>& elements) {
+    if (half.runs && chunk < half.chunks) {
+      const int buffer = chunk & 1;
+      nan = elements.emit(walk.has_label, half.shared.slots(group, chunk), half.shared.blanks[group][buffer],
+                          &half.shared.ordinary[group][buffer]) ||
+            nan;
+      elements.load(walk, (chunk + 2) * kChunk, half.steps);
+    }
+    ++chunk;
+  };
+  if (half.runs) {
+    even.load(walk, 0, half.steps);
+    odd.load(walk, kChunk, half.steps);
+  }
+  emit(even);
+  block_barrier();
+  take_turns(group, half.rounds, odd, even, emit);
+  return nan;
+}
+
+// kStoresStates. `exponent` is that of Z in the second half, `nan` whether a state may be NaN, and `first` the row of
+// the first frame.
+template <int kPhase, class Mantissa, class Storage>
+__device__ __forceinline__ void store_chunks(const Half<Mantissa>& half, const Walk<Mantissa, Storage>& walk,
+                                             const StoredNumber<Mantissa>* first, int64 exponent, bool nan) {
+  constexpr int kChunk = kChunkFrames<Mantissa>;
+  // Exponents of posteriors fit 32 bits, and no state is NaN.
+  const bool plain = kPhase == 1 || (exponent >= kLowest && exponent <= -kLowest && !nan);
+  Others<kPhase, Mantissa, Storage> even, odd;
+  int chunk = 0;
+  const auto store = [&](Others<kPhase, Mantissa, Storage>& others) {
+    if (half.runs && chunk < half.chunks) {
+      const int count = half.steps - chunk * kChunk;
+      const Slot<Mantissa>* const slots = half.shared.slots(half.group, chunk);
+      if (plain && count >= kChunk) {
+        others.template store<true>(walk, slots, chunk * kChunk, count, exponent);
+      } else {
+        others.template store<false>(walk, slots, chunk * kChunk, count, exponent);
+      }
+      others.load(walk, (chunk + 2) * kChunk, half.steps);
+      const int next = (chunk + kPrefetched) * kChunk;
+      if (half.prefetches && threadIdx.x % 32 == 0 && next + kChunk <= half.steps) {
+        // Rows of successive frames lie one behind the other.
+        const int64 row = walk.row_step > 0 ? walk.row_step : -walk.row_step;
+        const int lowest = walk.row_step > 0 ? next : next + kChunk - 1;
+        prefetch_l2(first + lowest * walk.row_step,
+                    static_cast<unsigned>(kChunk * row * static_cast<int64>(sizeof(StoredNumber<Mantissa>))));
+      }
+    }
+    ++chunk;
+  };
+  if (half.runs) {
+    even.load(walk, 0, half.steps);
+    odd.load(walk, kChunk, half.steps);
+  }
+  block_barrier();
+  take_turns(half.group + 1, half.rounds, even, odd, store);
+}
+
+// kSteps. `carried` is the label product of the position before the group's first, in the frame before. Label products
+// come from the band before by the column `from`, and go to the next one by `to`, unless that is null.
+template <int kPhase, bool kLeaves, class Mantissa, class Storage>
+__device__ __forceinline__ void step_chunks(const Half<Mantissa>& half, Walk<Mantissa, Storage>& walk,
+                                            Extended<Mantissa> carried, StoredNumber<Mantissa>* from,
+                                            StoredNumber<Mantissa>* to) {
+  constexpr int kChunk = kChunkFrames<Mantissa>;
+  const int lane = threadIdx.x % 32, group = half.group;
+  Words<Mantissa> words = {};
+  if (from != nullptr && lane < kChunk) words = look(from + lane);
+  block_barrier();
+  for (int r = 0; r < half.rounds; ++r) {
+    const int chunk = r - group, buffer = chunk & 1;
+    if (half.runs && chunk >= 0 && chunk < half.chunks) {
+      StoredNumber<Mantissa>* const incoming = half.shared.passed[group][buffer];
+      StoredNumber<Mantissa>* const outgoing = half.shared.passed[group + 1][buffer];
+      const StoredNumber<Mantissa>* const blanks = half.shared.blanks[group][buffer];
+      Slot<Mantissa>* const slots = half.shared.slots(group, chunk);
+      const int count = half.steps - chunk * kChunk, passes = count < kChunk ? count - 1 : kChunk;
+      if (from != nullptr) receive_chunk(from + chunk * kChunk + lane, passes, words, incoming);
+      if (half.shared.ordinary[group][buffer] != 0 && count >= kChunk) {
+        walk_chunk<kPhase, kLeaves, true>(walk, slots, blanks, count, carried, incoming, outgoing);
+      } else {
+        walk_chunk<kPhase, kLeaves, false>(walk, slots, blanks, count, carried, incoming, outgoing);
+      }
+      if (to != nullptr) {
+        __syncwarp();
+        const Extended<Mantissa> sent = load_number(outgoing + lane % kChunk);
+        if (lane < passes) send(to + chunk * kChunk + lane, sent);
+      }
+    }
+    block_barrier();
+  }
+}
+
 // One half of one direction of a sample, over one band of positions. Blocks are numbered as they start, so that a block
 // only ever waits for one that runs or has run.
 //
-// Preconditions: blockDim.x is kBand, or a multiple of 32 and no less than the number of positions of any sample that
-// is possible; blockIdx.x below 2 * samples * bands; kPhase 2 runs after all blocks of kPhase 1. `lattice` is read and
-// written unless kPhase is 1 and kStores false.
+// Preconditions: blockDim.x is kRoles times kBand, or times a multiple of 32 no less than the number of positions of
+// any sample that is possible; dynamic shared memory has the Slots of three chunks of so many positions; blockIdx.x
+// below 2 * samples * bands; kPhase 2 runs after all blocks of kPhase 1. `lattice` is read and written unless kPhase is
+// 1 and kStores false.
 template <int kPhase, bool kStores, class Mantissa, class Storage>
 __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage* x, const Sample* samples,
                                           const int* labels, StoredNumber<Mantissa>* lattice,
                                           StoredNumber<Mantissa>* meeting, StoredNumber<Mantissa>* columns,
                                           unsigned* started, unsigned* broken) {
   using Number = Extended<Mantissa>;
-  // Label products at the last position of each warp, by warp + 1 and parity of the chunk; zeros in front of the first.
-  __shared__ Number passed[kMaxWarps + 1][2][kChunk];
+  constexpr int kChunk = kChunkFrames<Mantissa>;
+  constexpr bool kLeaves = kPhase == 2 || kStores;
+  __shared__ Exchange<Mantissa> shared;
   __shared__ unsigned place;
   if (shape.bands > 1) {
     if (threadIdx.x == 0) place = atomicInc(started, static_cast<unsigned>(2 * shape.samples * shape.bands) - 1);
@@ -443,8 +648,10 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   const Sample sample = samples[n];
   if (sample.outcome != kRuns) return;
   const int size = sample.labels + 1, lane = threadIdx.x % 32;
+  // Uniform over a warp, as far as the compiler can tell: else it splits each step where lanes might part.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
-  const int first = static_cast<int>(band) * kBand, j = first + static_cast<int>(threadIdx.x);
+  const int launched = static_cast<int>(blockDim.x) / (32 * kRoles), role = warp / launched, group = warp % launched;
+  const int first = static_cast<int>(band) * kBand, j = first + 32 * group + lane;
   if (first >= size) return;
   const int* const own = labels + sample.first;
   const int half = sample.frames / 2;
@@ -473,7 +680,7 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   }
   const int64 first_frame = backward ? sample.frames - 1 - steps_before : steps_before;
   StoredNumber<Mantissa>* row = last;  // without a lattice nothing is stored
-  if constexpr (kPhase == 2 || kStores) {
+  if constexpr (kLeaves) {
     row = Lattice<Mantissa>{lattice}.row(sample, shape.frames, first_frame);
   }
   Walk<Mantissa, Storage> walk = walk_of(shape, x, n, own, row, size, j, backward, first_frame);
@@ -485,57 +692,33 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
     if (walk.has_label) walk.l = load_number(last + walk.label_at);
     if (lane == 0 && j > 0 && j < size) carried = load_number(last + size + (backward ? size - 1 - j : j - 1));
   }
-  for (int i = threadIdx.x; i < 2 * kChunk; i += blockDim.x)
-    passed[0][i / kChunk][i % kChunk] = zero_number<Mantissa>();
-  __syncthreads();
-  // Label products come from the band before, and go to the next one, if there are any.
-  StoredNumber<Mantissa>* const to = columns + (which * (shape.bands - 1) + band) * shape.column;
-  StoredNumber<Mantissa>* const from = to - shape.column;
-  const bool receives = band > 0 && warp == 0;
-  const bool sends = size - first > kBand && warp == kMaxWarps - 1;
-  Words<Mantissa> words = {};
-  if (receives && lane < kChunk) words = look(from + lane);
-  const int warps = min((size - first + 31) / 32, kMaxWarps);
-  const int chunks = (steps + kChunk - 1) / kChunk, rounds = chunks + warps - 1;
-  // Exponents of posteriors fit 32 bits, and no state is NaN.
-  const bool plain = kPhase == 1 || (exponent >= kLowest && exponent <= -kLowest && (broken[n] & kNanEmission) == 0);
-  Ahead<kPhase, Mantissa, Storage> ahead;
-  bool nan = false;
-  if (warp < warps && steps > 0) nan = ahead.begin(walk, steps);
-  for (int r = 0; r < rounds; ++r) {
-    const int chunk = r - warp;
-    if (warp < warps && chunk >= 0 && chunk < chunks) {
-      const Number* const incoming = passed[warp][chunk & 1];
-      Number* const outgoing = passed[warp + 1][chunk & 1];
-      const int count = steps - chunk * kChunk, passes = count < kChunk ? count - 1 : kChunk;
-      if (receives) receive_chunk(from + chunk * kChunk + lane, passes, words, passed[0][chunk & 1]);
-      StoredNumber<Mantissa>* at_blank = walk.at_blank;
-      StoredNumber<Mantissa>* at_label = walk.at_label;
-      if constexpr (kPhase == 2 || kStores) {
-        at_blank += chunk * kChunk * walk.row_step;
-        at_label += chunk * kChunk * walk.row_step;
-      }
-      ahead.fetch(walk, (chunk + 2) * kChunk, steps);
-      if constexpr (kPhase == 2 && Ahead<kPhase, Mantissa, Storage>::kNext) {
-        ahead.fetch_others(walk, (chunk + 1) * kChunk, steps);
-      }
-      if (plain && ahead.ordinary && count >= kChunk) {
-        walk_chunk<kPhase, kStores, true>(walk, ahead, count, carried, incoming, outgoing, at_blank, at_label,
-                                          exponent);
-      } else {
-        walk_chunk<kPhase, kStores, false>(walk, ahead, count, carried, incoming, outgoing, at_blank, at_label,
-                                           exponent);
-      }
-      nan = ahead.advance(walk) || nan;
-      if (sends) {
-        __syncwarp();
-        if (lane < passes) send(to + chunk * kChunk + lane, outgoing[lane]);
-      }
-    }
-    __syncthreads();
+  for (int i = threadIdx.x; i < 2 * kChunk; i += blockDim.x) {
+    store_number(&shared.passed[0][i / kChunk][i % kChunk], Mantissa(0), kZero);
   }
+  const int groups = min((size - first + 31) / 32, kMaxGroups);
+  const int chunks = (steps + kChunk - 1) / kChunk, rounds = chunks + groups - 1 + kLeaves;
+  const bool runs = group < groups && steps > 0;
+  const int64 bytes = 2 * shape.positions * shape.frames * static_cast<int64>(sizeof(StoredNumber<Mantissa>));
+  const bool prefetches = kPhase == 2 && band == 0 && group == 0 && bytes > kPrefetchedLattice;
+  const Half<Mantissa> part = {shared, steps, chunks, rounds, group, runs, prefetches};
+  if (role == kEmits) {
+    const bool nan = emit_chunks(part, walk);
+    if (kPhase == 1 && nan) atomicOr(broken + n, kNanEmission);
+    return;
+  }
+  if (role == kStoresStates) {
+    if constexpr (kLeaves) {
+      store_chunks<kPhase>(part, walk, row, exponent, kPhase == 2 && (broken[n] & kNanEmission) != 0u);
+    } else {
+      for (int r = 0; r <= rounds; ++r) block_barrier();
+    }
+    return;
+  }
+  StoredNumber<Mantissa>* const column = columns + (which * (shape.bands - 1) + band) * shape.column;
+  StoredNumber<Mantissa>* const from = band > 0 && group == 0 ? column - shape.column : nullptr;
+  StoredNumber<Mantissa>* const to = size - first > kBand && group == kMaxGroups - 1 ? column : nullptr;
+  step_chunks<kPhase, kLeaves>(part, walk, carried, from, to);
   if constexpr (kPhase == 1) {
-    if (nan) atomicOr(broken + n, kNanEmission);
     walk.b = renormalised(walk.b);
     walk.l = renormalised(walk.l);
     if (walk.has_blank) store_number(last + walk.blank_at, walk.b.m, walk.b.e);

@@ -47,6 +47,8 @@ template <class Program>
 struct ColumnDenseClasses {
   static constexpr bool kContiguous = false;
   static constexpr bool kPlacesGradients = true;
+  static constexpr bool kOnChip = false;
+  static constexpr int kRoom = 0;
   using Input = typename Program::Input;
   using Target = typename Program::Target;
   static constexpr int kEach = 4;

@@ -8,10 +8,13 @@
 // With a teacher's logits in place of t it is h(log p_c, log q_c), and the gradient of the teacher's logits follows in
 // the same way from h_2 and q.
 //
-// 1. SoftmaxPass: maximum and sum of exponentials of the logits, and of the teacher's (online_softmax.cuh).
+// 1. SoftmaxPass: maximum and sum of exponentials of the logits, and of the teacher's (online_softmax.cuh). Where the
+//    row lies on chip, MaxPass finds the maxima first, and ExpPass adds exponentials that nothing rescales.
 // 2. subwarp_combine and group_combine: every thread of the group holds the softmax of the row.
-// 3. SumPass: sums of h, h_1 and h_2. group_reduce_sums adds those of all threads.
-// 4. GradientPass: the gradients of both operands.
+// 3. SumPass: sums of h, h_1 and h_2. group_reduce_sums adds those of all threads. Of two softmaxes on chip, terms take
+//    KnownLogs: both probabilities, and the logarithm of their ratio from the difference of the logits.
+// 4. GradientPass: the gradients of both operands. If SumPass left what they need in place of the operands,
+//    KeptGradientPass scales it.
 //
 // A term that is affine in log p needs no sum of exponentials for its own sums, only the shift m of the logits:
 //
@@ -28,6 +31,7 @@
 // A thread owns the same classes in all passes; a group owns a row; a worker owns a chunk, as in rows.cuh. Traffic and
 // preconditions: those of the Classes type.
 #pragma once
+#include "primitives/divergence.cuh"
 #include "softmax/rows.cuh"
 
 // The online softmax of the logits, and of the teacher's logits if there are any.
@@ -84,16 +88,96 @@ __device__ __forceinline__ void add_logits(const Logits& logit, const Pack<Stora
   part.exp_sum += sum_elements(e);
 }
 
+// Element i of an array in registers, for loops that are not unrolled.
+template <class Compute, int kCount>
+__device__ __forceinline__ Compute element_at(const Compute (&x)[kCount], int i) {
+  Compute y = x[0];
+#pragma unroll
+  for (int j = 1; j < kCount; ++j) y = i == j ? x[j] : y;
+  return y;
+}
+template <class Compute, int kCount>
+__device__ __forceinline__ void set_element_at(Compute (&x)[kCount], int i, Compute y) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) x[j] = i == j ? y : x[j];
+}
+
+// The largest logit among the classes of some neighbouring lanes. Its class is left out of the sum of exponentials: in
+// the thread that has it, `leader` is the first class of its pack, and -1 in all others.
+template <class Compute>
+struct KnownMax {
+  Compute max_logit;
+  int leader;
+};
+
+// The largest logit of a thread, before scale and cap, and the first class of its pack, or -1.
+template <class Compute>
+struct RunningLeader {
+  Compute raw;
+  int pack;
+
+  __device__ __forceinline__ RunningLeader() : raw(-scalar_infinity(Compute())), pack(-1) {
+  }
+  template <class Storage, int kVecSize>
+  __device__ __forceinline__ void add(int first, const Pack<Storage, kVecSize>& x) {
+    RunningMax<Compute, Storage, kVecSize> of_pack;
+    of_pack.add(x);
+    const Compute largest = of_pack.get();
+    if (largest > raw) {
+      raw = largest;
+      pack = first;
+    }
+  }
+  // That of `width` neighbouring lanes. Preconditions: those of subwarp_reduce.
+  template <class Logits>
+  __device__ __forceinline__ KnownMax<Compute> of_subwarp(const Logits& logit, int width) const {
+    const Compute own = pack < 0 ? -scalar_infinity(Compute()) : logit.value(raw);
+    if (width == 1) return {own, pack};
+    const Compute largest = subwarp_reduce(own, width, MaxOp{});
+    return {largest, first_of_subwarp(identical(own, largest), width) ? pack : -1};
+  }
+};
+
+// Adds the exponentials of a pack relative to a maximum that is known already.
+template <int kVecSize, class Logits, class Storage, class Compute>
+__device__ __forceinline__ void add_exponentials(const Logits& logit, int first, const Pack<Storage, kVecSize>& x,
+                                                 const KnownMax<Compute>& known, Compute& exp_sum) {
+  Compute raw[kVecSize], e[kVecSize];
+  unpack(x, raw);
+  const Compute shift = exp_shift(known.max_logit);
+  if constexpr (Logits::kCapped || !kNarrow) {
+    Compute z[kVecSize];
+    logit.values_of(raw, z);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) e[i] = logit.exponential_of(z[i], shift);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) e[i] = logit.exponential(raw[i], shift);
+  }
+  if (first == known.leader) {
+    bool found = false;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      const bool leads = identical(logit.value(raw[i]), known.max_logit) & !found;
+      e[i] = leads ? Compute(0) : e[i];
+      found |= leads;
+    }
+  }
+  exp_sum += sum_elements(e);
+}
+
 // The softmax of a row, as each class needs it.
 template <class Compute>
 struct Softmax {
   Compute max_logit;
+  Compute exp_sum;  // without that of the largest logit
   Compute log_sum;
   Compute inv_sum;
   Compute max_complement;  // 1 - p of the largest logit
 
   __device__ __forceinline__ void set(const OnlineSoftmax<Compute, ExcludeMax>& n) {
     max_logit = n.max_logit;
+    exp_sum = n.exp_sum;
     log_sum = scalar_log1p(n.exp_sum);
     inv_sum = scalar_divide_closely(Compute(1), Compute(1) + n.exp_sum);
     max_complement = n.exp_sum * inv_sum;
@@ -111,10 +195,76 @@ struct DenseSums {
   Compute grad_log_q;
 };
 
+// Probabilities of a class, their logarithms, and that of their ratio, with kNarrow in an fma each:
+//
+//   log p = rate y - lse,    log q = rate t - lse',    log(q / p) = rate (t - y) + gap         gap = lse - lse'
+//
+// where y and t are both logits before they are scaled, or after a cap. The ratio does not inherit the rounding errors
+// of both logarithms. The largest logits need digits that rate y - lse lacks: their packs are evaluated by
+// Softmax::log_p. Without kNarrow p is the exponential over their sum, as accurate as both: where p and q are far
+// apart, errors of the logarithms would not cancel in their divergence. If both rows are far apart, t is shifted toward
+// y.
+template <class Compute>
+struct KnownLogs {
+  Compute rate, gap;
+  Compute shift;
+  Compute rate2, lse2, teacher_lse2;  // of logarithms to base 2, with kNarrow
+
+  template <class Logits>
+  __device__ __forceinline__ void set(const Logits& logit, const Softmax<Compute>& of_student,
+                                      const Softmax<Compute>& of_teacher) {
+    rate = Logits::kCapped ? Compute(1) : logit.scale;
+    // The logarithm of the ratio of both sums of exponentials, which lack a 1.
+    const Compute ratio = (Compute(1) + of_student.exp_sum) * of_teacher.inv_sum;
+    const Compute excess = (of_student.exp_sum - of_teacher.exp_sum) * of_teacher.inv_sum;
+    const Compute between = of_teacher.max_logit - of_student.max_logit;
+    shift = !kNarrow && scalar_abs(between) > Compute(16) ? between / rate : Compute(0);
+    gap = (scalar_fma(rate, shift, -of_teacher.max_logit) + of_student.max_logit) +
+          scalar_narrow_log(excess, scalar_log(ratio)).log;
+    rate2 = rate * kLog2E;
+    // With the rounding errors of the exponents that were added.
+    lse2 = of_student.max_logit * kLog2E + of_student.log_sum * kLog2E;
+    teacher_lse2 = of_teacher.max_logit * kLog2E + of_teacher.log_sum * kLog2E;
+  }
+  // As operands of a term, in its first two slots.
+  __device__ __forceinline__ KnownLog<Compute, 1u> log_p(const Softmax<Compute>& softmax, Compute y, Compute t) const {
+    return known<0>(softmax, y, lse2, -log_ratio(y, t));
+  }
+  __device__ __forceinline__ KnownLog<Compute, 2u> log_q(const Softmax<Compute>& softmax, Compute y, Compute t) const {
+    return known<1>(softmax, t, teacher_lse2, log_ratio(y, t));
+  }
+
+ private:
+  __device__ __forceinline__ Compute log_ratio(Compute y, Compute t) const {
+    return scalar_fma((kNarrow ? t : t - shift) - y, rate, gap);
+  }
+  template <int kSlot>
+  __device__ __forceinline__ KnownLog<Compute, (1u << kSlot)> known(const Softmax<Compute>& softmax, Compute y,
+                                                                    Compute of_sum, Compute log_ratio) const {
+    KnownLog<Compute, (1u << kSlot)> x;
+    x.tangent[kSlot] = Compute(1);
+    x.log_ratio = log_ratio;
+    if constexpr (kNarrow) {
+      const Compute log2 = scalar_fma(y, rate2, -of_sum);
+      x.value = log2 * Compute(0.693147181);
+      x.number = exp2_ftz(log2);
+    } else {
+      const Compute difference = rate * y - softmax.max_logit;
+      x.value = difference - softmax.log_sum;
+      x.number = exp_nonpositive(difference) * softmax.inv_sum;
+    }
+    return x;
+  }
+};
+
 // A row as GradientPass needs it. `slope` is the derivative of the penalty, `factor` that of grad_output.
 template <class Compute, int kCount>
 struct DenseRow {
   Softmax<Compute> softmax[kCount];
+  // For rows on chip, if Program::kKnown. A thread whose values have no form for known logarithms is not `known`.
+  KnownLogs<Compute> logs;
+  int leader[kCount];
+  bool known;
   DenseSums<Compute> sums;
   Compute value;
   Compute slope;
@@ -136,6 +286,7 @@ struct DenseRowProgram {
   template <int kVecSize>
   using View = RowVectors<Input_, kVecSize>;
   static constexpr bool kTeacher = kTeacher_;
+  static constexpr bool kCapped = kCapped_;
   static constexpr int kSoftmaxes = kTeacher ? 2 : 1;
   // Whether the gradients of a row are written over its logits, which its threads have to have read by then.
   static constexpr bool kInPlace = kInPlace_;
@@ -145,6 +296,17 @@ struct DenseRowProgram {
       Term_::kAffine && !kTeacher && (kSameType<Compute, float> || kSameType<Compute, double>);
   static constexpr bool kInputGradient = kInputGradient_;
   static constexpr bool kTargetGradient = kTargetGradient_;
+  // True if terms take KnownLogs of rows on chip.
+  static constexpr bool kKnown = kTeacher && kSameType<Compute, float>;
+  // Numbers of each class that the sums over a row on chip leave in its place, if there is room for so many, so that
+  // the gradient needs no term: h_1 and p. If h_1 sums to 0, it is the gradient, up to rounding errors of the sums of
+  // exponentials.
+  static constexpr bool kKeeps = kTeacher && kInputGradient && !kTargetGradient && !kCapped_;
+  template <int kRoom>
+  static constexpr int kKept = !kKeeps                                               ? 0
+                               : kRoom >= 2                                          ? 2
+                               : kRoom == 1 && kKnown && kNarrow && Term_::kBalanced ? 1
+                                                                                     : 0;
   using Row = DenseRow<Compute, kSoftmaxes>;
 
   Term term;
@@ -206,6 +368,38 @@ struct DenseRowProgram {
     if constexpr (kWeighted) weight = widen<Compute>(load_reused<1>(weights + c).element[0]);
     return term(variable<3u, 0>(log_p), variable<3u, 1>(second), variable<0u, 2>(weight), row.classes);
   }
+  // The same by KnownLogs, where y and t are as these expect them.
+  __device__ __forceinline__ auto evaluate_known(const Row& row, Compute y, Compute t, int64 c) const {
+    Compute weight = Compute(1);
+    if constexpr (kWeighted) weight = widen<Compute>(load_reused<1>(weights + c).element[0]);
+    return term(row.logs.log_p(row.softmax[0], y, t), row.logs.log_q(row.softmax[1], y, t), variable<0u, 2>(weight),
+                row.classes);
+  }
+  // The classes of a pack that evaluate_known() lacks digits for, as bits: those of the largest logits, or all.
+  template <int kVecSize>
+  __device__ __forceinline__ unsigned lacking_digits(const Row& row, int first, const Compute (&x)[kVecSize],
+                                                     const Compute (&t)[kVecSize]) const {
+    unsigned classes = 0;
+    if (first == row.leader[0]) classes |= equal_bits(x, row.softmax[0].max_logit);
+    if (first == row.leader[kSoftmaxes - 1]) classes |= equal_bits(t, row.softmax[kSoftmaxes - 1].max_logit);
+    return row.known ? classes : (1u << kVecSize) - 1u;
+  }
+  template <int kVecSize>
+  __device__ __forceinline__ unsigned equal_bits(const Compute (&x)[kVecSize], Compute z) const {
+    unsigned bits = 0;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) bits |= identical(logit.value(x[i]), z) ? 1u << i : 0u;
+    return bits;
+  }
+  // Both logits as evaluate_known() expects them, but of some classes those without mass, which add nothing.
+  template <int kVecSize>
+  __device__ __forceinline__ void without(unsigned classes, Compute (&y)[kVecSize], Compute (&t)[kVecSize]) const {
+    if (classes == 0) return;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      if (classes >> i & 1) y[i] = t[i] = -scalar_infinity(Compute());
+    }
+  }
   // The second operand as evaluate() expects it.
   __device__ __forceinline__ Compute second(Compute t) const {
     if constexpr (kTeacher) return logit.value(t);
@@ -248,7 +442,58 @@ struct SoftmaxPass {
   }
 };
 
-template <bool kGradient, class Program, class Compute = typename Program::Compute>
+// The largest logits of a row on chip.
+template <class Program, class Compute = typename Program::Compute>
+struct MaxPass {
+  static constexpr bool kReadsTargets = Program::kTeacher;
+  RunningLeader<Compute> leaders[Program::kSoftmaxes];
+
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
+                                             const Pack<typename Program::Target, kVecSize>& t) {
+    leaders[0].add(static_cast<int>(first), x);
+    if constexpr (Program::kTeacher) leaders[1].add(static_cast<int>(first), t);
+  }
+};
+
+// The sums of exponentials of a row on chip, relative to the maxima of the lanes that share it in a warp.
+template <class Program, class Compute = typename Program::Compute>
+struct ExpPass {
+  static constexpr bool kReadsTargets = Program::kTeacher;
+  const Program& program;
+  KnownMax<Compute> known[Program::kSoftmaxes];
+  Compute exp_sum[Program::kSoftmaxes];
+
+  // Preconditions: those of subwarp_reduce.
+  __device__ __forceinline__ ExpPass(const Program& program, const MaxPass<Program>& maxima, int width)
+      : program(program) {
+#pragma unroll
+    for (int i = 0; i < Program::kSoftmaxes; ++i) {
+      known[i] = maxima.leaders[i].of_subwarp(program.logit, width);
+      exp_sum[i] = Compute(0);
+    }
+  }
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
+                                             const Pack<typename Program::Target, kVecSize>& t) {
+    add_exponentials(program.logit, static_cast<int>(first), x, known[0], exp_sum[0]);
+    if constexpr (Program::kTeacher) {
+      add_exponentials(program.logit, static_cast<int>(first), t, known[1], exp_sum[1]);
+    }
+  }
+  // Those of all these lanes. Preconditions: those of subwarp_reduce.
+  __device__ __forceinline__ OnlineSoftmaxes<Compute, Program::kSoftmaxes> of_subwarp(int width) const {
+    OnlineSoftmaxes<Compute, Program::kSoftmaxes> all;
+#pragma unroll
+    for (int i = 0; i < Program::kSoftmaxes; ++i) {
+      all.softmax[i] = {known[i].max_logit, subwarp_reduce(exp_sum[i], width, AddOp{})};
+    }
+    return all;
+  }
+};
+
+// kOnChip: the row lies on chip, so that its KnownLogs and leaders are set. kKept: numbers of each class that are kept.
+template <bool kGradient, bool kOnChip, int kKept, class Program, class Compute = typename Program::Compute>
 struct SumPass {
   static constexpr bool kReadsTargets = true;
   const Program& program;
@@ -257,24 +502,72 @@ struct SumPass {
   template <int kVecSize>
   __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
                                              const Pack<typename Program::Target, kVecSize>& t) {
-    Compute z[kVecSize], second[kVecSize];
-    unpack(x, z);
-    unpack(t, second);
+    Compute kept[2][kVecSize];
+    (*this)(first, x, t, kept);
+  }
+  // Returns the numbers that are kept, too.
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
+                                             const Pack<typename Program::Target, kVecSize>& t,
+                                             Compute (&kept)[2][kVecSize]) {
+    Compute(&grad_log_p)[kVecSize] = kept[0];
+    Compute raw[kVecSize], target[kVecSize];
+    unpack(x, raw);
+    unpack(t, target);
+    if constexpr (kOnChip && Program::kKnown) {
+      Compute y[kVecSize], second[kVecSize];
+      unsigned classes = program.lacking_digits(row, static_cast<int>(first), raw, target);
+      program.logit.unscaled_of(raw, y);
+      program.logit.unscaled_of(target, second);
+      program.without(classes, y, second);
+      const DenseSums<Compute> before = row.sums;
 #pragma unroll
-    for (int i = 0; i < kVecSize; ++i) {
-      const auto y = program.evaluate(row, program.logit.value(z[i]), program.second(second[i]), first + i);
-      row.sums.value += y.value;
-      if constexpr (kGradient && Program::kInputGradient) row.sums.grad_log_p += tangent_or_zero(y, 0);
-      if constexpr (kGradient && Program::kTargetGradient && Program::kTeacher)
-        row.sums.grad_log_q += tangent_or_zero(y, 1);
+      for (int i = 0; i < kVecSize; ++i) {
+        add(program.evaluate_known(row, y[i], second[i], first + i), grad_log_p[i]);
+        if constexpr (kKept == 2) kept[1][i] = row.logs.log_p(row.softmax[0], y[i], second[i]).number;
+      }
+      if (row.sums.value != row.sums.value) {
+        row.known = false;
+        row.sums = before;
+        classes = (1u << kVecSize) - 1u;
+      }
+      // Rare, and a loop because unrolled it would fill the instruction cache.
+#pragma unroll 1
+      for (int i = 0; classes != 0; ++i, classes >>= 1) {
+        if (!(classes & 1)) continue;
+        Compute of_class[2];
+        evaluate(first + i, element_at(raw, i), element_at(target, i), of_class[0], of_class[1]);
+#pragma unroll
+        for (int k = 0; k < kKept; ++k) set_element_at(kept[k], i, of_class[k]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) evaluate(first + i, raw[i], target[i], kept[0][i], kept[1][i]);
     }
   }
   // Applies `op` to each sum that is needed.
   template <class Op>
   __device__ __forceinline__ static void over(DenseSums<Compute>& sums, const Op& op) {
     op(sums.value);
-    if constexpr (kGradient && Program::kInputGradient) op(sums.grad_log_p);
+    if constexpr (kGradient && Program::kInputGradient && kKept != 1) op(sums.grad_log_p);
     if constexpr (kGradient && Program::kTargetGradient && Program::kTeacher) op(sums.grad_log_q);
+  }
+
+ private:
+  __device__ __forceinline__ void evaluate(int64 c, Compute x, Compute t, Compute& grad_log_p, Compute& p) const {
+    const Compute z = program.logit.value(x);
+    add(program.evaluate(row, z, program.second(t), c), grad_log_p);
+    const Softmax<Compute>& softmax = row.softmax[0];
+    if constexpr (kKept == 2) p = program.logit.exponential_of(z, softmax.max_logit) * softmax.inv_sum;
+  }
+  template <class Y>
+  __device__ __forceinline__ void add(const Y& y, Compute& grad_log_p) const {
+    row.sums.value += y.value;
+    grad_log_p = tangent_or_zero(y, 0);
+    if constexpr (kGradient && Program::kInputGradient && kKept != 1) row.sums.grad_log_p += grad_log_p;
+    if constexpr (kGradient && Program::kTargetGradient && Program::kTeacher) {
+      row.sums.grad_log_q += tangent_or_zero(y, 1);
+    }
   }
 };
 
@@ -341,6 +634,49 @@ struct AffinePass {
   }
 };
 
+// The same for a row on chip, relative to the maximum of the lanes that share it in a warp.
+template <class Program, class Compute = typename Program::Compute>
+struct AffineSumPass {
+  static constexpr bool kReadsTargets = true;
+  const Program& program;
+  const typename Program::Row& row;
+  KnownMax<Compute> known;
+  Compute exp_sum, value, grad_log_p;
+
+  // Preconditions: those of subwarp_reduce.
+  __device__ __forceinline__ AffineSumPass(const Program& program, const typename Program::Row& row,
+                                           const MaxPass<Program>& maxima, int width)
+      : program(program),
+        row(row),
+        known(maxima.leaders[0].of_subwarp(program.logit, width)),
+        exp_sum(Compute(0)),
+        value(Compute(0)),
+        grad_log_p(Compute(0)) {
+  }
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
+                                             const Pack<typename Program::Target, kVecSize>& t) {
+    Compute raw[kVecSize], z[kVecSize], target[kVecSize];
+    add_exponentials(program.logit, static_cast<int>(first), x, known, exp_sum);
+    unpack(x, raw);
+    unpack(t, target);
+    program.logit.values_of(raw, z);
+    const Compute shift = exp_shift(known.max_logit);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      const auto y = program.evaluate_at(row, z[i] - shift, target[i], first + i);
+      value += y.value;
+      grad_log_p += tangent_or_zero(y, 0);
+    }
+  }
+  // Those of all these lanes. Preconditions: those of subwarp_reduce.
+  __device__ __forceinline__ AffineSums<Compute> of_subwarp(int width) const {
+    return {{known.max_logit, subwarp_reduce(exp_sum, width, AddOp{})},
+            subwarp_reduce(value, width, AddOp{}),
+            subwarp_reduce(grad_log_p, width, AddOp{})};
+  }
+};
+
 // Gradients of classes from `first` go to memory.
 template <class Program>
 struct GradientsInMemory {
@@ -370,17 +706,23 @@ template <class Compute>
 struct SoftmaxVjp {
   Compute max_logit;
   Compute factor;
-  Compute shared;  // factor (sum - slope) / sum of exponentials
+  Compute of_all;  // factor (sum - slope)
+  Compute shared;  // the same over the sum of exponentials
   Compute sum, slope, inv_sum, max_complement;
 
   __device__ __forceinline__ SoftmaxVjp(const Softmax<Compute>& s, Compute sum, Compute slope, Compute factor)
       : max_logit(s.max_logit),
         factor(factor),
+        of_all((sum - slope) * factor),
         shared((sum - slope) * s.inv_sum * factor),
         sum(sum),
         slope(slope),
         inv_sum(s.inv_sum),
         max_complement(s.max_complement) {
+  }
+  // g of a class other than that of the largest logit, given p and h.
+  __device__ __forceinline__ Compute apply(Compute p, Compute h) const {
+    return scalar_fma(-p, of_all, h * factor);
   }
   // Replaces the derivatives h by g, given z.
   template <class Logits, int kVecSize>
@@ -396,15 +738,31 @@ struct SoftmaxVjp {
     // Rare.
     if (!identical(largest, max_logit)) return;
 #pragma unroll
+    for (int i = 0; i < kVecSize; ++i) h[i] = identical(z[i], max_logit) ? at_largest(at_max[i]) : h[i];
+  }
+  // The same, given p.
+  template <int kVecSize>
+  __device__ __forceinline__ void apply_to(const Compute (&p)[kVecSize], Compute (&h)[kVecSize]) const {
+    Compute at_max[kVecSize], largest = p[0];
+#pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      const Compute g = (at_max[i] * max_complement - inv_sum * ((sum - at_max[i]) - slope)) * factor;
-      h[i] = identical(z[i], max_logit) ? g : h[i];
+      largest = max_ignoring_nan(largest, p[i]);
+      at_max[i] = h[i];
+      h[i] = apply(p[i], h[i]);
     }
+    if (!identical(largest, inv_sum)) return;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) h[i] = identical(p[i], inv_sum) ? at_largest(at_max[i]) : h[i];
+  }
+
+ private:
+  __device__ __forceinline__ Compute at_largest(Compute h) const {
+    return (h * max_complement - inv_sum * ((sum - h) - slope)) * factor;
   }
 };
 
 // `Place` takes the gradients, as GradientsInMemory.
-template <class Program, class Place, class Compute = typename Program::Compute>
+template <bool kOnChip, class Program, class Place, class Compute = typename Program::Compute>
 struct GradientPass {
   static constexpr bool kReadsTargets = true;
   const Program& program;
@@ -434,9 +792,51 @@ struct GradientPass {
       store(first, grad_z, grad_t);
       return;
     }
-    Compute raw[kVecSize], target[kVecSize], z[kVecSize], slopes[kVecSize], second[kVecSize];
+    Compute raw[kVecSize], target[kVecSize];
     unpack(x, raw);
     unpack(t, target);
+    if constexpr (kOnChip && Program::kKnown) {
+      evaluate_known(first, raw, target, grad_z, grad_t);
+    } else {
+      evaluate(first, raw, target, grad_z, grad_t);
+    }
+    store(first, grad_z, grad_t);
+  }
+
+ private:
+  template <int kVecSize>
+  __device__ __forceinline__ void evaluate_known(int64 first, const Compute (&raw)[kVecSize],
+                                                 const Compute (&target)[kVecSize], Compute (&grad_z)[kVecSize],
+                                                 Compute (&grad_t)[kVecSize]) const {
+    Compute y[kVecSize], t[kVecSize], slopes[kVecSize], teacher_slopes[kVecSize];
+    unsigned classes = program.lacking_digits(row, static_cast<int>(first), raw, target);
+    program.logit.unscaled_and_slopes(raw, y, slopes);
+    program.logit.unscaled_and_slopes(target, t, teacher_slopes);
+    program.without(classes, y, t);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      const auto of_class = program.evaluate_known(row, y[i], t[i], first + i);
+      const Compute p = row.logs.log_p(row.softmax[0], y[i], t[i]).number;
+      const Compute q = row.logs.log_q(row.softmax[1], y[i], t[i]).number;
+      grad_z[i] = of_logits.apply(p, tangent_or_zero(of_class, 0)) * slopes[i];
+      grad_t[i] = of_teacher.apply(q, tangent_or_zero(of_class, 1)) * teacher_slopes[i];
+    }
+    // As in SumPass.
+#pragma unroll 1
+    for (int i = 0; classes != 0; ++i, classes >>= 1) {
+      if (!(classes & 1)) continue;
+      const Compute x[1] = {element_at(raw, i)}, of_target[1] = {element_at(target, i)};
+      Compute g[1], g_t[1];
+      evaluate(first + i, x, of_target, g, g_t);
+      set_element_at(grad_z, i, g[0]);
+      set_element_at(grad_t, i, g_t[0]);
+    }
+  }
+  template <int kVecSize>
+  __device__ __forceinline__ void evaluate(int64 first, const Compute (&raw)[kVecSize],
+                                           const Compute (&target)[kVecSize], Compute (&grad_z)[kVecSize],
+                                           Compute (&grad_t)[kVecSize]) const {
+    Compute z[kVecSize], slopes[kVecSize], second[kVecSize];
     program.logit.values_and_slopes(raw, z, slopes);
     if constexpr (Program::kTeacher) program.logit.values_of(target, second);
 #pragma unroll
@@ -454,10 +854,7 @@ struct GradientPass {
         grad_t[i] *= Program::kTeacher ? program.logit.slope(target[i]) : row.factor;
       }
     }
-    store(first, grad_z, grad_t);
   }
-
- private:
   template <int kVecSize>
   __device__ __forceinline__ void store(int64 first, const Compute (&grad_z)[kVecSize],
                                         const Compute (&grad_t)[kVecSize]) const {
@@ -467,6 +864,33 @@ struct GradientPass {
     if constexpr (Program::kTargetGradient) {
       place.template target<kVecSize>(first, NarrowPack<typename Program::TargetGradient, kVecSize>::from(grad_t));
     }
+  }
+};
+
+// The gradients of a row whose SumPass left kKept numbers of each class.
+template <int kKept, class Program, class Place, class Compute = typename Program::Compute>
+struct KeptGradientPass {
+  const Place& place;
+  Compute instead;  // the gradient of an inactive row, 0, or of a row that is NaN
+  bool usual;
+  SoftmaxVjp<Compute> of_logits;
+
+  __device__ __forceinline__ KeptGradientPass(const Program& program, const typename Program::Row& row,
+                                              const Place& place, bool active)
+      : place(place),
+        instead(row.value),
+        usual(active && row.value == row.value),
+        of_logits(row.softmax[0], row.sums.grad_log_p, row.slope, row.factor * program.logit.common_slope()) {
+  }
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64 first, const Compute (&kept)[2][kVecSize]) const {
+    Compute g[kVecSize];
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) g[i] = kKept == 1 ? kept[0][i] * of_logits.factor : kept[0][i];
+    if constexpr (kKept == 2) of_logits.apply_to(kept[1], g);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) g[i] = usual ? g[i] : instead;
+    place.template input<kVecSize>(first, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
   }
 };
 
@@ -500,6 +924,18 @@ __device__ __forceinline__ void group_reduce_sums(const Group& group, DenseSums<
   }
 }
 
+// The pass in front of the gradients, which is the last one if there are none.
+template <bool kGradient, class Classes, class Pass>
+__device__ __forceinline__ void visit_before_gradient(Classes& classes, Pass& pass) {
+  if constexpr (kGradient) {
+    classes.for_each(pass);
+    classes.prefetch_next();
+  } else {
+    classes.prefetch_next();
+    classes.final_pass(pass);
+  }
+}
+
 // Evaluates a row, and writes its gradients if kGradient. `classes` yields the row's classes to the threads of the
 // group:
 //
@@ -507,7 +943,11 @@ __device__ __forceinline__ void group_reduce_sums(const Group& group, DenseSums<
 //   classes.final_pass(f)        the same, in the last pass
 //   classes.final_pass_all(f)    the same, but also for an inactive row, whose packs hold anything
 //
-// With Classes::kPlacesGradients it takes the gradients too, as GradientsInMemory.
+// With Classes::kPlacesGradients it takes the gradients too, as GradientsInMemory. With Classes::kOnChip another pass
+// costs no traffic, and such a row has room for kRoom numbers of each class in place of the operands:
+//
+//   classes.for_each_kept(f)     f(first, x, t, kept) for every class of this thread, and keeps what f leaves in `kept`
+//   classes.final_kept_pass(f)   f(first, kept) in the last pass, also for an inactive row, whose numbers are anything
 //
 // Precondition: all threads of the group call it together, with a SubwarpGroup every lane of the warp.
 template <bool kGradient, class Group, class Program, class Classes, class Scale>
@@ -519,33 +959,63 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   typename Program::Row row;
   row.sums = {Compute(0), Compute(0), Compute(0)};
   row.classes = constant<Compute>(static_cast<double>(program.space.classes));
+  // Where a warp takes rows alone, AffinePass is as fast as two passes.
+  constexpr bool kOnChip = Classes::kOnChip && (Group::kMultiWarp || !Program::kAffine) &&
+                           (kSameType<Compute, float> || kSameType<Compute, double>);
+  constexpr int kKept = kGradient && kOnChip ? Program::template kKept<Classes::kRoom> : 0;
+  const int width = group.subwarp_size();
+  MaxPass<Program> maxima;
+  if constexpr (kOnChip) classes.for_each(maxima);
   if constexpr (Program::kAffine) {
-    AffinePass<Program> pass(program, row);
-    if constexpr (kGradient) {
-      classes.for_each(pass);
-      classes.prefetch_next();
+    AffineSums<Compute> sums;
+    if constexpr (kOnChip) {
+      AffineSumPass<Program> pass(program, row, maxima, width);
+      visit_before_gradient<kGradient>(classes, pass);
+      sums = pass.of_subwarp(width);
     } else {
-      classes.prefetch_next();
-      classes.final_pass(pass);
+      AffinePass<Program> pass(program, row);
+      visit_before_gradient<kGradient>(classes, pass);
+      sums = pass.sums;
+      subwarp_combine(sums, width);
     }
-    subwarp_combine(pass.sums, group.subwarp_size());
-    group_combine(group, pass.sums, sync);
-    row.softmax[0].set(pass.sums.softmax);
+    group_combine(group, sums, sync);
+    row.softmax[0].set(sums.softmax);
     // Without a distribution, its largest logit being infinite, a row is NaN.
     const Compute max_logit = row.softmax[0].max_logit, no_distribution = max_logit - max_logit;
-    row.sums.value = scalar_fma(-row.softmax[0].log_sum, pass.sums.grad_log_p, pass.sums.value) + no_distribution;
-    row.sums.grad_log_p = pass.sums.grad_log_p;
+    row.sums.value = scalar_fma(-row.softmax[0].log_sum, sums.grad_log_p, sums.value) + no_distribution;
+    row.sums.grad_log_p = sums.grad_log_p;
   } else {
-    using Sums = SumPass<kGradient, Program>;
-    SoftmaxPass<Program> softmax_pass(program);
-    classes.for_each(softmax_pass);
-    classes.prefetch_next();
-    subwarp_combine(softmax_pass.softmaxes, group.subwarp_size());
-    group_combine(group, softmax_pass.softmaxes, sync);
+    using Sums = SumPass<kGradient, kOnChip, kKept, Program>;
+    OnlineSoftmaxes<Compute, Program::kSoftmaxes> softmaxes;
+    KnownMax<Compute> known[Program::kSoftmaxes];
+    if constexpr (kOnChip) {
+      ExpPass<Program> pass(program, maxima, width);
+      classes.for_each(pass);
+      softmaxes = pass.of_subwarp(width);
 #pragma unroll
-    for (int i = 0; i < Program::kSoftmaxes; ++i) row.softmax[i].set(softmax_pass.softmaxes.softmax[i]);
+      for (int i = 0; i < Program::kSoftmaxes; ++i) known[i] = pass.known[i];
+    } else {
+      SoftmaxPass<Program> pass(program);
+      classes.for_each(pass);
+      softmaxes = pass.softmaxes;
+      subwarp_combine(softmaxes, width);
+    }
+    classes.prefetch_next();
+    group_combine(group, softmaxes, sync);
+#pragma unroll
+    for (int i = 0; i < Program::kSoftmaxes; ++i) row.softmax[i].set(softmaxes.softmax[i]);
+    if constexpr (kOnChip && Program::kKnown) {
+      row.logs.set(program.logit, row.softmax[0], row.softmax[1]);
+      row.known = true;
+#pragma unroll
+      for (int i = 0; i < Program::kSoftmaxes; ++i) {
+        row.leader[i] = identical(known[i].max_logit, row.softmax[i].max_logit) ? known[i].leader : -1;
+      }
+    }
     Sums sum_pass{program, row};
-    if constexpr (kGradient) {
+    if constexpr (kKept > 0) {
+      classes.template for_each_kept<kKept>(sum_pass);
+    } else if constexpr (kGradient) {
       classes.for_each(sum_pass);
     } else {
       classes.final_pass(sum_pass);
@@ -560,10 +1030,14 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     const auto& stride = program.space.class_stride;
     const GradientsInMemory<Program> memory{program, offset, Classes::kContiguous ? 1 : stride[kGradients],
                                             Classes::kContiguous ? 1 : stride[kTargetGradients]};
-    if constexpr (Classes::kPlacesGradients) {
-      classes.final_pass_all(GradientPass<Program, Classes>(program, row, classes, classes.active));
+    if constexpr (kKept > 0) {
+      classes.template final_kept_pass<kKept>(
+          KeptGradientPass<kKept, Program, GradientsInMemory<Program>>(program, row, memory, classes.active));
+    } else if constexpr (Classes::kPlacesGradients) {
+      classes.final_pass_all(GradientPass<kOnChip, Program, Classes>(program, row, classes, classes.active));
     } else {
-      classes.final_pass_all(GradientPass<Program, GradientsInMemory<Program>>(program, row, memory, classes.active));
+      classes.final_pass_all(
+          GradientPass<kOnChip, Program, GradientsInMemory<Program>>(program, row, memory, classes.active));
     }
   }
   return row.value;

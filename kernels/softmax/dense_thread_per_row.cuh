@@ -16,6 +16,8 @@ struct DenseThreadPerRow {
   struct Classes {
     static constexpr bool kContiguous = false;
     static constexpr bool kPlacesGradients = false;
+    static constexpr bool kOnChip = false;
+    static constexpr int kRoom = 0;
     using Input = typename Program::Input;
     using Target = typename Program::Target;
     using X = Pack<Input, 1>;

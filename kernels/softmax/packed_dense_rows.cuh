@@ -22,6 +22,8 @@ template <class Program, int kClasses>
 struct PackedDenseClasses {
   static constexpr bool kContiguous = true;
   static constexpr bool kPlacesGradients = true;
+  static constexpr bool kOnChip = false;
+  static constexpr int kRoom = 0;
   using Input = typename Program::Input;
   using Target = typename Program::Target;
   // Classes that are read together: a power of two that divides a row, in words of 16 bytes at most.

@@ -2,7 +2,8 @@
 // dense_rows.cuh.
 //
 // 1. Each thread copies its vectors of both operands to shared memory (cp.async), and loads its edge elements.
-// 2. All passes read shared memory. A thread reads only what it copied itself, so the copies need no barrier.
+// 2. All passes read shared memory. A thread reads only what it copied itself, so the copies need no barrier. The sums
+//    may leave numbers that the gradient needs in place of the operands.
 // 3. In the last pass, each vector that is used up makes room for one of the thread's next row, whose copy starts at
 //    once. L2 prefetch of that row starts between the first two passes.
 //
@@ -16,12 +17,19 @@ template <class Program_, class Group, int kVecSize>
 struct StagedDenseRow {
   static constexpr bool kContiguous = true;
   static constexpr bool kPlacesGradients = false;
+  static constexpr bool kOnChip = true;
   using Program = Program_;
   using Input = typename Program::Input;
   using Target = typename Program::Target;
   using X = Pack<Input, kVecSize>;
   using T = Pack<Target, kVecSize>;
   using View = RowVectors<Input, kVecSize, int>;
+  using Compute = typename Program::Compute;
+  // Numbers of each class for which the slots of both operands have room.
+  static constexpr int kRoom =
+      sizeof(X) == sizeof(T) && sizeof(X) >= sizeof(Compute) ? 2 * sizeof(X) / (kVecSize * sizeof(Compute)) : 0;
+  // Vectors of an iteration. Two of two softmaxes would not fit into the nearest instruction cache.
+  static constexpr int kUnrolled = Program::kTeacher ? 1 : 2;
 
   // A row, and this thread's edge elements.
   struct Row {
@@ -30,6 +38,7 @@ struct StagedDenseRow {
     bool active;
     Input edge_x;
     Target edge_t;
+    Compute edge_kept[2][1];
   };
   // Slots of one vector of both operands.
   struct Slot {
@@ -101,11 +110,43 @@ struct StagedDenseRow {
   __device__ __forceinline__ void for_each(F& f) const {
     const int vectors = active ? view.vectors : 0;
     Slot at = begin();
-#pragma unroll 2
+#pragma unroll(kUnrolled)
     for (int v = group.thread_rank(); v < vectors; v += group.num_threads(), at.advance()) {
       f(view.first(v), load_words(at.x), load_words(at.t));
     }
     visit_edge(f, active);
+  }
+  // kKept numbers of each class take the place of both operands.
+  template <int kKept, class F>
+  __device__ __forceinline__ void for_each_kept(F& f) {
+    using Slots = KeptNumbers<kKept>;
+    const int vectors = active ? view.vectors : 0;
+    Slot at = begin();
+#pragma unroll(kUnrolled)
+    for (int v = group.thread_rank(); v < vectors; v += group.num_threads(), at.advance()) {
+      Compute kept[2][kVecSize];
+      f(view.first(v), load_words(at.x), load_words(at.t), kept);
+      Slots::store(kept, at);
+    }
+    const int edge = view.edge_class(group.thread_rank());
+    if (active && edge >= 0) f(edge, Pack<Input, 1>{{now.edge_x}}, Pack<Target, 1>{{now.edge_t}}, now.edge_kept);
+  }
+  template <int kKept, class F>
+  __device__ __forceinline__ void final_kept_pass(const F& f) const {
+    using Slots = KeptNumbers<kKept>;
+    const int vectors = now.exists ? view.vectors : 0, all = max(vectors, next_vectors);
+    Slot at = begin();
+#pragma unroll(kUnrolled)
+    for (int v = group.thread_rank(); v < all; v += group.num_threads(), at.advance()) {
+      if (v < vectors) {
+        Compute kept[2][kVecSize];
+        Slots::load(kept, at);
+        f(view.first(v), kept);
+      }
+      refill(v, at);
+    }
+    const int edge = view.edge_class(group.thread_rank());
+    if (now.exists && edge >= 0) f(edge, now.edge_kept);
   }
   template <class F>
   __device__ __forceinline__ void final_pass(F& f) const {
@@ -117,6 +158,29 @@ struct StagedDenseRow {
   }
 
  private:
+  // The first half of the numbers of a vector lies in the slot of the logits.
+  template <int kKept>
+  struct KeptNumbers {
+    static constexpr int kHalf = kKept * kVecSize / 2;
+    using Half = Pack<Compute, kHalf>;
+
+    static __device__ __forceinline__ void store(const Compute (&kept)[2][kVecSize], const Slot& at) {
+      Half halves[2];
+#pragma unroll
+      for (int i = 0; i < kKept * kVecSize; ++i)
+        halves[i / kHalf].element[i % kHalf] = kept[i / kVecSize][i % kVecSize];
+      store_words(reinterpret_cast<Half*>(at.x), halves[0]);
+      store_words(reinterpret_cast<Half*>(at.t), halves[1]);
+    }
+    static __device__ __forceinline__ void load(Compute (&kept)[2][kVecSize], const Slot& at) {
+      const Half halves[2] = {load_words(reinterpret_cast<const Half*>(at.x)),
+                              load_words(reinterpret_cast<const Half*>(at.t))};
+#pragma unroll
+      for (int i = 0; i < kKept * kVecSize; ++i)
+        kept[i / kVecSize][i % kVecSize] = halves[i / kHalf].element[i % kHalf];
+    }
+  };
+
   __device__ __forceinline__ void locate(int64 row) {
     ahead.exists = row >= 0 && row < program.space.rows;
     program.space.offsets(ahead.exists ? row : 0, ahead.offset);
@@ -133,7 +197,7 @@ struct StagedDenseRow {
   __device__ __forceinline__ void visit_and_refill(F& f, bool visited) const {
     const int vectors = visited ? view.vectors : 0, all = max(vectors, next_vectors);
     Slot at = begin();
-#pragma unroll 2
+#pragma unroll(kUnrolled)
     for (int v = group.thread_rank(); v < all; v += group.num_threads(), at.advance()) {
       if (v < vectors) f(view.first(v), load_words(at.x), load_words(at.t));
       refill(v, at);

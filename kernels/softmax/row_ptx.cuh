@@ -166,6 +166,12 @@ __device__ __forceinline__ void store_relaxed(unsigned long long* to, unsigned l
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }
 
+// A barrier of the block that its warps may reach at different places of the program: __syncthreads() is defined where
+// all take the same way. Preconditions: all threads of the block; no other warp waits in a barrier of another kind.
+__device__ __forceinline__ void block_barrier() {
+  asm volatile("barrier.sync 0;" ::: "memory");
+}
+
 // Called by a loop that waits for another block, which a GPU runs meanwhile, and the host by turns.
 __device__ __forceinline__ void let_others_run() {
 }

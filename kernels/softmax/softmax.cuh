@@ -139,6 +139,22 @@ struct Logit {
       }
     }
   }
+  // Several logits, before they are scaled if they are not capped.
+  template <int kCount>
+  __device__ __forceinline__ void unscaled_of(const Compute (&x)[kCount], Compute (&y)[kCount]) const {
+    if constexpr (kCapped) {
+      values_of(x, y);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) y[i] = x[i];
+    }
+  }
+  template <int kCount>
+  __device__ __forceinline__ void unscaled_and_slopes(const Compute (&x)[kCount], Compute (&y)[kCount],
+                                                      Compute (&slopes)[kCount]) const {
+    values_and_slopes(x, y, slopes);
+    if constexpr (!kCapped) unscaled_of(x, y);
+  }
   // The values alone.
   template <int kCount>
   __device__ __forceinline__ void values_of(const Compute (&x)[kCount], Compute (&values)[kCount]) const {

@@ -18,6 +18,8 @@ struct TwoPassDense {
   struct Classes {
     static constexpr bool kContiguous = true;
     static constexpr bool kPlacesGradients = false;
+    static constexpr bool kOnChip = false;
+    static constexpr int kRoom = 0;
     using Input = typename Program::Input;
     using Target = typename Program::Target;
 

@@ -11,6 +11,7 @@ struct Term {
   }
 
   static constexpr bool kAffine = false;
+  static constexpr bool kBalanced = false;
 
   template <class log_p_, class log_q_, class weight_, class classes_>
   __device__ __forceinline__ auto

@@ -536,8 +536,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no barrier between rounds of warps",
         RECURSION,
-        "walk_half",
-        r"(outgoing\[lane\]\); } } )__syncthreads\(\);",
+        "step_chunks",
+        r"(kChunk \+ lane, sent\); } } )block_barrier\(\);",
         r"\1",
         ("sequences",),
     ),

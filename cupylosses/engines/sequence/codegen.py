@@ -8,12 +8,16 @@ from cupylosses.definition.base import Definition
 from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.kernel import Kernel
 
-#: Threads of a block, at most. Those of the recursion have one for each position; longer targets take several blocks.
-BAND = 128
-THREADS = {"prepare": 256, "first": BAND, "second": BAND, "finish": 128, "gradient": 128}
-#: Blocks that a multiprocessor is to hold, of float32 and float64 arithmetic. The recursion is a chain of latencies,
-#: and gets all registers that it can use.
-BLOCKS = {"first": (1, 1), "second": (1, 1), "gradient": (6, 4)}
+#: Positions of a block of the recursion, at most; longer targets take several blocks.
+BAND = 64
+#: Threads of each of them.
+ROLES = 3
+#: Threads of a block, at most.
+THREADS = {"prepare": 256, "first": ROLES * BAND, "second": ROLES * BAND, "finish": 128, "gradient": 128}
+#: Bytes of shared memory for each position of a block of the recursion: three chunks of ``Slot``.
+SLOT_BYTES = 384
+#: Blocks that a multiprocessor is to hold, of float32 and float64 arithmetic.
+BLOCKS = {"first": (4, 2), "second": (2, 1), "gradient": (6, 4)}
 
 #: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
 PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
@@ -131,6 +135,7 @@ class SequenceKernel(Kernel):
             "  if (blockIdx.x == 0 && threadIdx.x == 0) *expected = widen<double>(*grad_output);",
             "}",
             f"if (blockIdx.x < finishes) {finish.format(values='static_cast<Result*>(nullptr)')}",
-            f"else write_gradient<{self.added}>(shape, x, g, at.samples, at.labels, at.links, lattice, "
-            "at.sums, at.broken, grad_output, at.used, per_sample, multiple, count, blockIdx.x - finishes);",
+            f"else write_gradients<{self.added}>(shape, x, g, at.samples, at.labels, at.links, lattice, at.sums, "
+            "at.broken, grad_output, at.used, per_sample, multiple, count, blockIdx.x - finishes, "
+            "gridDim.x - finishes);",
         ]

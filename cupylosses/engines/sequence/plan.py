@@ -28,7 +28,17 @@ from cupylosses.engines.pointwise.plan import PointwisePlan
 from cupylosses.engines.pointwise.reduction import Static as PointwiseStatic
 from cupylosses.engines.sequence import checks as sequence_checks
 from cupylosses.engines.sequence.call import Static, constant_divisor, names, sizes
-from cupylosses.engines.sequence.codegen import BAND, OF_LOGITS, PLAIN, SOFTMAX, THREADS, SequenceKernel
+from cupylosses.engines.sequence.codegen import (
+    BAND,
+    BLOCKS,
+    OF_LOGITS,
+    PLAIN,
+    ROLES,
+    SLOT_BYTES,
+    SOFTMAX,
+    THREADS,
+    SequenceKernel,
+)
 from cupylosses.engines.softmax.labels import sites_of
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
@@ -190,23 +200,29 @@ class SequencePlan(CompositePlan):
         frame, sample = (own[1], own[0]) if static.batch_first else (own[0], own[1])
         return outer, sample, frame, own[2]
 
-    def _launch(self, kind: str, stores: bool = False, finishes: bool = False) -> compiler.Launcher:
-        key = kind, stores, finishes
+    def _launch(
+        self, kind: str, stores: bool = False, finishes: bool = False, verifies: bool = False
+    ) -> compiler.Launcher:
+        """The launcher of a kernel. With ``verifies`` it most likely leaves at once, and has few blocks; else it finds
+        the log-sum-exps and links of the first launch.
+        """
+        key = kind, stores, finishes, verifies
         found = self._launchers.get(key)
         if found is None:
-            found = self._launchers[key] = self._make(kind, stores, finishes)
+            found = self._launchers[key] = self._make(*key)
         return found
 
-    def _make(self, kind: str, stores: bool, finishes: bool) -> compiler.Launcher:
+    def _make(self, kind: str, stores: bool, finishes: bool, verifies: bool) -> compiler.Launcher:
         sized = self.sizes
         fixed: list[Any] = [self.shape_words]
-        blocks, threads = sized.every, THREADS[kind]
+        blocks, threads, shared = sized.every, THREADS[kind], 0
         if kind == "prepare":
             words = 2 * sized.every * (self.bands - 1) * self.column * (ITEMSIZE[self.compute] // 4)
             blocks += min(-(-words // (4 * threads)), 4 * self.machine.processors)
             fixed += [words]
         if kind in ("first", "second"):
-            threads = min(-(-self.most // WARP) * WARP, BAND)
+            positions = min(-(-self.most // WARP) * WARP, BAND)
+            threads, shared = ROLES * positions, SLOT_BYTES * positions
             blocks = 2 * sized.every * self.bands
         added = PLAIN if kind in ("prepare", "second") else self.added
         if kind in ("first", "finish"):
@@ -214,14 +230,17 @@ class SequencePlan(CompositePlan):
         if kind == "first":
             links = sized.every * stores
             fixed += [blocks, links]
-            blocks += links + sized.every * -(-sized.frames // FRAMES) * (added == SOFTMAX)
+            if not verifies:
+                blocks += links + sized.every * -(-sized.frames // FRAMES) * (added == SOFTMAX)
         if kind == "gradient":
             blocks = sized.every * (-(-sized.frames // FRAMES) + finishes)
             fixed += [sized.every * finishes]
+            if verifies:
+                blocks = min(blocks, BLOCKS[kind][self.compute == "float64"] * self.machine.processors)
         dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
         result = self.result if stores or kind not in ("prepare", "first") else "float32"
         kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores)
-        return self.machine.launcher(kernel, blocks, threads, fixed)
+        return self.machine.launcher(kernel, blocks, threads, fixed, shared)
 
     def prepared(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> Any:
         """The memory of a call, with its samples prepared."""
@@ -238,7 +257,7 @@ class SequencePlan(CompositePlan):
         stream = device.stream()
         lattice = self._lattice(device) if both else None
         at = 0 if lattice is None else device.address(lattice)
-        self._launch("first", both)(stream, x, memory, at, unless)
+        self._launch("first", both, verifies=unless != 0)(stream, x, memory, at, unless)
         if both:
             self._launch("second")(stream, x, memory, at, unless)
         return lattice
@@ -314,7 +333,7 @@ class SequencePlan(CompositePlan):
         """
         at = device.address(memory)
         lattice = self.walk(device, x, at, True, grad_output if expected else 0)
-        self._launch("gradient")(
+        self._launch("gradient", verifies=expected != 0)(
             device.stream(), x, device.address(gradient), at, device.address(lattice), grad_output, per_sample,
             expected, 0,
             *_arguments(divisor),

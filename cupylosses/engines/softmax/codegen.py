@@ -550,7 +550,9 @@ class _Dense:
             used = set(re.findall(r"\w+", expression))
             numbers = [x for x in [*(x.name for x in loss.parameters), *loss.constants] if x in used]
             lines += _functor(functor, kernel, numbers)
-            lines += [f"  static constexpr bool kAffine = {_bool(loss.affine)};", ""] if part != "penalty" else []
+            if functor == "Term":
+                lines += [f"  static constexpr bool kAffine = {_bool(loss.affine)};"]
+                lines += [f"  static constexpr bool kBalanced = {_bool(loss.balanced and kernel.plain)};", ""]
             lines += call_signature(names)
             # Those that the penalty does not use, the compiler would remark on.
             flags = zip(loss.flags, kernel.flags, strict=True) if part != "penalty" else ()

@@ -91,6 +91,7 @@ class SoftmaxLoss(Definition):
     ``plain``        expressions of ``row`` and ``term``, by these names, where all parameters that they do not mention
                      are 0, and without the penalty. They take less time than the general ones.
     ``affine``       True if the term is affine in log_p: its sums then need no other pass than the softmax.
+    ``balanced``     True if the derivatives of the plain term with respect to log_p sum to 0 over the classes.
     ``reduction``, ``class_dim``  the defaults. A ``class_dim`` of None is 1, or 0 for a single row, as in torch.
     """
 
@@ -105,6 +106,7 @@ class SoftmaxLoss(Definition):
     specialize: Mapping[str, str] = field(default_factory=dict)
     plain: Mapping[str, str] = field(default_factory=dict)
     affine: bool = False
+    balanced: bool = False
     reduction: str = "mean"
     class_dim: int | None = None
 
@@ -175,8 +177,18 @@ class SoftmaxLoss(Definition):
     @property
     def identity(self) -> tuple[Any, ...]:
         formulas = tuple([(name, code_of(x)) for name, x in self.references.items()])
-        own = (self.operands, self.targets, self.expressions, self.constants, self.parameters, self.flags, self.affine)
-        return (*own, *self.plain.items(), self.softmax, self.weights, self.mean_of_weights, self.scale, formulas)
+        own = (self.operands, self.targets, self.expressions, self.constants, self.parameters, self.flags)
+        return (
+            *own,
+            self.affine,
+            self.balanced,
+            *self.plain.items(),
+            self.softmax,
+            self.weights,
+            self.mean_of_weights,
+            self.scale,
+            formulas,
+        )
 
     @cached_property
     def array_names(self) -> tuple[str, ...]:

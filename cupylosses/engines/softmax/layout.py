@@ -579,8 +579,10 @@ def dense_layout(
     elif together and classes > FEW_CLASSES:
         vec_size = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
         part = PART_BYTES if classes * size <= 2 * PART_BYTES and not affine else DENSE_PART_BYTES
+        # Two exchanges take more of a thread's time, which more vectors make up for.
+        each = DENSE_VECTORS if affine else 2 * DENSE_VECTORS
         kind, width, threads, cluster = _on_chip(
-            classes, vec_size, vec_size * size, rows, chip, (THREADS, MAX_THREADS), DENSE_VECTORS, part
+            classes, vec_size, vec_size * size, rows, chip, (THREADS, MAX_THREADS), each, part
         )
         shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vec_size * size
     else:

@@ -521,6 +521,9 @@ HOST_ACCESS unsigned long long load_relaxed(const unsigned long long* from) {
 HOST_ACCESS void store_relaxed(unsigned long long* to, unsigned long long x) {
   host_update(to, kHostRelaxed, [=](unsigned long long) { return x; });
 }
+inline void block_barrier() {
+  __syncthreads();
+}
 inline void let_others_run() {
   host_pause();
 }
