@@ -10,8 +10,8 @@
 //
 // One label (OneLabelReader): a group of threads takes a row, lanes of a warp or a block.
 // 1. The label is loaded while the row before is read; its score and the first vectors while the row before is reduced.
-//    The threads read the row as vectors, and write the gradients of each vector at once: that of a class depends on its
-//    own score and the label's alone.
+//    The threads read the row as vectors, and write the gradients of each vector at once: that of a class depends on
+//    its own score and the label's alone.
 // 2. The group adds the hinges, and their derivatives; those of z itself follow from the sum of the active scores
 //    (linear_value). Then thread 0 overwrites the label's gradient. A row whose value is NaN is written again.
 // Rows whose classes lie apart are taken by a thread each (ThreadPerRowReader), in the same way.
