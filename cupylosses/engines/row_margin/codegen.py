@@ -178,10 +178,7 @@ def _entry(kernel: MarginKernel) -> list[str]:
         f"                         {argument('status')}, site, {argument('values')}, nullptr, nullptr, nullptr, 0}},",
         "                        1.0 / static_cast<double>(space.classes), labels, inner, capacity, mask_words};",
         *(SELF_COUNTED[kind] if kernel.self_counting else []),
-        *(
-            [f"  const {_GROUPS.get(kernel.layout, 'SubwarpGroup group{width}')};"]
-            * (kind != "denominator")
-        ),
+        *([f"  const {_GROUPS.get(kernel.layout, 'SubwarpGroup group{width}')};"] * (kind != "denominator")),
         f"  {_CALLS[kind]};",
         "}",
     ]
