@@ -688,9 +688,15 @@ struct LaneOfList {
 // class. A field has room for the elements that a thread takes at once.
 constexpr int kFields = 5;
 constexpr int kFieldBits = 5;
-// Elements that a thread takes at once: no more than a field counts, nor than registers hold.
+// Elements that a thread takes at once: no more than a field counts, nor than registers hold. Of 16, compilers spill
+// none for compute capability 9.0 alone.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+constexpr int kTakenWords = 8;
+#else
+constexpr int kTakenWords = 16;
+#endif
 template <class Input>
-constexpr int kTaken = sizeof(Input) <= 4 ? 8 : 4;
+constexpr int kTaken = sizeof(Input) <= 4 ? kTakenWords : 4;
 
 // Some vectors of a thread against labels that the lanes of its warp hold. Bit e of `skipped` is set if element e is a
 // label or does not exist. Adds n x_i to `total` for a class i with n active pairs, without the sum over these labels
