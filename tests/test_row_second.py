@@ -124,7 +124,7 @@ def test_equal_logits_against_targets_per_class(row_loss: str, shape: tuple[int,
 
 
 @pytest.mark.parametrize(
-    "row_loss", short_or_full(["distillation_loss, mixed", "cross_entropy with everything"], list(TERM_LOSSES))
+    "row_loss", short_or_full(["distillation_loss", "cross_entropy with everything"], list(TERM_LOSSES))
 )
 def test_masked_rows_of_targets_per_class(row_loss: str, no_formula: None) -> None:
     """Their derivatives are 0, whatever they and their directions hold."""

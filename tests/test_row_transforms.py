@@ -86,7 +86,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("nll_loss", {"weight": True, "ignored": True}),
     ("nll_loss", {"reduction": "none", "class_dim": 0}),
     ("kl_div_with_logits", {"temperature": 2.0, "mask": True, "reduction": "mean"}),
-    ("distillation_loss", {"beta": 0.3, "temperature": 0.5, "mask": True}),
+    ("distillation_loss", {"temperature": 0.5, "mask": True}),
     ("distillation_loss", {"reduction": "none", "class_dim": 1}),
 ]
 #: Of labels, of probabilities and of log-probabilities, those with most arguments; each dimension of the classes.
