@@ -263,19 +263,17 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
       of_others += j < size - 1 && labels[j] != likely ? label : Mantissa(0);
     }
   };
-  // Posteriors are on their way while all classes are written, most of which need none.
-  Mantissa blanks[kKept];
+  // Posteriors of labels are on their way while all classes are written, most of which need none.
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {
     const int j = lane + 32 * i;
-    blanks[i] = j < size ? posteriors[j].m : Mantissa(0);
     kept[i] = j < size - 1 ? posteriors[size + j].m : Mantissa(0);
   }
   constexpr int kVec = 16 / sizeof(Storage);
-  int64 done = 0;
+  int done = 0;
   if (is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
-    const int64 vectors = shape.classes / kVec;
-    auto write_vector = [&](int64 v, const Pack<Storage, kVec>& raw) {
+    const int vectors = static_cast<int>(shape.classes) / kVec;
+    auto write_vector = [&](int v, const Pack<Storage, kVec>& raw) {
       Mantissa found[kVec];
 #pragma unroll
       for (int k = 0; k < kVec; ++k) {
@@ -285,7 +283,7 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
       store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
     };
     constexpr int kAhead = 4;
-    int64 v = lane;
+    int v = lane;
     for (; v + 32 * (kAhead - 1) < vectors; v += 32 * kAhead) {
       Pack<Storage, kVec> raw[kAhead];
 #pragma unroll
@@ -302,12 +300,12 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
     }
     done = vectors * kVec;
   }
-  for (int64 c = done + lane; c < shape.classes; c += 32) {
+  for (int c = done + lane; c < static_cast<int>(shape.classes); c += 32) {
     g[c * shape.g_class] = Narrow<Storage>::from(kKind == kPlain ? Mantissa(0) : before(c) * scale);
   }
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {
-    if (lane + 32 * i < size) add(lane + 32 * i, blanks[i], kept[i]);
+    if (lane + 32 * i < size) add(lane + 32 * i, posteriors[lane + 32 * i].m, kept[i]);
   }
   for (int j = lane + 32 * kKept; j < size; j += 32) {
     add(j, posteriors[j].m, j < size - 1 ? posteriors[size + j].m : Mantissa(0));

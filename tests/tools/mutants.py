@@ -320,10 +320,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "largest logit among the others",
         DENSE_ROWS,
-        "add_logits",
-        "leader = identical[^;]*;",
-        "leader = -1;",
-        ("dense, subwarp",),
+        "add_exponentials",
+        r"leads \? Compute\(0\) : e\[i\]",
+        "e[i]",
+        ("dense, block",),
     ),
     Mutant(
         "gradient without the penalty's",
@@ -384,14 +384,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("layers, weighted",),
     ),
     # Margins of labels.
-    Mutant("own class counted", MARGIN, "take_linear", r" && kFirst \+ i != target", "", ("margins",)),
-    Mutant("boundary active", MARGIN, "add", r"z <= 0\.0", "z < 0.0", ("margins",)),
+    Mutant("own class counted", MARGIN, "linear_value", r" - \(static_cast[^;]*;", ";", ("margins",)),
+    Mutant("boundary active", MARGIN, "smallest_active", r": next_above\(nearest\)", ": nearest", ("margins",)),
     Mutant(
         "last label forgotten",
         MARGIN,
         "take_vectors",
-        r"j < length; \+\+j\) \{\s+const Score smallest",
-        "j < length - 1; ++j) {\n    const Score smallest",
+        r"min\(first \+ kFields, length\)",
+        "min(first + kFields, length - 1)",
         ("margins of lists",),
     ),
     Mutant(

@@ -17,7 +17,7 @@ THREADS = {"prepare": 256, "first": ROLES * BAND, "second": ROLES * BAND, "finis
 #: Bytes of shared memory for each position of a block of the recursion: three chunks of ``Slot``.
 SLOT_BYTES = 384
 #: Blocks that a multiprocessor is to hold, of float32 and float64 arithmetic.
-BLOCKS = {"first": (4, 2), "second": (2, 1), "gradient": (6, 4)}
+BLOCKS = {"first": (4, 2), "second": (2, 1), "gradient": (6, 3)}
 
 #: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
 PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
