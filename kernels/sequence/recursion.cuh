@@ -25,8 +25,8 @@
 //   kStoresStates   stores what kSteps has left of the chunk before: products, or posteriors.
 //
 // The dependence runs one way, so groups are skewed: in round r kSteps of group w takes chunk r - w, and reads the
-// label products that it left for group w - 1 in shared memory. One barrier serves a round. One
-// warp for all three would wait for its own loads and stores, since it issues in order.
+// label products that kSteps of group w - 1 has left in shared memory. One barrier serves a round. One warp for all
+// three would wait for its own loads and stores, since it issues in order.
 //
 // Traffic, in numbers of 8 bytes (16 in double): (2 S + 1) T written, read and half of them written again; T (S + 1)
 // elements of x, each in a sector of its own, in both halves.
@@ -41,10 +41,11 @@ constexpr int kChunkFrames = sizeof(Mantissa) == 4 ? 8 : 4;
 constexpr int kMaxGroups = 2;
 constexpr int kBand = 32 * kMaxGroups;
 // Lattices of more bytes are prefetched into L2, so many chunks before they are used: a load has two rounds to arrive
-// in, which memory may exceed and L2 does not. A smaller one is still in L2 from the first half.
-constexpr int64 kPrefetchedLattice = 1 << 24;
+// in, which memory may exceed and L2 does not. A smaller one is still in L2 from the first half. Beyond as many bytes
+// on their way, some would be evicted before they are used.
+constexpr int64 kPrefetchedLattice = 1 << 24, kMostOnTheirWay = 3 << 23;
 constexpr int kPrefetched = 5;
-// What a warp does for a group of 32 positions.
+// The work of a warp for a group of 32 positions.
 enum Role { kSteps, kEmits, kStoresStates, kRoles };
 
 // The states of all frames. A row has the blanks of a frame by position, and behind them its labels.
@@ -698,8 +699,9 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   const int groups = min((size - first + 31) / 32, kMaxGroups);
   const int chunks = (steps + kChunk - 1) / kChunk, rounds = chunks + groups - 1 + kLeaves;
   const bool runs = group < groups && steps > 0;
-  const int64 bytes = 2 * shape.positions * shape.frames * static_cast<int64>(sizeof(StoredNumber<Mantissa>));
-  const bool prefetches = kPhase == 2 && band == 0 && group == 0 && bytes > kPrefetchedLattice;
+  const int64 of_frame = 2 * shape.positions * static_cast<int64>(sizeof(StoredNumber<Mantissa>));
+  const bool prefetches = kPhase == 2 && band == 0 && group == 0 && of_frame * shape.frames > kPrefetchedLattice &&
+                          of_frame * (2 * kChunk * kPrefetched) <= kMostOnTheirWay;
   const Half<Mantissa> part = {shared, steps, chunks, rounds, group, runs, prefetches};
   if (role == kEmits) {
     const bool nan = emit_chunks(part, walk);
