@@ -451,7 +451,7 @@ def test_backward_runs_twice_and_follows_its_grad_output():
 
 @pytest.mark.kernels
 def test_infinite_logits_of_a_focal_loss():
-    """What is tried first has no number for them, and the voxel is taken again."""
+    """The form that is tried first has no number for them, and the voxel is taken again."""
     z = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     y = torch.randint(3, (1, 4, 4), generator=torch.Generator().manual_seed(1))
     z[0, :, 0, 0] = -torch.inf

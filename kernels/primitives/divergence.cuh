@@ -384,8 +384,8 @@ __device__ __forceinline__ RelativeEntropy<T> scalar_log_relative_entropy(T log_
   return {force_computed(near ? scalar_relative_entropy(a, ratio, difference) : product - difference), product,
           difference};
 }
-// The same without a quotient, from a, b and r = log(a / b): near r = 0 the value is a (exp(-r) - 1 + r), a polynomial
-// to 2^-26, with kNarrow to 2^-17, and the difference follows from it.
+// Relative entropy from a, b and r = log(a / b), without a quotient: near r = 0 the value is a (exp(-r) - 1 + r), a
+// polynomial to 2^-26, with kNarrow to 2^-17, and the difference follows from it.
 __device__ __forceinline__ RelativeEntropy<float> scalar_known_relative_entropy(float a, float b, float r) {
   const float product = a == 0.0f ? 0.0f : a * r;
   const float series = kNarrow ? scalar_polynomial(r, 0.499997407f, -0.166667789f, 0.0418369137f, -0.0083414223f)

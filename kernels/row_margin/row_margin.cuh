@@ -853,7 +853,7 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
   lane.gradient = Program::gradient(place, factor);
   double origin = 0.0;
   if constexpr (sizeof(Score) == sizeof(double)) origin = subwarp_reduce(own, kWarp, MinOp{});
-  // Where the label lies: which thread has it, and which of that thread's elements it is.
+  // The thread that has the label, and the label's number among that thread's elements.
   const Index behind = ahead.label - view.head, vector = behind / kVecSize;
   const bool in_vectors = place < length && behind >= 0 && vector < view.vectors;
   const int owner = in_vectors ? static_cast<int>(vector & (threads - 1)) : -1;

@@ -384,7 +384,7 @@ struct Elements {
   }
 };
 
-// What the other direction has stored of a position, for a chunk of the second half; nothing in the first. As of
+// Products that the other direction has stored of a position, for a chunk of the second half; none in the first. As of
 // elements, two chunks are on their way.
 template <int kPhase, class Mantissa, class Storage>
 struct Others {
