@@ -254,7 +254,7 @@ def test_kernels_run_on_the_cpu(compare: Compare) -> None:
     [
         ("mse_loss", "int offset = 16;", "int offset = 8;", "value:"),
         ("mse_loss", "/ 32] = x;\n  __syncthreads();", "/ 32] = x;", "KernelFault:"),
-        ("mse_loss", "warp_sum(double x) {", "warp_sum(double x) { what", "HostCompileError:"),
+        ("mse_loss", "warp_sum(T x) {", "warp_sum(T x) { what", "HostCompileError:"),
         ("nll_loss", "weighted(weight, nll)", "(nll)", "nll_loss, weight, float32"),
     ],
 )

@@ -13,7 +13,8 @@
 
 // Sum over the 32 lanes of a warp, in every lane. A butterfly: the tree is fixed, without shared memory or barrier.
 // Preconditions: all 32 lanes call it together.
-__device__ __forceinline__ double warp_sum(double x) {
+template <class T>
+__device__ __forceinline__ T warp_sum(T x) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
   return x;

@@ -75,6 +75,7 @@ __device__ __forceinline__ double max_ignoring_nan(double x, double y) {
   return fmax(x, y);
 }
 
+// As of core/ptx.cuh.
 __device__ __forceinline__ double smaller_or_nan(double x, double y) {
   return x < y ? x : (y <= x ? y : x + y);
 }

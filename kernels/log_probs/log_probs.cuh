@@ -39,14 +39,10 @@
 #pragma once
 #include "softmax/dense_rows.cuh"
 
-__device__ __forceinline__ double max_propagating_nan(double x, double y) {
-  return x < y ? y : x;
-}
-
 // z - m of a class, not below -1000, where exp() is 0: -inf times 0 would be NaN.
 template <class Compute>
 __device__ __forceinline__ Compute below_max(Compute z, Compute max_logit) {
-  return max_propagating_nan(z - max_logit, Compute(-1000));
+  return larger_or_nan(z - max_logit, Compute(-1000));
 }
 
 // Maximum, S and G of a part of a row. S leaves out one class of the maximum, since S - 1 is what a confident row's
@@ -223,7 +219,7 @@ __device__ __forceinline__ void add_exponentials(const Program&, Compute (&z)[kC
     for (int i = 0; i < kVecSize; ++i) {
       const Compute d = z[k][i] - shift;
       e[i] = Program::exponential(d);
-      if constexpr (Program::kEntropy) gap = scalar_fma(e[i], -max_propagating_nan(d, Compute(-1000)), gap);
+      if constexpr (Program::kEntropy) gap = scalar_fma(e[i], -larger_or_nan(d, Compute(-1000)), gap);
     }
     part.exp_sum += sum_elements(e);
     if constexpr (Program::kEntropy) part.gap += gap;

@@ -310,15 +310,9 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   for (int j = lane + 32 * kKept; j < size; j += 32) {
     add(j, posteriors[j].m, j < size - 1 ? posteriors[size + j].m : Mantissa(0));
   }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    of_blank += __shfl_xor_sync(0xffffffffu, of_blank, offset);
-    of_labels += __shfl_xor_sync(0xffffffffu, of_labels, offset);
-  }
-  if (likely >= 0) {
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) of_others += __shfl_xor_sync(0xffffffffu, of_others, offset);
-  }
+  of_blank = warp_sum(of_blank);
+  of_labels = warp_sum(of_labels);
+  if (likely >= 0) of_others = warp_sum(of_others);
   const Mantissa share = Mantissa(1) / (of_blank + of_labels);
   // The rest of softmax, and of occ, for the class that has most of both.
   auto write = [&](int64 c, Mantissa of_class) {
@@ -437,14 +431,10 @@ __device__ __forceinline__ void write_short_frame(const Sequences& shape, const 
   for (int j = lane + 32 * kKept; j < size; j += 32) {
     add(j, posteriors[j].m, j < size - 1 ? posteriors[size + j].m : Mantissa(0));
   }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    of_blank += __shfl_xor_sync(0xffffffffu, of_blank, offset);
-    of_labels += __shfl_xor_sync(0xffffffffu, of_labels, offset);
-  }
+  of_blank = warp_sum(of_blank);
+  of_labels = warp_sum(of_labels);
   if (likely >= 0) {
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) of_others += __shfl_xor_sync(0xffffffffu, of_others, offset);
+    of_others = warp_sum(of_others);
     if (likely != blank) of_others += of_blank;
   }
   const Mantissa share = Mantissa(1) / (of_blank + of_labels);

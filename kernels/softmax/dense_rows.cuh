@@ -356,6 +356,11 @@ struct DenseRowProgram {
     return space.class_stride[kLabels];
   }
 
+  // The weight of class c, 1 without weights.
+  __device__ __forceinline__ Compute class_weight(int64 c) const {
+    if constexpr (kWeighted) return widen<Compute>(load_reused<1>(weights + c).element[0]);
+    return Compute(1);
+  }
   // h and its derivatives at class c. z: the logit. t: the target, or the teacher's logit.
   __device__ __forceinline__ auto evaluate(const Row& row, Compute z, Compute t, int64 c) const {
     Compute second = t;
@@ -364,16 +369,12 @@ struct DenseRowProgram {
   }
   // The term given log p_c (or, if it is affine, any number) and the target, or log q_c.
   __device__ __forceinline__ auto evaluate_at(const Row& row, Compute log_p, Compute second, int64 c) const {
-    Compute weight = Compute(1);
-    if constexpr (kWeighted) weight = widen<Compute>(load_reused<1>(weights + c).element[0]);
-    return term(variable<3u, 0>(log_p), variable<3u, 1>(second), variable<0u, 2>(weight), row.classes);
+    return term(variable<3u, 0>(log_p), variable<3u, 1>(second), variable<0u, 2>(class_weight(c)), row.classes);
   }
-  // The same by KnownLogs, where y and t are as these expect them.
+  // The term given the operands of KnownLogs.
   __device__ __forceinline__ auto evaluate_known(const Row& row, Compute y, Compute t, int64 c) const {
-    Compute weight = Compute(1);
-    if constexpr (kWeighted) weight = widen<Compute>(load_reused<1>(weights + c).element[0]);
-    return term(row.logs.log_p(row.softmax[0], y, t), row.logs.log_q(row.softmax[1], y, t), variable<0u, 2>(weight),
-                row.classes);
+    return term(row.logs.log_p(row.softmax[0], y, t), row.logs.log_q(row.softmax[1], y, t),
+                variable<0u, 2>(class_weight(c)), row.classes);
   }
   // The classes of a pack that evaluate_known() lacks digits for, as bits: those of the largest logits, or all.
   template <int kVecSize>
@@ -604,6 +605,19 @@ __device__ __forceinline__ void subwarp_combine(AffineSums<Compute>& part, int w
   part.grad_log_p = subwarp_reduce(part.grad_log_p, width, AddOp{});
 }
 
+// Adds an affine term and its derivative for the classes of a pack, as if `shift` were the log-sum-exp.
+template <int kVecSize, class Program, class Compute>
+__device__ __forceinline__ void add_affine(const Program& program, const typename Program::Row& row, int64 first,
+                                           const Compute (&z)[kVecSize], Compute shift,
+                                           const Compute (&target)[kVecSize], Compute& value, Compute& grad_log_p) {
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) {
+    const auto y = program.evaluate_at(row, z[i] - shift, target[i], first + i);
+    value += y.value;
+    grad_log_p += tangent_or_zero(y, 0);
+  }
+}
+
 template <class Program, class Compute = typename Program::Compute>
 struct AffinePass {
   static constexpr bool kReadsTargets = true;
@@ -624,17 +638,11 @@ struct AffinePass {
     if (!identical(old, sums.softmax.max_logit)) {
       sums.value = scalar_fma(exp_shift(old) - exp_shift(sums.softmax.max_logit), sums.grad_log_p, sums.value);
     }
-    const Compute shift = exp_shift(sums.softmax.max_logit);
-#pragma unroll
-    for (int i = 0; i < kVecSize; ++i) {
-      const auto y = program.evaluate_at(row, z[i] - shift, target[i], first + i);
-      sums.value += y.value;
-      sums.grad_log_p += tangent_or_zero(y, 0);
-    }
+    add_affine(program, row, first, z, exp_shift(sums.softmax.max_logit), target, sums.value, sums.grad_log_p);
   }
 };
 
-// The same for a row on chip, relative to the maximum of the lanes that share it in a warp.
+// AffinePass for a row on chip, relative to the maximum of the lanes that share it in a warp.
 template <class Program, class Compute = typename Program::Compute>
 struct AffineSumPass {
   static constexpr bool kReadsTargets = true;
@@ -661,13 +669,7 @@ struct AffineSumPass {
     unpack(x, raw);
     unpack(t, target);
     program.logit.values_of(raw, z);
-    const Compute shift = exp_shift(known.max_logit);
-#pragma unroll
-    for (int i = 0; i < kVecSize; ++i) {
-      const auto y = program.evaluate_at(row, z[i] - shift, target[i], first + i);
-      value += y.value;
-      grad_log_p += tangent_or_zero(y, 0);
-    }
+    add_affine(program, row, first, z, exp_shift(known.max_logit), target, value, grad_log_p);
   }
   // Those of all these lanes. Preconditions: those of subwarp_reduce.
   __device__ __forceinline__ AffineSums<Compute> of_subwarp(int width) const {
@@ -740,7 +742,7 @@ struct SoftmaxVjp {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) h[i] = identical(z[i], max_logit) ? at_largest(at_max[i]) : h[i];
   }
-  // The same, given p.
+  // The gradients of a pack, given p and h.
   template <int kVecSize>
   __device__ __forceinline__ void apply_to(const Compute (&p)[kVecSize], Compute (&h)[kVecSize]) const {
     Compute at_max[kVecSize], largest = p[0];
@@ -959,7 +961,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   typename Program::Row row;
   row.sums = {Compute(0), Compute(0), Compute(0)};
   row.classes = constant<Compute>(static_cast<double>(program.space.classes));
-  // Where a warp takes rows alone, AffinePass is as fast as two passes.
+  // AffinePass is as fast as two passes if a warp takes rows alone.
   constexpr bool kOnChip = Classes::kOnChip && (Group::kMultiWarp || !Program::kAffine) &&
                            (kSameType<Compute, float> || kSameType<Compute, double>);
   constexpr int kKept = kGradient && kOnChip ? Program::template kKept<Classes::kRoom> : 0;

@@ -57,7 +57,7 @@ __device__ __forceinline__ float exp_finite(float x) {
 }
 // exp(x), also of -inf: x is clamped at -1000, where the power is 0, because the correction could be infinite.
 __device__ __forceinline__ float exp_nonpositive(float x) {
-  return exp_finite(max_propagating_nan(x, -1000.0f));
+  return exp_finite(larger_or_nan(x, -1000.0f));
 }
 template <class T>
 __device__ __forceinline__ T exp_nonpositive(T x) {

@@ -19,17 +19,6 @@ __device__ __forceinline__ float reciprocal_ftz(float x) {
   return y;
 }
 
-// max(x, y), NaN if x is NaN.
-__device__ __forceinline__ float max_propagating_nan(float x, float y) {
-#if __CUDA_ARCH__ >= 800
-  float z;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
-  return z;
-#else
-  return x < y ? y : x;
-#endif
-}
-
 // Sum over the 32 lanes of a warp, in every lane. Preconditions: all 32 lanes call it together.
 __device__ __forceinline__ int warp_sum_int(int x) {
 #if __CUDA_ARCH__ >= 800

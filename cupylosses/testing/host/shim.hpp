@@ -441,9 +441,6 @@ inline float smaller_or_nan(float x, float y) {
 inline float larger_or_nan(float x, float y) {
   return x > y ? x : (y >= x ? y : x + y);
 }
-inline float max_propagating_nan(float x, float y) {
-  return x < y ? y : x;
-}
 inline int warp_sum_int(int x, HOST_SITE) {
   for (int offset = 16; offset > 0; offset /= 2) {
     x += host_shuffle_value(0xffffffffu, x, kHostShuffleXor, offset, 32, file, line);
