@@ -41,11 +41,12 @@ def cupy() -> ModuleType:
 
 
 #: Libraries of CUDA 11's wheels that CuPy 13 opens by their bare names, dependencies first.
-_CUDA11 = (
+_CUDA11_COMPILER = (
     ("cuda_runtime", "libcudart.so.11"),
     ("cuda_nvrtc", "libnvrtc-builtins.so.11"),
     ("cuda_nvrtc", "libnvrtc.so.11"),
 )
+_CUDA11_CUBLAS = (("cublas", "libcublasLt.so.11"), ("cublas", "libcublas.so.11"))
 
 
 def load_cuda11_compiler() -> None:
@@ -55,11 +56,36 @@ def load_cuda11_compiler() -> None:
     loaded, so that CuPy compiles kernels on a machine without a CUDA toolkit. On other machines this costs a few
     microseconds, for a look into each directory of ``sys.path``.
     """
-    wheels = [x for x in sys.path if os.path.isdir(os.path.join(x, "nvidia", "cuda_nvrtc"))]
+    _load_cuda11("cuda_nvrtc", _CUDA11_COMPILER)
+
+
+def cublas() -> Any:
+    """CuPy's binding of cuBLAS, for CUDA 11 from its wheel if the loader does not find it.
+
+    Raises:
+        ImportError: CuPy finds no cuBLAS of its version of CUDA.
+    """
+    name = "cupy_backends.cuda.libs.cublas"
+    with suppress(ImportError):
+        return importlib.import_module(name)
+    _load_cuda11("cublas", _CUDA11_CUBLAS)
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            "cupylosses: losses of a linear layer multiply CuPy arrays by cuBLAS, which is not installed for CuPy's "
+            f"version of CUDA or does not load ({error}). Install it: `pip install nvidia-cublas-cu11` for CUDA 11, "
+            "`nvidia-cublas-cu12` for CUDA 12, `nvidia-cublas` for CUDA 13; or pass tensors of torch."
+        ) from error
+
+
+def _load_cuda11(package: str, libraries: Sequence[tuple[str, str]]) -> None:
+    """Opens libraries of CUDA 11's wheels if ``package`` is among them and CuPy for CUDA 11 is installed."""
+    wheels = [x for x in sys.path if os.path.isdir(os.path.join(x, "nvidia", package))]
     homes = [x for x in sys.path if wheels and os.path.isdir(os.path.join(x, "cupy"))]
     if not any(glob(os.path.join(escape(x), "cupy_cuda11x-*.dist-info")) for x in homes):
         return
-    for folder, name in _CUDA11:
+    for folder, name in libraries:
         for wheel in wheels:
             for path in sorted(glob(os.path.join(escape(wheel), "nvidia", folder, "lib", f"{name}*"))):
                 with suppress(OSError):  # CuPy reports a missing library when it needs it

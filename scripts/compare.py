@@ -131,6 +131,8 @@ def every_loss(arguments: argparse.Namespace, place: str, why: str, begin: float
     console = output()
     where = report.environment(place)
     console.print(first_line(place, why, where), style="bold", highlight=False)
+    if missing := without_arrays(place, wanted(arguments)):
+        console.print(missing, style="dim", highlight=False)
     device = "cuda" if place == "cuda" else "cpu"
     losses = wanted(arguments)
     tasks = [task for x in losses for task in overview.tasks(x, device, arguments.seed)]
@@ -251,6 +253,8 @@ def every_row(arguments: argparse.Namespace, place: str, why: str, parser: argpa
     console = output()
     where = report.environment(place)
     console.print(first_line(place, why, where), style="bold", highlight=False)
+    if missing := without_arrays(place, wanted(arguments)):
+        console.print(missing, style="dim", highlight=False)
     console.print(report.legend(), style="dim", highlight=False)
     if place == "host":
         rows = "A part of the rows; --device host has all" if few(arguments, place) else "All rows"
@@ -363,7 +367,7 @@ def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
         repeated = [check for x in matrices for check in x.repeated()]
         sections.append(Section(bits.REPEATED, repeated, bits.repeated, bits.repeated))
         # NumPy arrays use the formulas everywhere.
-        crossing = [check for x in matrices for check in x.arrays() if bits.crosses(check.dtypes, check.device)]
+        crossing = [check for x in matrices for check in x.arrays() if bits.crosses(check)]
         sections.append(Section(bits.section(selection.device), crossing, bits.arrays))
     return sections
 
@@ -394,6 +398,13 @@ def find_place(wanted: str, shape: Shape, parser: argparse.ArgumentParser) -> tu
     except ImportError as error:
         parser.error(str(error))
     return "cuda", "Found a GPU"
+
+
+def without_arrays(place: str, losses: Sequence[Definition]) -> str:
+    """A line on losses that are compared as tensors alone for want of cuBLAS; empty if there are none."""
+    reason = bits.without_products("cuda") if place == "cuda" else ""
+    found = [x.name for x in losses if reason and any(c.multiplies for c in Matrix(x, Selection("cuda")).plain())]
+    return f"Not compared as CuPy arrays: {', '.join(found)}. {reason}" if found else ""
 
 
 def first_line(place: str, why: str, where: dict[str, str]) -> str:

@@ -1,14 +1,16 @@
-"""The run-time compiler of CUDA 11's wheels, which CuPy 13 opens by its bare name."""
+"""Libraries of CUDA 11's wheels, which CuPy 13 opens by their bare names."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from devices import HOST
 
+from cupylosses import interop
 from cupylosses.testing.host import build
 
 pytestmark = pytest.mark.skipif(not HOST, reason="needs a C++ compiler on Linux")
@@ -57,3 +59,36 @@ def test_a_broken_compiler_does_not_break_the_import(site: Path, python: Callabl
     for path in (site / "nvidia" / "cuda_nvrtc" / "lib").iterdir():
         path.write_bytes(b"\x7fELF")
     assert python(PROGRAM) in ("not found", "False")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# cuBLAS
+
+
+def test_cublas_of_a_wheel_is_opened_before_the_second_attempt(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (site / "cupy_cuda11x-13.6.0.dist-info").mkdir()
+    for name in ("libcublas.so.11", "libcublasLt.so.11"):
+        path = site / "nvidia" / "cublas" / "lib" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    monkeypatch.syspath_prepend(str(site))
+    opened: list[str] = []
+    monkeypatch.setattr(interop.ctypes, "CDLL", lambda path: opened.append(Path(path).name))
+
+    def imported(name: str) -> str:
+        if "libcublas.so.11" not in opened:
+            raise ImportError("libcublas.so.11: cannot open shared object file")
+        return name
+
+    monkeypatch.setattr(interop.importlib, "import_module", imported)
+    assert interop.cublas() == "cupy_backends.cuda.libs.cublas"
+    assert opened == ["libcublasLt.so.11", "libcublas.so.11"]
+
+
+def test_missing_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> Any:
+        raise ImportError("libcublas.so.11: cannot open shared object file")
+
+    monkeypatch.setattr(interop.importlib, "import_module", broken)
+    with pytest.raises(ImportError, match=r"linear layer.*cuBLAS.*\(libcublas\.so\.11.*nvidia-cublas-cu11.*torch"):
+        interop.cublas()

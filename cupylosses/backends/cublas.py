@@ -19,9 +19,8 @@ def gemm(a: Any, b: Any, out: Any, accumulate: bool) -> None:
     cuBLAS numbers elements by columns: it computes the transposed product of the transposed matrices.
     """
     import numpy
-    from cupy_backends.cuda.libs import cublas
 
-    cupy = interop.cupy()
+    cupy, cublas = interop.cupy(), interop.cublas()
     if _is_by_columns(out) and not _is_by_rows(out):
         a, b, out = b.T, a.T, out.T
     rows, columns = out.shape

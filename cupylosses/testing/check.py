@@ -82,6 +82,8 @@ class Check(ByEngine, ABC, modules="cupylosses.testing.{}.check"):
 
     #: True if the bits of a gradient depend on the upstream gradient of earlier calls.
     rescales: ClassVar[bool] = False
+    #: True if the loss multiplies matrices, by cuBLAS on a GPU.
+    multiplies: ClassVar[bool] = False
 
     # Supplied by the engine's check
 

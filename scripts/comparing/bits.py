@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy
@@ -13,7 +13,7 @@ import torch
 
 import cupylosses
 from comparing.table import Row, row
-from cupylosses import functional
+from cupylosses import functional, interop
 from cupylosses.testing import host, memory
 from cupylosses.testing.check import Check, Result, run
 from cupylosses.testing.tolerance import compare, same_bits
@@ -100,14 +100,28 @@ def section(device: str) -> str:
     return f"{library(device).name} arrays"
 
 
-def crosses(dtypes: Sequence[str], device: str) -> bool:
-    """True if the array library supports these dtypes: NumPy has no bfloat16, and CuPy 13 does not import it."""
+def crosses(check: Check) -> bool:
+    """True if the array library supports the dtypes and products of a check.
+
+    NumPy has no bfloat16, CuPy 13 does not import it, and torch has no cuBLAS for a CuPy of another version of CUDA.
+    """
     try:
-        for name in dtypes:
-            library(device).to(torch.zeros(1, dtype=getattr(torch, name), device=device))
+        for name in check.dtypes:
+            library(check.device).to(torch.zeros(1, dtype=getattr(torch, name), device=check.device))
     except (TypeError, ValueError, RuntimeError, BufferError, ImportError):
         return False
-    return True
+    return not (check.multiplies and without_products(check.device))
+
+
+@cache
+def without_products(device: str) -> str:
+    """Why the array library cannot multiply matrices; empty if it can."""
+    if device != "cpu":
+        try:
+            interop.cublas()
+        except ImportError as error:
+            return str(error)
+    return ""
 
 
 def arrays(check: Check) -> Row:

@@ -72,7 +72,7 @@ def tasks(loss: Definition, device: str, seed: int = 0) -> list[Task]:
     planned = [Task(x, matrix.heading, measure, rehearse) for x in matrix.line()]
     for plain in matrix.plain():
         planned.append(Task(matrix.large(plain), bits.REPEATED, bits.repeated, bits.repeated))
-        if bits.crosses(plain.dtypes, device):
+        if bits.crosses(plain):
             planned.append(Task(plain, bits.section(device), bits.arrays))
     return planned
 

@@ -70,6 +70,7 @@ class LinearSoftmaxCheck(Check):
 
     #: Backward rescales gradients that were written for another upstream gradient, which rounds them once more.
     rescales: ClassVar[bool] = True
+    multiplies: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", self.kind or self.loss.of_logits.targets[0])
