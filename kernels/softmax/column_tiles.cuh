@@ -179,12 +179,15 @@ __device__ __forceinline__ void add_class(const Program& program, int c, const i
   Compute raw[kVecSize];
   unpack(x, raw);
   const Compute w = Program::kSmoothed ? program.weight(c) : Compute(1);
+  Compute shifts[kVecSize], of_class[kVecSize], slopes[kVecSize];
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) shifts[i] = exp_shift(sums[i].softmax.max_logit);
+  program.logit.exponential_value_slope(raw, shifts, power.element, of_class, slopes);
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
-    power.element[i] = program.logit.exponential(raw[i], exp_shift(sums[i].softmax.max_logit));
     sums[i].softmax.exp_sum += c == labels[i] ? Compute(0) : power.element[i];
     if constexpr (Program::kSmoothed) {
-      sums[i].weighted_gap += w == Compute(0) ? Compute(0) : w * (z[i] - program.logit.value(raw[i]));
+      sums[i].weighted_gap += w == Compute(0) ? Compute(0) : w * (z[i] - of_class[i]);
       sums[i].weight_sum += w;
     }
   }
@@ -264,12 +267,16 @@ __device__ __forceinline__ void store_class(const Program& program, const Classe
   Compute raw[kVecSize], g[kVecSize];
   unpack(x, raw);
   const Compute w = Program::kSmoothed ? program.weight(c) : Compute(0);
+  Compute powers[kVecSize], of_class[kVecSize], slopes[kVecSize], max_logits[kVecSize];
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) max_logits[i] = coeffs[i].max_logit;
+  if constexpr (!kKeeps) program.logit.exponential_value_slope(raw, max_logits, powers, of_class, slopes);
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
-    g[i] = coeffs[i].exp_coeff * (kKeeps ? raw[i] : program.logit.exponential(raw[i], coeffs[i].max_logit));
+    g[i] = coeffs[i].exp_coeff * (kKeeps ? raw[i] : powers[i]);
     if constexpr (Program::kSmoothed) g[i] -= coeffs[i].weight_coeff * w;
     g[i] = c == labels[i] ? coeffs[i].target : g[i];
-    if constexpr (Program::kCapped) g[i] *= program.logit.slope(raw[i]);
+    if constexpr (Program::kCapped) g[i] *= slopes[i];
     g[i] = all_zero[i] ? Compute(0) : g[i];
   }
   own.store(k, NarrowPack<typename Program::Gradient, kVecSize>::from(g));

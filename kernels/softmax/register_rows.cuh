@@ -13,12 +13,76 @@
 // packed_rows.cuh few contiguous ones. Lanes without rows load something, and drop it. The number of classes is a
 // constant of the kernel, so the label's class is found by comparing it with constants.
 //
+// Capped logits have one branch per lane and sweep: if all logits of its rows are near (softmax.cuh), as usual, no
+// power and reciprocal of the cap is computed. The loops over classes are unrolled, so a branch for each logit would
+// leave no two of them side by side.
+//
 // Traffic: each logit is read once, each gradient written once. Preconditions: gradients have the dtype of logits.
 #pragma once
 #include "softmax/lane_rows.cuh"
 
 // Values that a thread keeps as exponentials, at most: more registers would leave too few warps.
 constexpr int kMaxKept = 32;
+
+// Adds the classes of a lane's rows to their sums, whose max_logit is set; `z`: the logits of the labels. e[j] receives
+// the exponentials of class j if kKept, if the logits are capped times their slopes. kNear: capped logits are known to
+// be near.
+template <bool kNear, bool kKept, int kPerThread, int kVecSize, class Program, class Compute, int kKeptClasses>
+__device__ __forceinline__ void add_register_rows(const Program& program,
+                                                  const Pack<typename Program::Input, kVecSize> (&x)[kPerThread],
+                                                  const int (&labels)[kVecSize], const Compute (&z)[kVecSize],
+                                                  RowSums<Compute, Program::kSmoothed> (&sums)[kVecSize],
+                                                  Compute (&e)[kKeptClasses][kVecSize]) {
+#pragma unroll
+  for (int j = 0; j < kPerThread; ++j) {
+    Compute raw[kVecSize];
+    unpack(x[j], raw);
+    const Compute w = Program::kSmoothed ? program.weight(j) : Compute(1);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      Compute power, of_class, slope;
+      program.logit.template exponential_value_slope<kNear>(raw[i], exp_shift(sums[i].softmax.max_logit), power,
+                                                            of_class, slope);
+      const Compute counted = j == labels[i] ? Compute(0) : power;
+      sums[i].softmax.exp_sum = j == 0 ? counted : sums[i].softmax.exp_sum + counted;
+      if constexpr (kKept) e[j][i] = Program::kKeepsProducts ? power * slope : power;
+      if constexpr (Program::kSmoothed) {
+        sums[i].weighted_gap += w == Compute(0) ? Compute(0) : w * (z[i] - of_class);
+        sums[i].weight_sum += w;
+      }
+    }
+  }
+}
+
+// Replaces the logits of a lane's rows by their gradients. Bit i of zero_rows: those of row i are 0. e, kKept and
+// kNear: as above.
+template <bool kNear, bool kKept, int kPerThread, int kVecSize, class Program, class Compute, int kKeptClasses>
+__device__ __forceinline__ void gradients_of_register_rows(
+    const Program& program, Pack<typename Program::Input, kVecSize> (&x)[kPerThread], const int (&labels)[kVecSize],
+    const GradCoeffs<Compute> (&coeffs)[kVecSize], unsigned zero_rows, const Compute (&e)[kKeptClasses][kVecSize]) {
+#pragma unroll
+  for (int j = 0; j < kPerThread; ++j) {
+    Compute raw[kVecSize], g[kVecSize];
+    unpack(x[j], raw);
+    const Compute w = Program::kSmoothed ? program.weight(j) : Compute(0);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      Compute power, of_class, slope;
+      if constexpr (kKept) {
+        power = e[j][i];
+      } else {
+        program.logit.template exponential_value_slope<kNear>(raw[i], coeffs[i].max_logit, power, of_class, slope);
+      }
+      g[i] = coeffs[i].exp_coeff * power;
+      if constexpr (Program::kSmoothed) g[i] -= coeffs[i].weight_coeff * w;
+      g[i] = j == labels[i] ? coeffs[i].target : g[i];
+      if constexpr (Program::kCapped && !kKept) g[i] *= slope;
+      // A weight may be infinite.
+      if constexpr (Program::kSmoothed) g[i] = zero_rows >> i & 1u ? Compute(0) : g[i];
+    }
+    x[j] = NarrowPack<typename Program::Input, kVecSize>::from(g);
+  }
+}
 
 // Evaluates the `count` rows of a lane and writes their gradients. Returns the sum of the values.
 template <bool kGradient, class Source, class Program, class Scale>
@@ -29,13 +93,15 @@ __device__ __forceinline__ double visit_register_rows(const Program& program, co
   using Input = typename Program::Input;
   using Sums = RowSums<Compute, Program::kSmoothed>;
   constexpr int kVecSize = Source::kVecSize, kPerThread = Source::kPerThread;
-  constexpr bool kKept = kGradient && !Program::kCapped && kPerThread * kVecSize <= kMaxKept;
+  constexpr bool kKept =
+      kGradient && (Program::kKeepsProducts || (!Program::kCapped && kPerThread * kVecSize <= kMaxKept));
   static_assert(kSameType<Input, typename Program::Gradient>, "gradients take the place of logits in registers");
   Pack<Input, kVecSize> x[kPerThread];
   source.load(x);
   int labels[kVecSize];
   labels_of.active_classes(program, count, labels);
   Compute z[kVecSize], largest[kVecSize], e[kKept ? kPerThread : 1][kVecSize];
+  Compute slope_of_label[kVecSize], farthest = Compute(0);
   Sums sums[kVecSize];
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
@@ -51,29 +117,20 @@ __device__ __forceinline__ double visit_register_rows(const Program& program, co
     for (int i = 0; i < kVecSize; ++i) {
       largest[i] = j == 0 ? raw[i] : max_ignoring_nan(largest[i], raw[i]);
       z[i] = j == labels[i] ? raw[i] : z[i];
+      if constexpr (Program::kCapped) farthest = max_ignoring_nan(farthest, scalar_abs(raw[i]));
     }
   }
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
     sums[i].softmax.max_logit = program.logit.value(largest[i]);
+    if constexpr (kKept && Program::kCapped) slope_of_label[i] = program.logit.slope(z[i]);
     z[i] = program.logit.value(z[i]);
   }
-#pragma unroll
-  for (int j = 0; j < kPerThread; ++j) {
-    Compute raw[kVecSize];
-    unpack(x[j], raw);
-    const Compute w = Program::kSmoothed ? program.weight(j) : Compute(1);
-#pragma unroll
-    for (int i = 0; i < kVecSize; ++i) {
-      const Compute power = program.logit.exponential(raw[i], exp_shift(sums[i].softmax.max_logit));
-      const Compute counted = j == labels[i] ? Compute(0) : power;
-      sums[i].softmax.exp_sum = j == 0 ? counted : sums[i].softmax.exp_sum + counted;
-      if constexpr (kKept) e[j][i] = power;
-      if constexpr (Program::kSmoothed) {
-        sums[i].weighted_gap += w == Compute(0) ? Compute(0) : w * (z[i] - program.logit.value(raw[i]));
-        sums[i].weight_sum += w;
-      }
-    }
+  const bool is_near = program.logit.is_near(farthest);
+  if (is_near) {
+    add_register_rows<true, kKept>(program, x, labels, z, sums, e);
+  } else {
+    add_register_rows<false, kKept>(program, x, labels, z, sums, e);
   }
   GradCoeffs<Compute> coeffs[kVecSize];
   unsigned zero_rows;
@@ -94,22 +151,14 @@ __device__ __forceinline__ double visit_register_rows(const Program& program, co
         }
       }
     }
+    if constexpr (kKept && Program::kCapped) {
 #pragma unroll
-    for (int j = 0; j < kPerThread; ++j) {
-      Compute raw[kVecSize], g[kVecSize];
-      unpack(x[j], raw);
-      const Compute w = Program::kSmoothed ? program.weight(j) : Compute(0);
-#pragma unroll
-      for (int i = 0; i < kVecSize; ++i) {
-        g[i] = coeffs[i].exp_coeff *
-               (kKept ? e[kKept ? j : 0][i] : program.logit.exponential(raw[i], coeffs[i].max_logit));
-        if constexpr (Program::kSmoothed) g[i] -= coeffs[i].weight_coeff * w;
-        g[i] = j == labels[i] ? coeffs[i].target : g[i];
-        if constexpr (Program::kCapped) g[i] *= program.logit.slope(raw[i]);
-        // A weight may be infinite.
-        if constexpr (Program::kSmoothed) g[i] = zero_rows >> i & 1u ? Compute(0) : g[i];
-      }
-      x[j] = NarrowPack<Input, kVecSize>::from(g);
+      for (int i = 0; i < kVecSize; ++i) coeffs[i].target *= slope_of_label[i];
+    }
+    if (!kKept && is_near) {
+      gradients_of_register_rows<true, kKept>(program, x, labels, coeffs, zero_rows, e);
+    } else {
+      gradients_of_register_rows<false, kKept>(program, x, labels, coeffs, zero_rows, e);
     }
     source.store(x);
   }

@@ -97,16 +97,55 @@ struct Logit {
     }
     return Compute(1);
   }
-  // Value and slope of a capped logit.
-  __device__ __forceinline__ void evaluate(Compute x, Compute& value, Compute& slope) const {
-    if constexpr (kHasPolynomial) {
-      // NaN is near.
-      if (!(scalar_abs(x) > reach)) {
-        evaluate_near(x, value, slope);
-        return;
+  // exp(z - max_logit), z = value(x), and slope(x). kNear: as evaluate() has it.
+  template <bool kNear = false>
+  __device__ __forceinline__ void exponential_value_slope(Compute x, Compute max_logit, Compute& power, Compute& z,
+                                                          Compute& slope) const {
+    if constexpr (kCapped) {
+      evaluate<kNear>(x, z, slope);
+      power = exponential_of(z, max_logit);
+    } else {
+      power = exponential(x, max_logit);
+      z = scale * x;
+      slope = Compute(1);
+    }
+  }
+  // Of several logits, with the bits of each alone.
+  template <int kCount>
+  __device__ __forceinline__ void exponential_value_slope(const Compute (&x)[kCount],
+                                                          const Compute (&max_logits)[kCount],
+                                                          Compute (&powers)[kCount], Compute (&z)[kCount],
+                                                          Compute (&slopes)[kCount]) const {
+    if constexpr (kCapped) evaluate(x, z, slopes);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if constexpr (kCapped) {
+        powers[i] = exponential_of(z[i], max_logits[i]);
+      } else {
+        exponential_value_slope(x[i], max_logits[i], powers[i], z[i], slopes[i]);
       }
     }
-    evaluate_far(x, value, slope);
+  }
+  // True if the polynomial serves all logits, given the largest magnitude; NaN is near. Without a cap none needs it.
+  __device__ __forceinline__ bool is_near(Compute largest) const {
+    return kCapped && kHasPolynomial && !(largest > reach);
+  }
+  // Value and slope of a capped logit. kNear: it is known to be near. There is no branch otherwise: threads evaluate
+  // many logits side by side, and a branch for each made rows in registers five times slower.
+  template <bool kNear = false>
+  __device__ __forceinline__ void evaluate(Compute x, Compute& value, Compute& slope) const {
+    if constexpr (kNear && kHasPolynomial) {
+      evaluate_near(x, value, slope);
+    } else {
+      evaluate_far(x, value, slope);
+      if constexpr (kHasPolynomial) {
+        Compute near, near_slope;
+        evaluate_near(x, near, near_slope);
+        const bool is_far = scalar_abs(x) > reach;
+        value = is_far ? value : near;
+        slope = is_far ? slope : near_slope;
+      }
+    }
   }
   // Of several logits, with the bits of each alone: usually all are near, and nothing else is computed.
   template <int kCount>
@@ -116,14 +155,14 @@ struct Logit {
       Compute largest = Compute(0);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) largest = max_ignoring_nan(largest, scalar_abs(x[i]));
-      if (!(largest > reach)) {
+      if (is_near(largest)) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) evaluate_near(x[i], values[i], slopes[i]);
+        for (int i = 0; i < kCount; ++i) evaluate<true>(x[i], values[i], slopes[i]);
         return;
       }
     }
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) evaluate_selected(x[i], values[i], slopes[i]);
+    for (int i = 0; i < kCount; ++i) evaluate(x[i], values[i], slopes[i]);
   }
   // With or without a cap.
   template <int kCount>
@@ -168,17 +207,6 @@ struct Logit {
   }
 
  private:
-  // Without a branch, so that several are computed side by side.
-  __device__ __forceinline__ void evaluate_selected(Compute x, Compute& value, Compute& slope) const {
-    evaluate_far(x, value, slope);
-    if constexpr (kHasPolynomial) {
-      Compute near, near_slope;
-      evaluate_near(x, near, near_slope);
-      const bool far = scalar_abs(x) > reach;
-      value = far ? value : near;
-      slope = far ? slope : near_slope;
-    }
-  }
   __device__ __forceinline__ void evaluate_near(float x, float& value, float& slope) const {
     float tanh;
     if (kNarrow) {

@@ -147,13 +147,18 @@ __device__ __forceinline__ void store_rows_of_thread(const Program& program, con
     Compute g[kVecSize], raw[kVecSize];
     unpack(column.read(c), raw);
     const Compute w = Program::kSmoothed ? program.weight(c) : Compute(0);
+    Compute powers[kVecSize], of_class[kVecSize], slopes[kVecSize], max_logits[kVecSize];
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) max_logits[i] = grad_coeffs[i].max_logit;
+    if constexpr (!kKeepsExponentials) {
+      program.logit.exponential_value_slope(raw, max_logits, powers, of_class, slopes);
+    }
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      g[i] = grad_coeffs[i].exp_coeff *
-             (kKeepsExponentials ? raw[i] : program.logit.exponential(raw[i], grad_coeffs[i].max_logit));
+      g[i] = grad_coeffs[i].exp_coeff * (kKeepsExponentials ? raw[i] : powers[i]);
       if constexpr (Program::kSmoothed) g[i] -= grad_coeffs[i].weight_coeff * w;
       g[i] = c == labels[i] ? grad_coeffs[i].target : g[i];
-      if constexpr (Program::kCapped) g[i] *= program.logit.slope(raw[i]);
+      if constexpr (Program::kCapped) g[i] *= slopes[i];
       if constexpr (kSelectsZeros) g[i] = all_zero[i] ? Compute(0) : g[i];
     }
     column.store(c, NarrowPack<Gradient, kVecSize>::from(g));
@@ -231,12 +236,15 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
       unpack(column.read(c), raw);
       const Compute w = Program::kSmoothed ? program.weight(c) : Compute(1);
       Pack<Compute, kVecSize> e;
+      Compute shifts[kVecSize], of_class[kVecSize], slopes[kVecSize];
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) shifts[i] = exp_shift(sums[i].softmax.max_logit);
+      program.logit.exponential_value_slope(raw, shifts, e.element, of_class, slopes);
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        e.element[i] = program.logit.exponential(raw[i], exp_shift(sums[i].softmax.max_logit));
         sums[i].softmax.exp_sum += !kMasksTarget && c == labels[i] ? Compute(0) : e.element[i];
         if constexpr (Program::kSmoothed) {
-          sums[i].weighted_gap += w == Compute(0) ? Compute(0) : w * (z[i] - program.logit.value(raw[i]));
+          sums[i].weighted_gap += w == Compute(0) ? Compute(0) : w * (z[i] - of_class[i]);
           sums[i].weight_sum += w;
         }
       }
