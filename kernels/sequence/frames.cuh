@@ -8,11 +8,12 @@
 //    one minus the largest probability keeps its digits. Online: each logit is read once.
 // 2. finish_sample: a block per sample adds Z in double, in the order of threads, and log-sum-exps; the block that
 //    arrives last adds the losses in the order of samples.
-// 3. write_gradient: a warp per frame. Posteriors are divided by the frame's own sum, and those of a class added in the
-//    order of positions, from its first occurrence along its links. Frames of few classes are written in one pass,
-//    which looks up the first occurrence of each class in shared memory; of others every class is written once, and the
-//    distinct labels and the blank once more. Where one class has more than half of softmax and of occ, its gradient is
-//    (the others' occ) - (the others' softmax).
+// 3. write_gradient: a warp per frame, or a block if there are many classes. Posteriors are divided by the frame's own
+//    sum, and those of a class added in the order of positions, from its first occurrence along its links. Frames of
+//    few classes are written in one pass, which looks up the first occurrence of each class in shared memory; of others
+//    every class is written once, and the distinct labels and the blank once more: L2 still has them, as a block takes
+//    one frame at a time. Where one class has more than half of softmax and of occ, its gradient is (the others' occ) -
+//    (the others' softmax).
 //
 // Traffic: x read by 1 and again by 3, the gradient written, posteriors read.
 #pragma once
@@ -230,16 +231,17 @@ __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, c
   }
 }
 
-// The gradient of frame t of sample n, by a warp. `posteriors` are those of the recursion. kPlain: 0 but for labels;
-// kOfLogits: plus exp(x); kSoftmax: plus softmax.
+// The gradient of a frame, by `group` threads: a warp, or the block, which all call it together. `posteriors` are those
+// of the recursion, and each warp adds up all of them. kPlain: 0 but for labels; kOfLogits: plus exp(x); kSoftmax: plus
+// softmax.
 enum GradientKind { kPlain, kOfLogits, kSoftmax };
 constexpr int kKept = 4;
 
 template <GradientKind kKind, class Mantissa, class Storage>
 __device__ __forceinline__ void write_frame(const Sequences& shape, const Storage* x, Storage* g, const int* labels,
                                             const unsigned* links, const StoredNumber<Mantissa>* posteriors, int size,
-                                            const FrameSum<Mantissa>& sum, Mantissa scale) {
-  const int lane = threadIdx.x % 32;
+                                            const FrameSum<Mantissa>& sum, Mantissa scale, int group) {
+  const int lane = threadIdx.x % 32, rank = threadIdx.x % group, warp = rank / 32, warps = group / 32;
   const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
   // The class that has more than half of softmax, or none.
   const int64 likely = kKind == kSoftmax && sum.others < Mantissa(1) ? sum.at : -1;
@@ -283,24 +285,24 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
       store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
     };
     constexpr int kAhead = 4;
-    int v = lane;
-    for (; v + 32 * (kAhead - 1) < vectors; v += 32 * kAhead) {
+    int v = rank;
+    for (; v + group * (kAhead - 1) < vectors; v += group * kAhead) {
       Pack<Storage, kVec> raw[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        if constexpr (kKind != kPlain) raw[i] = load_vector<kVec>(x + (v + 32 * i) * kVec);
+        if constexpr (kKind != kPlain) raw[i] = load_vector<kVec>(x + (v + group * i) * kVec);
       }
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) write_vector(v + 32 * i, raw[i]);
+      for (int i = 0; i < kAhead; ++i) write_vector(v + group * i, raw[i]);
     }
-    for (; v < vectors; v += 32) {
+    for (; v < vectors; v += group) {
       Pack<Storage, kVec> raw;
       if constexpr (kKind != kPlain) raw = load_vector<kVec>(x + v * kVec);
       write_vector(v, raw);
     }
     done = vectors * kVec;
   }
-  for (int c = done + lane; c < static_cast<int>(shape.classes); c += 32) {
+  for (int c = done + rank; c < static_cast<int>(shape.classes); c += group) {
     g[c * shape.g_class] = Narrow<Storage>::from(kKind == kPlain ? Mantissa(0) : before(c) * scale);
   }
 #pragma unroll
@@ -332,13 +334,18 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
     }
     write(labels[j], of_class);
   };
-  __syncwarp();
+  // Labels are written over their classes.
+  if (warps == 1) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {
-    if (lane + 32 * i < size - 1) write_label(lane + 32 * i, kept[i]);
+    if (i % warps == warp && lane + 32 * i < size - 1) write_label(lane + 32 * i, kept[i]);
   }
-  for (int j = lane + 32 * kKept; j < size - 1; j += 32) write_label(j, posteriors[size + j].m);
-  if (lane == 0) write(shape.blank, of_blank);
+  for (int j = rank + 32 * kKept; j < size - 1; j += group) write_label(j, posteriors[size + j].m);
+  if (rank == 0) write(shape.blank, of_blank);
 }
 
 // Shared memory of a block about a sample of few labels in frames of few classes: the position of the first label of
@@ -536,11 +543,12 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
                                few.row[warp], states + 2 * t * size, size, loaded, static_cast<Mantissa>(scale));
     }
   } else {
-    for (int64 t = first + warp; t < filled; t += warps) {
+    const int group = shape.classes > kShortClasses ? static_cast<int>(blockDim.x) : 32;
+    for (int64 t = first + threadIdx.x / group; t < filled; t += blockDim.x / group) {
       FrameSum<Mantissa> sum = {Mantissa(0), Mantissa(0), 0};
       if constexpr (kKind == kSoftmax) sum = frame_sums[t];
       write_frame<kKind>(shape, x + x_offset + t * shape.x_frame, g + g_offset + t * shape.g_frame, own, next,
-                         states + 2 * t * size, size, sum, static_cast<Mantissa>(scale));
+                         states + 2 * t * size, size, sum, static_cast<Mantissa>(scale), group);
     }
   }
   for (int64 t = first + warp; t < end; t += warps) {
