@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import gpu_stand_ins
 
 import benchmark
-from benchmarking import cliffs, plot, pointwise_cliffs, records, report, softmax_cliffs, timing
+from benchmarking import cliffs, plot, pointwise_cliffs, reasons, records, report, softmax_cliffs, timing
 from benchmarking.cases import Case, Layout, channels_last, transposed
 from benchmarking.figures import HVP
 from benchmarking.workloads import Workload
@@ -75,6 +75,19 @@ def test_eager_computes_the_same(grid: list[Case]) -> None:
         assert call is not None
         found, expected = (x(*operands).double() for x in (case.workload.ours(), call))
         torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02, msg=lambda m, c=case: f"{c.title}: {m}")
+
+
+def test_each_reason_has_its_cases() -> None:
+    titles = [x.title for x in cliffs.cases()]
+    for parts in reasons.REASONS:
+        assert any(all(x in title for x in parts) for title in titles), parts
+
+
+def test_each_committed_row_that_misses_a_bar_names_its_reason() -> None:
+    rows = records.read(Path(__file__).resolve().parents[1] / "benchmarks" / "cliffs.csv")
+    assert {x.title for x in cliffs.cases()} == {r["case"] for r in rows}
+    missing = [r["case"] for r in rows if r["met"] != "yes" and not r["reason"]]
+    assert not missing
 
 
 def test_every_case_has_a_title_of_its_own_and_every_engine_its_cases() -> None:

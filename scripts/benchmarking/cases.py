@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from benchmarking.figures import HVP, spell_case, spell_shape
+from benchmarking.reasons import reason
 from benchmarking.workloads import Inputs, Workload, step
 from cupylosses.testing.eager import Call
 
@@ -67,7 +68,6 @@ class Case:
         beside: A case to compare with, if there is one.
         beside_bar: The most times of that case's time.
         quick: True if a quick run has the case.
-        reason: Why the case may miss its bars, with the measurement that shows it.
     """
 
     group: str
@@ -78,7 +78,6 @@ class Case:
     beside: Case | None = None
     beside_bar: float | None = None
     quick: bool = False
-    reason: str = ""
 
     @property
     def title(self) -> str:
@@ -152,7 +151,7 @@ class Case:
             "copy_bar": self.copy_bar,
             "beside": self.beside.title if self.beside else None,
             "beside_bar": self.beside_bar,
-            "reason": self.reason,
+            "reason": reason(self.title),
         }
 
 

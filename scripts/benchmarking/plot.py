@@ -52,7 +52,9 @@ def chosen(directory: Path) -> tuple[list[Row], list[Row]]:
     """
 
     def of(name: str, wanted: Callable[[Row], bool], what: str) -> list[Row]:
-        found = [r for r in latest(read(directory / f"{name}.csv"), KEY) if r["mode"] == MODE and wanted(r)]
+        rows = [r for r in read(directory / f"{name}.csv") if r["mode"] == MODE and wanted(r)]
+        # Of the GPU that measured them last: other rows may be of another one.
+        found = latest(rows, KEY)
         if not any(r["provider"] == OURS and r["status"] == "ok" for r in found):
             raise NothingToDraw(
                 f"{directory / f'{name}.csv'} has no rows of {what}, {MODE}; measure first: python scripts/benchmark.py"

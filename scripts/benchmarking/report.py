@@ -239,7 +239,11 @@ def cliffs(rows: Sequence[Row]) -> Table:
     columns = [
         "case", "ms", "eager", "of copy", "bar", "/ eager", "/ contiguous", "/ beside", "bar", "short by", "met",
     ]  # fmt: skip
-    return table(title, columns, lines)
+    found = table(title, columns, lines)
+    missed = (r for r in ordered if r.get("met") != "yes" and r.get("reason"))
+    found.caption = "\n".join(f"{r['case']}: {r['reason']}" for r in missed)
+    found.caption_justify = "left"
+    return found
 
 
 def _mib(row: Row) -> Row:
