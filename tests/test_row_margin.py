@@ -268,6 +268,43 @@ def test_a_thread_per_row(
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize(("dtype", "classes", "places"), [(f32, 20, 20), (bf16, 32, 5), (f64, 2, 3), (f16, 7, 64)])
+def test_a_thread_per_list(
+    dtype: torch.dtype, classes: int, places: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
+) -> None:
+    """Rows of lists by threads: of all lengths, with repeated labels, and with what does not count."""
+    monkeypatch.setattr(margin_layout, "THREAD_LISTS", 0)
+    kinds, layout = set(), margin_layout.layout
+
+    def noted(*given: Any) -> Any:
+        found = layout(*given)
+        kinds.add(found.kind)
+        return found
+
+    monkeypatch.setattr(margin_layout, "layout", noted)
+    fresh_plans()
+    scores, target = drawn(LISTS, 75, classes, dtype, labels=places, longest=min(places, 2 * classes))
+    mask = torch.arange(75, device=KERNELS) % 5 != 1
+    for reduction in ("mean", "none"):
+        agree(LISTS, (scores, target), reduction=reduction)
+    scores[mask.logical_not()] = nan
+    agree(LISTS, (scores, target), mask=mask)
+    scores[2, 0], scores[3, 1], target[4, 0], target[5, :2] = nan, inf, classes, torch.tensor([1, -7])
+    agree(LISTS, (scores, target), mask=mask, reduction="none", check_targets="off")
+    assert kinds == {"thread_per_list"}
+
+
+@pytest.mark.kernels
+def test_a_thread_reports_a_label_that_is_no_class(monkeypatch: pytest.MonkeyPatch, fresh_plans: Any) -> None:
+    monkeypatch.setattr(margin_layout, "THREAD_LISTS", 0)
+    fresh_plans()
+    scores, target = drawn(LISTS, 40, 5, f32)
+    target[33, :2] = torch.tensor([1, 5])
+    with pytest.raises(IndexError, match=r"multilabel_margin_loss.*33.*5"):
+        LISTS(scores, target, check_targets="sync")
+
+
+@pytest.mark.kernels
 def test_rows_that_lie_anywhere() -> None:
     """Rows with gaps, rows that begin anywhere, and one row for all."""
     for function in (ONE, LISTS):

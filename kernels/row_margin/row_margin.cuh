@@ -14,7 +14,8 @@
 //    its own score and the label's alone.
 // 2. The group adds the hinges, and their derivatives; those of z itself follow from the sum of the active scores
 //    (linear_value). Then thread 0 overwrites the label's gradient. A row whose value is NaN is written again.
-// Rows whose classes lie apart are taken by a thread each (ThreadPerRowReader), in the same way.
+// Rows whose classes lie apart are taken by a thread each (ThreadPerRowReader), in the same way. Of few classes, so are
+// rows of lists (thread_per_list.cuh).
 //
 // Several labels (ListReader): a warp or a block takes a row, or a warp of a block, whose threads take rows of long
 // lists together (deferred_rows).
@@ -1152,6 +1153,14 @@ __device__ __forceinline__ int64 label_of_lane(const Program& program, const int
   return lane < program.count ? program.label(offset, lane) : -1;
 }
 
+// Reports that place `bad` of the list of a row has a label that is no class.
+template <class Program>
+__device__ __forceinline__ void report_list(const Program& program, const int64 (&offset)[kRowStreams], int64 bad) {
+  const int64 at = offset[kResults], outer = at / program.inner;
+  const int64 place = (outer * program.count + bad) * program.inner + (at - outer * program.inner);
+  report_label(program.status, program.site, place, program.label(offset, bad), program.space.classes);
+}
+
 // Ends a row of which `sum` is the sum of the hinges: stores its value, and gradients if they are all alike.
 template <bool kGradient, int kVecSize, class Group, class Program>
 __device__ __forceinline__ double end_list(const Program& program, const Group& group, int rank,
@@ -1167,11 +1176,7 @@ __device__ __forceinline__ double end_list(const Program& program, const Group& 
     }
   }
   if (rank == 0) {
-    if (invalid) {
-      const int64 at = offset[kResults], outer = at / program.inner;
-      const int64 place = (outer * program.count + list.bad) * program.inner + (at - outer * program.inner);
-      report_label(program.status, program.site, place, program.label(offset, list.bad), program.space.classes);
-    }
+    if (invalid) report_list(program, offset, list.bad);
     program.store(offset, value);
   }
   return value;

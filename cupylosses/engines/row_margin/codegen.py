@@ -75,7 +75,8 @@ class MarginKernel(Kernel):
     @property
     def files(self) -> tuple[str, ...]:
         counts = self.self_counting or self.kind == "denominator"
-        return (*FUNCTOR, "row_margin/row_margin.cuh", *(["softmax/count_rows.cuh"] if counts else []))
+        own = "thread_per_list" if self.layout == "thread_per_list" else "row_margin"
+        return (*FUNCTOR, f"row_margin/{own}.cuh", *(["softmax/count_rows.cuh"] if counts else []))
 
     @property
     def title(self) -> str:
@@ -161,6 +162,8 @@ def _entry(kernel: MarginKernel) -> list[str]:
     reader = f"{'ListReader' if several else 'OneLabelReader'}<{kernel.vec_size}, {kernel.ahead}>"
     if kernel.layout == "thread_per_row":
         reader = f"ThreadPerRowReader<{kernel.ahead}>"
+    if kernel.layout == "thread_per_list":
+        reader = "ThreadPerListReader"
     fixed = ["int64 ignored", "int64 site", "int64 labels", "int64 inner", "int64 capacity", "int64 mask_words"]
     fixed += ["int64 chunks", "int width", "const __grid_constant__ Space space"]
     parameters = ", ".join(["0.0" if kind == "denominator" else f"{x.name}_" for x in kernel.loss.parameters])

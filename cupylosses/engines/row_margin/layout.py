@@ -4,6 +4,7 @@ subwarp         neighbouring lanes of a warp share a row; of lists of labels all
 block           a block shares a row
 warp            a warp takes a row, unless its list is long: then all warps of the block share it
 thread_per_row  a thread takes a row of one label whose classes lie apart, and its neighbours the rows next to it
+thread_per_list a thread takes a row of a list and few contiguous classes; its warp moves all its rows together
 
 Rows of classes that lie apart are read in place only where there are many, next to each other, with one label; all
 others are first copied with their classes contiguous.
@@ -18,7 +19,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from cupylosses.engines.softmax.layout import MAX_CHUNKS, RowStrides, power_of_two, space_rank, space_words, vector_size
+from cupylosses.engines.softmax.layout import (
+    MAX_CHUNKS,
+    RowStrides,
+    power_of_two,
+    space_rank,
+    space_words,
+    vector_size,
+    without_gaps,
+)
 from cupylosses.engines.strides import merge
 from cupylosses.jit.gpu import DECLARED_BYTES, WARP, Chip
 
@@ -49,6 +58,10 @@ RESIDENT_THREADS = 512
 #: from and written to take three times the traffic.
 APART_ROWS = 8192
 APART_TOGETHER = 8
+#: Rows of lists from which on a thread takes each of them, classes and places for labels that it takes, at most.
+THREAD_LISTS = 4096
+THREAD_CLASSES = 32
+THREAD_PLACES = 64
 #: Classes of rows that a warp takes though their lists may be sorted, at most, and labels that are sorted at most.
 WARP_CLASSES = 256
 MAX_SORTED = 4096
@@ -110,6 +123,12 @@ def layout(
         chunks = max(1, min(-(-rows // WARP), MAX_CHUNKS))
         rank = space_rank(rows, sizes)
         return Layout("thread_per_row", 1, 1, SUBWARP_THREADS, chunks, rank, words, APART_TOGETHER)
+    if labels is not None and 1 < classes <= THREAD_CLASSES and labels <= THREAD_PLACES and rows >= THREAD_LISTS:
+        shared = SUBWARP_THREADS * lane_bytes(classes, labels, scores.itemsize) + 8
+        if all(without_gaps(classes, sizes, x) for x in strides[:2]) and shared <= chip.shared - DECLARED_BYTES:
+            chunks = max(1, min(-(-rows // WARP), MAX_CHUNKS))
+            rank = space_rank(rows, sizes)
+            return Layout("thread_per_list", 1, 1, SUBWARP_THREADS, chunks, rank, words, 1, labels, 0, shared)
     if classes > 1:
         vec_size = vector_size(sizes, strides, scores, gradients, True)
     whole = _whole(classes, vec_size, strides[:2], scores, gradients)
@@ -156,6 +175,13 @@ def layout(
     chunks = max(1, min(-(-rows // at_once), MAX_CHUNKS))
     rank, together = space_rank(rows, sizes), min(elements // vec_size, TOGETHER)
     return Layout(kind, vec_size, width, threads, chunks, rank, words, together, capacity, mask_words, shared)
+
+
+def lane_bytes(classes: int, labels: int, itemsize: int) -> int:
+    """Bytes of a lane that takes a row and its list: scores in ``PackedRows`` of ``kernels/softmax/rows_of_warp.cuh``,
+    and at most those of ``LaneList`` of ``kernels/row_margin/thread_per_list.cuh``.
+    """
+    return (classes | 1) * itemsize + labels * (8 + max(4, itemsize) + 1)
 
 
 def _whole(

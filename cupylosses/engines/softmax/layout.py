@@ -227,7 +227,7 @@ def row_layout(
     else:
         vec_size, threads, shared = _thread_per_row(classes, 1 if together else vec_size, logits.itemsize)
         kind, per_thread = "thread_per_row", classes if rows >= MANY_ROWS and not together else 0
-        if together and classes > 1 and _without_gaps(classes, sizes, strides[0]) and strides[1] == strides[0]:
+        if together and classes > 1 and without_gaps(classes, sizes, strides[0]) and strides[1] == strides[0]:
             kind, threads = "thread_per_row_packed", THREADS
             shared = (classes | 1) * logits.itemsize * threads
             while shared > SHARED_BYTES:
@@ -267,7 +267,7 @@ def _in_registers(
     if classes < 2:
         return None
     if together:
-        follow = strides[1] == strides[0] and _without_gaps(classes, sizes, strides[0])
+        follow = strides[1] == strides[0] and without_gaps(classes, sizes, strides[0])
         whole = _whole(classes, 16 // size, (logits, gradients), ())
         most = PACKED_CLASSES_WHOLE if whole else PACKED_CLASSES_NARROW if size == 2 else PACKED_CLASSES
         if rows < MANY_ROWS or classes * max(size, 4) > 4 * most or not follow:
@@ -528,7 +528,7 @@ def label_only_layout(
     class_strides = (logits.class_stride, gradients.class_stride, 0, 0, 0, 0)
     words, rank = space_words(rows, classes, class_strides, sizes, strides), space_rank(rows, sizes)
     row = max(classes, 1) * size
-    if (classes == 1 or gradients.class_stride == 1) and _without_gaps(classes, sizes, strides[1]):
+    if (classes == 1 or gradients.class_stride == 1) and without_gaps(classes, sizes, strides[1]):
         vec_size = 16 // size
         if row < LABEL_ONLY_ROW_BYTES:
             each = min(LABEL_ONLY_ROWS, power_of_two(max(1, LABEL_ONLY_LANE_BYTES // row) + 1) // 2)
@@ -635,7 +635,7 @@ def _packed_dense(
     itemsizes = [x.itemsize for x in operands]
     word = gcd(16, *(x.misalignment for x in operands))
     fits = rows >= MANY_ROWS and 1 < classes <= PACKED_CLASSES and word >= max(itemsizes)
-    if not fits or any(x != strides[0] for x in strides) or not _without_gaps(classes, sizes, strides[0]):
+    if not fits or any(x != strides[0] for x in strides) or not without_gaps(classes, sizes, strides[0]):
         return None
     row = sum(packed_pitch(classes * x) for x in (itemsizes[0], itemsizes[2]))
     if WARP * row > SHARED_BYTES:
@@ -871,7 +871,7 @@ def _on_chip(
     return "two_pass", chip.threads, chip.threads, cluster
 
 
-def _without_gaps(classes: int, sizes: Sequence[int], strides: Sequence[int]) -> bool:
+def without_gaps(classes: int, sizes: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether rows of so many classes follow each other."""
     return all(s == classes * prod(sizes[d + 1 :]) for d, s in enumerate(strides) if sizes[d] > 1)
 

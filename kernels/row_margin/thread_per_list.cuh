@@ -1,0 +1,166 @@
+// Lists of labels of many contiguous rows of few classes: a thread takes a row. Value and gradient of row_margin.cuh.
+//
+//   32 rows of C classes = one contiguous stretch of 32 C scores per warp
+//
+// 1. Each lane reads the labels of its row up to the end of the list, the first ones together.
+// 2. The warp copies its rows to shared memory, coalesced. Each lane keeps the scores of its labels there, too.
+// 3. A lane goes through the classes that are no labels, and for each through the list. The gradient of a class takes
+//    the place of its score; derivatives of labels are added up in shared memory.
+// 4. The lane writes the gradients of its labels over their scores, and the warp writes the rows back, coalesced.
+//
+// A warp for each row would have most of its lanes idle, and pay for the list's length, its reductions and its row in
+// every one of them: 1600 instructions for a row of 20 classes and five labels.
+//
+// A warp owns its rows and lists; only __syncwarp separates the steps. Traffic: scores are read once and gradients
+// written once; of labels the sectors up to the end of the list. Order of additions: by class, then by label.
+// Preconditions: rows are contiguous and follow each other without gaps, in scores and gradients; C <= 32; as many
+// labels as program.capacity.
+#pragma once
+#include "row_margin/row_margin.cuh"
+#include "softmax/rows_of_warp.cuh"
+
+// Labels that a lane reads together.
+constexpr int kLabelsTogether = 4;
+
+// Shared memory of a lane about its list: of label k the derivatives of its pairs, its score and its class. Those of a
+// block's threads lie side by side, behind the scores of all rows.
+template <class Program>
+struct LaneList {
+  using Slopes = typename Program::Slopes;
+  using Score = typename Program::Gradient;
+  Slopes* slopes;
+  Score* scores;
+  unsigned char* classes;
+
+  __device__ __forceinline__ explicit LaneList(const Program& program) {
+    extern __shared__ uint4 staged[];
+    const int threads = blockDim.x, places = static_cast<int>(program.capacity) * threads;
+    const int pitch = static_cast<int>(program.space.classes) | 1;
+    const int rows = (threads * pitch * static_cast<int>(sizeof(typename Program::Input)) + 7) / 8 * 8;
+    slopes = reinterpret_cast<Slopes*>(reinterpret_cast<char*>(staged) + rows);
+    scores = reinterpret_cast<Score*>(slopes + places);
+    classes = reinterpret_cast<unsigned char*>(scores + places);
+  }
+  __device__ __forceinline__ int place(int k) const {
+    return k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
+  }
+};
+
+// The list of a row, read to its end; bit c of `members` tells that class c is a label.
+template <class Program>
+__device__ __forceinline__ ListExtent read_list(const Program& program, const int64 (&offset)[kRowStreams],
+                                                const LaneList<Program>& list, unsigned& members) {
+  const int places = static_cast<int>(program.count);
+  members = 0u;
+#pragma unroll 1
+  for (int first = 0; first < places; first += kLabelsTogether) {
+    int64 labels[kLabelsTogether];
+#pragma unroll
+    for (int i = 0; i < kLabelsTogether; ++i) labels[i] = first + i < places ? program.label(offset, first + i) : -1;
+#pragma unroll
+    for (int i = 0; i < kLabelsTogether; ++i) {
+      if (!program.is_class(labels[i])) return {first + i, labels[i] == -1 ? -1 : first + i};
+      list.classes[list.place(first + i)] = static_cast<unsigned char>(labels[i]);
+      members |= 1u << static_cast<int>(labels[i]);
+    }
+  }
+  return {places, -1};
+}
+
+// The row of a lane, whose scores are in `source`, which receives the gradients. Returns the sum of the hinges.
+template <bool kGradient, class Program, class Source>
+__device__ __forceinline__ double list_of_thread(const Program& program, const Source& source,
+                                                 const LaneList<Program>& list, int length, unsigned members,
+                                                 double factor) {
+  using Input = typename Program::Input;
+  using Score = typename Program::Gradient;
+  using Slopes = typename Program::Slopes;
+  double total = 0.0;
+#pragma unroll 1
+  for (int k = 0; k < length; ++k) {
+    list.scores[list.place(k)] = widen<Score>(source.read(list.classes[list.place(k)]).element[0]);
+    if constexpr (kGradient) list.slopes[list.place(k)] = Slopes(0);
+  }
+#pragma unroll 1
+  for (int c = 0; c < source.classes(); ++c) {
+    if (members >> c & 1u) continue;
+    const double x = in_double(widen<Score>(source.read(c).element[0]));
+    Slopes of_class(0);
+#pragma unroll 2
+    for (int k = 0; k < length; ++k) {
+      const Slopes slope = program.add(program.excess(x, in_double(list.scores[list.place(k)])), total);
+      of_class += slope;
+      if constexpr (kGradient) list.slopes[list.place(k)] += slope;
+    }
+    if constexpr (kGradient) source.store(c, {{Narrow<Input>::from(Program::gradient(of_class, factor))}});
+  }
+  if constexpr (kGradient) {
+#pragma unroll 1
+    for (int k = 0; k < length; ++k) {
+      const int c = list.classes[list.place(k)];
+      int times = 0;
+      for (int l = 0; l < length; ++l) times += list.classes[list.place(l)] == c ? 1 : 0;
+      const Slopes slopes = list.slopes[list.place(k)] * static_cast<Slopes>(times);
+      source.store(c, {{Narrow<Input>::from(Program::gradient(slopes, -factor))}});
+    }
+  }
+  return total;
+}
+
+// The reader of such rows. The group is a lane.
+struct ThreadPerListReader {
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ double visit(const Program& program, int64 first, int64 row, bool exists,
+                                                 Scale& scale) {
+    using Input = typename Program::Input;
+    const LaneList<Program> list(program);
+    const PackedRows<Input> source(program, first);
+    int64 offset[kRowStreams];
+    program.space.offsets(exists ? row : 0, offset);
+    bool counts = exists;
+    if constexpr (Program::kMasked) counts = counts && program.mask[offset[kRowMask]];
+    ListExtent extent{0, -1};
+    unsigned members = 0u;
+    if (counts) extent = read_list(program, offset, list, members);
+    counts = counts && extent.bad < 0 && extent.length > 0;
+    source.load_all(counts);
+    double value = 0.0;
+    if (counts) {
+      double factor = 0.0;
+      if constexpr (kGradient) factor = grad_factor(scale, offset) * program.inverse;
+      const int length = static_cast<int>(extent.length);
+      value = list_of_thread<kGradient>(program, source, list, length, members, factor) * program.inverse;
+    }
+    if (extent.bad >= 0) value = scalar_nan(0.0);
+    if constexpr (kGradient) {
+      if (!counts || value != value) {
+        for (int c = 0; c < source.classes(); ++c) source.store(c, {{Narrow<Input>::from(counts ? value : 0.0)}});
+      }
+      source.flush();
+    } else {
+      __syncwarp();
+    }
+    if (!exists) return 0.0;
+    if (extent.bad >= 0) report_list(program, offset, extent.bad);
+    program.store(offset, value);
+    return value;
+  }
+
+  // Visits every row once. The members of `work` may be null.
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
+                                               int64 chunks, const Workspace& work) {
+    const int64 rows = program.space.rows, step = chunks * kWarp;
+#pragma unroll 1
+    for (int chunk = static_cast<int>(group.worker()); chunk < chunks;
+         chunk = next_chunk(group, chunk, work.claim_counter)) {
+      double total = 0.0;
+#pragma unroll 1
+      for (int64 first = static_cast<int64>(chunk) * kWarp; first < rows; first += step) {
+        const int64 row = first + group.row_slot();
+        total += visit<kGradient>(program, first, row, row < rows, scale);
+      }
+      finish_chunk(group, scale, chunk, total, work.partials);
+    }
+  }
+};

@@ -1,0 +1,90 @@
+// Contiguous rows of few classes in shared memory: a warp moves 32 rows together, and each of its lanes takes one.
+//
+//   32 rows of C classes = one contiguous stretch of 32 C elements per warp
+//
+// Rows are `pitch` apart, an odd number, so that the lanes of a warp do not conflict in a bank. A warp owns its rows;
+// only __syncwarp separates loads, the lanes' own accesses, and stores.
+//
+// Preconditions: rows are contiguous and follow each other without gaps; C <= 32.
+#pragma once
+#include "softmax/rows.cuh"
+
+// The rows of a warp; this thread takes one of them.
+template <class Storage>
+struct PackedRows {
+  using P = Pack<Storage, 1>;
+  using Value = Storage;
+  using Index = int;
+  static constexpr int kVecSize = 1;
+  const Storage* from;  // the warp's first row
+  Storage* to;
+  int elements;  // of all rows of the warp
+  int count;
+  P* stage;
+
+  // Precondition: `first` is the first row of the warp.
+  template <class Program>
+  __device__ __forceinline__ PackedRows(const Program& program, int64 first)
+      : from(program.input + first * program.space.classes),
+        to(program.gradients + first * program.space.classes),
+        count(static_cast<int>(program.space.classes)) {
+    extern __shared__ uint4 staged[];
+    const int64 rows = program.space.rows - first;
+    elements = count * static_cast<int>(rows < kWarp ? rows : kWarp);
+    stage = reinterpret_cast<P*>(staged) + threadIdx.x / kWarp * (kWarp * pitch());
+  }
+  __device__ __forceinline__ int classes() const {
+    return count;
+  }
+  // Distance of rows in shared memory: odd, against bank conflicts.
+  __device__ __forceinline__ int pitch() const {
+    return count | 1;
+  }
+  // f(i, row, slot) for every 32nd element i of the rows, from this lane's on.
+  template <class F>
+  __device__ __forceinline__ void each(const F& f) const {
+    // i / classes by multiplication: exact below 2048 elements and up to 32 classes.
+    const unsigned inverse = 65536u / count + 1;
+#pragma unroll 4
+    for (int i = threadIdx.x % kWarp; i < elements; i += kWarp) {
+      const int row = static_cast<int>(i * inverse >> 16);
+      f(i, row, stage + row * pitch() + (i - row * count));
+    }
+  }
+  __device__ __forceinline__ P* own_row() const {
+    return stage + threadIdx.x % kWarp * pitch();
+  }
+
+  // Copies the rows whose lane passes `wanted`. Precondition here and of flush(): all lanes of the warp call it
+  // together.
+  __device__ __forceinline__ void load_all(bool wanted) const {
+    const unsigned mask = __ballot_sync(0xffffffffu, wanted);
+    each([&](int i, int row, P* slot) {
+      if (mask >> row & 1u) cp_async(slot, reinterpret_cast<const P*>(from + i));
+    });
+    cp_async_wait_all();
+    __syncwarp();
+  }
+  __device__ __forceinline__ P read(int c) const {
+    return load_words(own_row() + c);
+  }
+  __device__ __forceinline__ void mask_out(int c, int) const {
+    own_row()[c].element[0] = Narrow<Storage>::from(-scalar_infinity(0.0f));
+  }
+  __device__ __forceinline__ void clear(int c, int) const {
+    own_row()[c].element[0] = Narrow<Storage>::from(0.0f);
+  }
+  __device__ __forceinline__ void overwrite(int c, const P& x) const {
+    own_row()[c] = x;
+  }
+  // Replaces the logit, which is not needed any more.
+  __device__ __forceinline__ void store(int c, const P& gradient) const {
+    own_row()[c] = gradient;
+  }
+  __device__ __forceinline__ void flush() const {
+    __syncwarp();
+    each([&](int i, int, const P* slot) { store_pack<1>(to + i, *slot); });
+    // The next rows are copied to the same place.
+    __syncwarp();
+  }
+};
