@@ -5,7 +5,7 @@
 // Rows are `pitch` apart, an odd number, so that the lanes of a warp do not conflict in a bank. A warp owns its rows;
 // only __syncwarp separates loads, the lanes' own accesses, and stores.
 //
-// Preconditions: rows are contiguous and follow each other without gaps; C <= 32.
+// Preconditions: rows are contiguous and follow each other without gaps; C <= 181.
 #pragma once
 #include "softmax/rows.cuh"
 
@@ -43,11 +43,11 @@ struct PackedRows {
   // f(i, row, slot) for every 32nd element i of the rows, from this lane's on.
   template <class F>
   __device__ __forceinline__ void each(const F& f) const {
-    // i / classes by multiplication: exact below 2048 elements and up to 32 classes.
-    const unsigned inverse = 65536u / count + 1;
+    // i / classes by multiplication: exact for 32 rows of up to 181 classes.
+    const unsigned inverse = (1u << 20) / count + 1;
 #pragma unroll 4
     for (int i = threadIdx.x % kWarp; i < elements; i += kWarp) {
-      const int row = static_cast<int>(i * inverse >> 16);
+      const int row = static_cast<int>(i * inverse >> 20);
       f(i, row, stage + row * pitch() + (i - row * count));
     }
   }

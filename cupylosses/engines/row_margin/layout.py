@@ -60,7 +60,7 @@ APART_ROWS = 8192
 APART_TOGETHER = 8
 #: Rows of lists from which on a thread takes each of them, classes and places for labels that it takes, at most.
 THREAD_LISTS = 4096
-THREAD_CLASSES = 32
+THREAD_CLASSES = 64
 THREAD_PLACES = 64
 #: Classes of rows that a warp takes though their lists may be sorted, at most, and labels that are sorted at most.
 WARP_CLASSES = 256
@@ -124,11 +124,13 @@ def layout(
         rank = space_rank(rows, sizes)
         return Layout("thread_per_row", 1, 1, SUBWARP_THREADS, chunks, rank, words, APART_TOGETHER)
     if labels is not None and 1 < classes <= THREAD_CLASSES and labels <= THREAD_PLACES and rows >= THREAD_LISTS:
-        shared = SUBWARP_THREADS * lane_bytes(classes, labels, scores.itemsize) + 8
-        if all(without_gaps(classes, sizes, x) for x in strides[:2]) and shared <= chip.shared - DECLARED_BYTES:
+        each, room = lane_bytes(classes, labels, scores.itemsize), chip.shared - DECLARED_BYTES - 8
+        # Several blocks share a multiprocessor.
+        threads = max(WARP, min(SUBWARP_THREADS, power_of_two(room // 3 // each + 1) // 2))
+        if all(without_gaps(classes, sizes, x) for x in strides[:2]) and threads * each <= room:
             chunks = max(1, min(-(-rows // WARP), MAX_CHUNKS))
-            rank = space_rank(rows, sizes)
-            return Layout("thread_per_list", 1, 1, SUBWARP_THREADS, chunks, rank, words, 1, labels, 0, shared)
+            rank, shared = space_rank(rows, sizes), threads * each + 8
+            return Layout("thread_per_list", 1, 1, threads, chunks, rank, words, 1, labels, 0, shared)
     if classes > 1:
         vec_size = vector_size(sizes, strides, scores, gradients, True)
     whole = _whole(classes, vec_size, strides[:2], scores, gradients)
