@@ -14,6 +14,8 @@ markers:
                      formulas, options, or what surrounds kernels, and tests of the engine check the same kernels of
                      other losses, dtypes or options;
 ``races``            they are checked nevertheless, in a module that is marked ``plain``;
+``programs``         it runs with ``--programs`` or ``--thorough`` only, as .ci/run does: it waits for programs of its
+                     own, such as processes that talk to each other, or the compiler of what Inductor generates;
 ``thorough``         it runs with ``--thorough`` only. That option also treats every loss like a representative, and
                      makes the grids of ``grids.py`` exhaustive.
 """
@@ -66,6 +68,7 @@ settings.load_profile("cupylosses")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run exhaustive grids, with kernels of every loss")
+    parser.addoption("--programs", action="store_true", help="run tests that wait for programs of their own, too")
     parser.addoption("--budget", action="store_true", help="fail with more kernels than tests/budget.json")
 
 
@@ -82,6 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "plain: kernels without the check for races, which others of their engine have")
     config.addinivalue_line("markers", "races: kernels with the check for races, in a module marked plain")
     config.addinivalue_line("markers", "thorough: runs with --thorough only")
+    config.addinivalue_line("markers", "programs: runs with --programs or --thorough only")
     config.addinivalue_line("markers", "addresses: runs again with AddressSanitizer in .ci/run, if it runs kernels")
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
     config.addinivalue_line("markers", "large: more than 2**31 elements; needs 24 GiB of free GPU memory")
@@ -129,8 +133,12 @@ def turn(item: pytest.Function) -> Loss:
 
 
 def stays(item: pytest.Item) -> bool:
-    """False for a ``thorough`` test without ``--thorough``, and for a loss that the representatives cover."""
+    """False for a test marked ``thorough`` or ``programs`` in a run without such tests, and for a loss that the
+    representatives cover.
+    """
     if item.get_closest_marker("thorough") and not grids.thorough():
+        return False
+    if item.get_closest_marker("programs") and not (grids.thorough() or item.config.getoption("--programs")):
         return False
     loss = item.callspec.params.get("loss") if hasattr(item, "callspec") else None
     if loss is None:

@@ -47,6 +47,7 @@ def run(names: list[str], backend: str) -> str:
 
 
 # Not marked ``kernels``: with a GPU, too, its processes run them on the host.
+@pytest.mark.programs
 @pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch without gloo")
 @pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
 def test_two_processes_on_the_host() -> None:

@@ -415,6 +415,7 @@ def test_a_loss_of_rows_of_ones_own_is_another() -> None:
     assert own.key != other.key and own.key == replace(found).key
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
 def test_inductor() -> None:
     """Code that it generates around the operators."""

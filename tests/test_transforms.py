@@ -264,6 +264,7 @@ def test_a_program_is_loaded_in_a_new_process(tmp_path: Path, python: Any) -> No
     assert float(printed) == Model()(x, y).item()
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("backend", short_or_full(["aot_eager"], ["eager", "aot_eager"]))
 def test_the_first_call_of_a_process_may_be_compiled(backend: str, python: Any) -> None:
     """No earlier call is needed: no import, and no table that only an eager call fills."""
@@ -282,6 +283,7 @@ def test_the_first_call_of_a_process_may_be_compiled(backend: str, python: Any) 
     assert printed == "True"
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
 def test_ahead_of_time(tmp_path: Path) -> None:
     """A package of AOTInductor calls the operators of the process that loads it."""
