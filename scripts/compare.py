@@ -403,7 +403,7 @@ def find_place(wanted: str, shape: Shape, parser: argparse.ArgumentParser) -> tu
 def without_arrays(place: str, losses: Sequence[Definition]) -> str:
     """A line on losses that are compared as tensors alone for want of cuBLAS; empty if there are none."""
     reason = bits.without_products("cuda") if place == "cuda" else ""
-    found = [x.name for x in losses if reason and any(c.multiplies for c in Matrix(x, Selection("cuda")).plain())]
+    found = [x.name for x in losses if reason and any(c.multiplies for c in Matrix(x, Selection("cpu")).plain())]
     return f"Not compared as CuPy arrays: {', '.join(found)}. {reason}" if found else ""
 
 
