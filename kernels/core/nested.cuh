@@ -498,15 +498,6 @@ struct OperandNumber<NestedDual<T>> {
   }
 };
 
-template <bool kCondition, class A, class B>
-struct Choose {
-  using type = A;
-};
-template <class A, class B>
-struct Choose<false, A, B> {
-  using type = B;
-};
-
 // The derivative of the loss L along a direction, sum over i of v_i dL/dx_i. `operands` are the operands x of L, then
 // the tangents v of those in kHasTangent, in order. Its derivative with respect to v_i is dL/dx_i. Its derivative with
 // respect to x_k is the tangent of dL/dx_k; numbers are nested only if one of these is wanted. If the element is not
@@ -517,7 +508,7 @@ __device__ __forceinline__ auto jvp(const Base& base, bool active, Indices<kSlot
   constexpr int kOwn = sizeof...(kSlot);
   constexpr unsigned kMask = (X::kMask | ...);
   constexpr unsigned kOfOwn = kMask & ((1u << kOwn) - 1u);
-  using Number = typename Choose<kOfOwn != 0, NestedDual<T>, T>::type;
+  using Number = Choose<kOfOwn != 0, NestedDual<T>, T>;
   using G = OperandNumber<Number>;
   // The slot of an operand's tangent; its own slot if it has none.
   constexpr int kTangentSlot[] = {has<kHasTangent>(kSlot) ? kOwn + count_bits(kHasTangent & ((1u << kSlot) - 1u))

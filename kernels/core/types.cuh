@@ -15,6 +15,18 @@ struct bfloat16_t {
   unsigned short bits;
 };
 
+template <bool kCondition, class A, class B>
+struct ChosenType {
+  using type = A;
+};
+template <class A, class B>
+struct ChosenType<false, A, B> {
+  using type = B;
+};
+// A if the condition is true, B otherwise.
+template <bool kCondition, class A, class B>
+using Choose = typename ChosenType<kCondition, A, B>::type;
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Scalars: storage -> arithmetic
 

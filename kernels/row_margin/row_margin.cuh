@@ -51,16 +51,6 @@
 #pragma once
 #include "softmax/rows.cuh"
 
-// The sum of derivatives of pairs: a count if each is 1.
-template <bool kLinear>
-struct SlopesOf {
-  using type = double;
-};
-template <>
-struct SlopesOf<true> {
-  using type = int;
-};
-
 // A gradient as it waits for the others of its vector: a float that rounds to 16 bits as the double does, or a double.
 template <class Storage>
 struct Waiting {
@@ -90,7 +80,8 @@ template <class Base>
 struct MarginProgram : Base {
   using Hinge = typename Base::Loss;
   using Input = typename Base::Input;
-  using Slopes = typename SlopesOf<Hinge::kLinear>::type;
+  // The sum of derivatives of pairs: a count if each is 1.
+  using Slopes = Choose<Hinge::kLinear, int, double>;
   using Sums = HingeSums<Slopes>;
   using Gradient = typename Waiting<Input>::type;
 
@@ -219,14 +210,8 @@ __device__ __forceinline__ int exponent_of(int x) {
   return 31 - __clz(x);
 }
 // The type of the index of a class: lanes of a warp share short rows only.
-template <class Group, bool kMultiWarp = Group::kMultiWarp>
-struct IndexOf {
-  using type = int;
-};
 template <class Group>
-struct IndexOf<Group, true> {
-  using type = int64;
-};
+using IndexOf = Choose<Group::kMultiWarp, int64, int>;
 // Loads vectors that lie `step` elements apart, `left` of them or as many as there is room for.
 template <int kVecSize, int kVectors, class Input, class Index>
 __device__ __forceinline__ void load_vectors(const Input* from, int step, Index left,
@@ -350,7 +335,7 @@ template <int kVecSize, int kVectors, class Group, class Program>
 struct RowAhead {
   using Input = typename Program::Input;
   // Lanes of a warp share short rows only.
-  using Index = typename IndexOf<Group>::type;
+  using Index = IndexOf<Group>;
 
   typename Program::LabelLoad label;
   RowTarget<double> target;
@@ -396,7 +381,7 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
                                                 Scale& scale) {
   using Input = typename Program::Input;
   using Score = typename Program::Gradient;
-  using Index = typename IndexOf<Group>::type;
+  using Index = IndexOf<Group>;
   const int threads = group.num_threads();
   if (exists && !ahead.started) {
     ahead.load_label(program, row);
@@ -795,7 +780,7 @@ __device__ __forceinline__ void take_batch(const Pack<typename Program::Input, k
 template <int kVecSize, int kVectors, class Group, class Program>
 struct ListAhead {
   using Input = typename Program::Input;
-  using Index = typename IndexOf<Group>::type;
+  using Index = IndexOf<Group>;
 
   int64 next;    // label of this lane in the row behind
   Index label;   // and of this row, if it is one of `length`
@@ -840,7 +825,7 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
                                               typename Program::Sums& sums) {
   using Input = typename Program::Input;
   using Score = typename Program::Gradient;
-  using Index = typename IndexOf<Group>::type;
+  using Index = IndexOf<Group>;
   const int threads = group.num_threads(), place = threadIdx.x % kWarp, length = ahead.length;
   const double own = place < length ? in_double(widen<Score>(ahead.own)) : scalar_infinity(0.0);
   const double margin = program.loss.margin();
@@ -1277,13 +1262,7 @@ template <class Group>
 constexpr bool kDefersRows = kSameType<Group, BlockOfSubwarps>;
 // The group that takes a row.
 template <class Group>
-struct RowGroup {
-  using type = Group;
-};
-template <>
-struct RowGroup<BlockOfSubwarps> {
-  using type = SubwarpGroup;
-};
+using RowGroup = Choose<kDefersRows<Group>, SubwarpGroup, Group>;
 
 // The reader of rows of lists of labels. kVectors vectors of a thread are in flight.
 template <int kVecSize, int kVectors>
@@ -1291,7 +1270,7 @@ struct ListReader {
   template <bool kGradient, class Group, class Program, class Scale>
   struct Visit {
     static constexpr bool kNeedsNextRow = true;
-    using OfRow = typename RowGroup<Group>::type;
+    using OfRow = RowGroup<Group>;
     const Program& program;
     const Group& group;
     Scale& scale;
@@ -1319,7 +1298,7 @@ struct ListReader {
                                                const Workspace& work) {
     // Gradients are written before the first exchange: the scale that thread 0 has read must be there.
     if constexpr (Group::kMultiWarp) __syncthreads();
-    ListAhead<kVecSize, kVectors, typename RowGroup<Group>::type, Program> ahead;
+    ListAhead<kVecSize, kVectors, RowGroup<Group>, Program> ahead;
     ahead.started = false;
     SyncState of_block{0, 0};
     const int rank = static_cast<int>(opaque(static_cast<unsigned>(group.thread_rank())));

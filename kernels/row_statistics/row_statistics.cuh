@@ -442,14 +442,6 @@ __device__ __forceinline__ Rounded round_for(const Storage*, double x) {
     return x;
   }
 }
-template <bool kDouble>
-struct RoundedOf {
-  using type = float;
-};
-template <>
-struct RoundedOf<true> {
-  using type = double;
-};
 
 template <class... P>
 __device__ constexpr int largest_size(const Tuple<P...>*) {
@@ -493,7 +485,7 @@ struct RowStatistics {
   static constexpr int kVectorBytes = largest_size(static_cast<const Packs*>(nullptr));
   static constexpr int kKeptBytes = largest_size(static_cast<const KeptPacks*>(nullptr));
   using Statistics = StatisticsOf<Summands_, StatisticSlots>;
-  using Rounded = typename RoundedOf<kVectorBytes == 8 * kVecSize>::type;
+  using Rounded = Choose<kVectorBytes == 8 * kVecSize, double, float>;
   using Row = RowResult<kStatistics, kLabels>;
   static constexpr bool kFirsts = Summands_::kFirsts;
   // The first elements of a row in all vectors: with kFirsts expressions have these after their own arguments.
