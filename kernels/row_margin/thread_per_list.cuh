@@ -151,16 +151,14 @@ struct ThreadPerListReader {
   static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
                                                int64 chunks, const Workspace& work) {
     const int64 rows = program.space.rows, step = chunks * kWarp;
-#pragma unroll 1
-    for (int chunk = static_cast<int>(group.worker()); chunk < chunks;
-         chunk = next_chunk(group, chunk, work.claim_counter)) {
+    for_each_chunk(group, scale, chunks, work, [&](int chunk) {
       double total = 0.0;
 #pragma unroll 1
       for (int64 first = static_cast<int64>(chunk) * kWarp; first < rows; first += step) {
         const int64 row = first + group.row_slot();
         total += visit<kGradient>(program, first, row, row < rows, scale);
       }
-      finish_chunk(group, scale, chunk, total, work.partials);
-    }
+      return total;
+    });
   }
 };

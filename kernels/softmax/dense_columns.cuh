@@ -124,9 +124,7 @@ struct DenseColumnReader {
     const Inputs inputs{reinterpret_cast<Input*>(own)};
     const Targets targets{reinterpret_cast<Target*>(inputs.stage + kWarp * classes)};
     SyncState sync{0, 0};
-#pragma unroll 1
-    for (int chunk = static_cast<int>(group.worker()); chunk < chunks;
-         chunk = next_chunk(group, chunk, work.claim_counter)) {
+    for_each_chunk(group, scale, chunks, work, [&](int chunk) {
       double total = 0.0;
 #pragma unroll 1
       for (int64 tile = chunk; tile < tiles; tile += chunks) {
@@ -157,7 +155,7 @@ struct DenseColumnReader {
           __syncwarp();
         }
       }
-      finish_chunk(group, scale, chunk, total, work.partials);
-    }
+      return total;
+    });
   }
 };

@@ -80,9 +80,7 @@ struct PackedDenseReader {
     const Inputs inputs{shared_of_warp(Inputs::kBytes + Targets::kBytes)};
     const Targets targets{inputs.stage + Inputs::kBytes};
     SyncState sync{0, 0};
-#pragma unroll 1
-    for (int chunk = static_cast<int>(group.worker()); chunk < chunks;
-         chunk = next_chunk(group, chunk, work.claim_counter)) {
+    for_each_chunk(group, scale, chunks, work, [&](int chunk) {
       double total = 0.0;
 #pragma unroll 1
       for (int64 tile = chunk; tile < tiles; tile += chunks) {
@@ -106,7 +104,7 @@ struct PackedDenseReader {
           __syncwarp();
         }
       }
-      finish_chunk(group, scale, chunk, total, work.partials);
-    }
+      return total;
+    });
   }
 };

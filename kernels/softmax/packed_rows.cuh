@@ -165,13 +165,11 @@ struct PackedReader {
       }
       return total;
     };
-#pragma unroll 1
-    for (int chunk = static_cast<int>(group.worker()); chunk < chunks;
-         chunk = next_chunk(group, chunk, work.claim_counter)) {
+    for_each_chunk(group, scale, chunks, work, [&](int chunk) {
       double total = 0.0;
 #pragma unroll 1
       for (int64 tile = chunk; tile < tiles; tile += chunks) total += visit(tile);
-      finish_chunk(group, scale, chunk, total, work.partials);
-    }
+      return total;
+    });
   }
 };

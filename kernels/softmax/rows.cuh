@@ -614,6 +614,17 @@ __device__ __forceinline__ void finish_chunk(const SubwarpGroup& group, const Sc
   SyncState unused{0, 0};
   finish_chunk(group, scale, chunk, total, partials, unused);
 }
+// Evaluates the chunks of a warp one after another: visit(chunk) returns the sum of the values of a chunk's rows.
+// Preconditions: all lanes of the warp call it together.
+template <class Scale, class Visit>
+__device__ __forceinline__ void for_each_chunk(const SubwarpGroup& group, const Scale& scale, int64 chunks,
+                                               const Workspace& work, const Visit& visit) {
+#pragma unroll 1
+  for (int chunk = static_cast<int>(group.worker()); chunk < chunks;
+       chunk = next_chunk(group, chunk, work.claim_counter)) {
+    finish_chunk(group, scale, chunk, visit(chunk), work.partials);
+  }
+}
 
 // Visits every row once. visit(row, exists, next, sync) returns the row's value. `next` is the row after it if
 // Visit::kNeedsNextRow, and >= rows behind the last one; it costs a register.

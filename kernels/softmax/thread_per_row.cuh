@@ -286,9 +286,7 @@ struct ThreadPerRowReader {
                                                int64 chunks, const Workspace& work) {
     using Source = StridedRows<typename Program::Input, kVecSize, true, kClasses, kThreads>;
     const int64 vectors = program.space.rows / kVecSize, step = chunks * kWarp;
-#pragma unroll 1
-    for (int chunk = static_cast<int>(group.worker()); chunk < chunks;
-         chunk = next_chunk(group, chunk, work.claim_counter)) {
+    for_each_chunk(group, scale, chunks, work, [&](int chunk) {
       double total = 0.0;
       int64 v = static_cast<int64>(chunk) * kWarp + group.row_slot();
       // Offsets and labels are one step ahead.
@@ -310,8 +308,8 @@ struct ThreadPerRowReader {
         const Source column(program, offset);
         total += visit_rows_of_thread<kGradient>(program, column, offset, now, scale);
       }
-      finish_chunk(group, scale, chunk, total, work.partials);
-    }
+      return total;
+    });
   }
 };
 
@@ -325,9 +323,7 @@ struct InterleavedRowsReader {
     constexpr int kTile = kVecSize * kWarp;
     const int64 rows = program.space.rows, inner = Program::Space::kOneDimension ? rows : program.space.at.size[0];
     const int64 tiles_of_inner = (inner + kTile - 1) / kTile, tiles = rows / inner * tiles_of_inner;
-#pragma unroll 1
-    for (int chunk = static_cast<int>(group.worker()); chunk < chunks;
-         chunk = next_chunk(group, chunk, work.claim_counter)) {
+    for_each_chunk(group, scale, chunks, work, [&](int chunk) {
       double total = 0.0;
       // Offsets and labels are one step ahead.
       int64 next[kRowStreams];
@@ -356,8 +352,8 @@ struct InterleavedRowsReader {
         const Source column(program, offset, count);
         total += visit_rows_of_thread<kGradient, kWarp>(program, column, offset, now, scale, count);
       }
-      finish_chunk(group, scale, chunk, total, work.partials);
-    }
+      return total;
+    });
   }
 };
 

@@ -21,9 +21,7 @@ struct PackedThreadPerRowReader {
   static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
                                                int64 chunks, const Workspace& work) {
     const int64 rows = program.space.rows, step = chunks * kWarp;
-#pragma unroll 1
-    for (int chunk = static_cast<int>(group.worker()); chunk < chunks;
-         chunk = next_chunk(group, chunk, work.claim_counter)) {
+    for_each_chunk(group, scale, chunks, work, [&](int chunk) {
       double total = 0.0;
       int64 next[kRowStreams];
       LaneLabels<1, Program> ahead;
@@ -47,7 +45,7 @@ struct PackedThreadPerRowReader {
         total += visit_rows_of_thread<kGradient>(program, source, offset, now, scale, count);
         if constexpr (!kGradient) __syncwarp();
       }
-      finish_chunk(group, scale, chunk, total, work.partials);
-    }
+      return total;
+    });
   }
 };
