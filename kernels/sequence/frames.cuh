@@ -284,7 +284,7 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
       }
       store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
     };
-    // An exact exponential takes the registers of more.
+    // Beside exact exponentials, more vectors would spill registers.
     constexpr int kAhead = kKind == kOfLogits ? 1 : 4;
     int v = rank;
     for (; v + group * (kAhead - 1) < vectors; v += group * kAhead) {

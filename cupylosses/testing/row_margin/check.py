@@ -40,7 +40,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "block": Layout((5, 1031)),
     "apart": Layout((3, 43, 5, 4)),
     "thread_per_row": Layout((2, 11, 64, 64)),
-    "thread_per_list": Layout((4099, 20), 1, 20, 6),
+    "thread_per_list": Layout((4099, 9), 1, 9, 4),
     "long lists": Layout((5, 133), 1, 133, 90),
     "long lists, block": Layout((3, 1031), 1, 1031, 300),
 }
