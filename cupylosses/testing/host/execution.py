@@ -50,6 +50,10 @@ class HostDevice(torch_device.TorchDevice):
             array = memory.set_(memory.untyped_storage(), offset, shape, strides)
         return array.fill_(float("nan") if array.is_floating_point() else NAN_BYTE)
 
+    def matmul(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: torch.Tensor | None = None) -> None:
+        # torch's products of bfloat16 on CPUs with AMX read beside the rows of a view, where there is NaN.
+        super().matmul(a.contiguous(), b.contiguous(), out, add)
+
     def workspace(self, stream: int, groups: int, capturing: bool) -> tuple[Any, int]:
         """One per size, so that memory beyond it belongs to nobody."""
         need = TICKET + groups
