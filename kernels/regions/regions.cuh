@@ -11,11 +11,13 @@
 // g_c - sum p_j g_j would cancel for a class that is nearly certain. With h_c = g_c - g_m for the largest class m it is
 // h_c - sum p_j h_j, in which h_m is 0.
 //
-// 1. A block has part of a sample. Its threads load the sample's coefficients into shared memory, times grad_output.
-// 2. A thread takes vectors of voxels in turn, in registers if there are few classes; otherwise it reads them three
-//    times, of which L1 and L2 serve two.
+// 1. Each block takes one chunk of a sample, the last chunk first: L2 still has what kernel 1 read last. A thread takes
+//    vectors of the chunk in turn, in registers if there are few classes; otherwise it reads them three times, of which
+//    L1 and L2 serve two.
+// 2. While the first vectors are on their way, the block's threads load the sample's coefficients into shared memory,
+//    times grad_output. Blocks are small, so that others compute meanwhile.
 //
-// Traffic: input and target twice in all, each gradient written once.
+// Traffic: input and target twice in all, of which L2 serves a part of the second time; each gradient written once.
 #pragma once
 #include "regions/groups.cuh"
 
@@ -176,29 +178,29 @@ __device__ __forceinline__ void voxel_gradient(const Program& program, const Cla
 }
 
 // The coefficients of a sample in shared memory: the derivatives a, b and c by I, FP and FN of each class. Of labels
-// and products only a - c, for the label, and b, for other classes.
+// and products only b of all classes, and behind them a - c, for the label.
 template <class Program>
 struct SharedCoeffs {
   using Compute = typename Program::Compute;
   static constexpr bool kPairs = !Program::kDense && Program::kOverlap == kProduct;
-  static constexpr int kNumbers = kPairs ? 2 : 3;
   const Compute* numbers;
+  int count;  // of classes
 
   __device__ __forceinline__ Summands<Compute> of_class(int c) const {
     return {numbers[3 * c], numbers[3 * c + 1], numbers[3 * c + 2]};
   }
   __device__ __forceinline__ Compute of_label(int label) const {
-    return numbers[2 * label];
+    return numbers[count + label];
   }
   __device__ __forceinline__ Compute of_other(int c) const {
-    return numbers[2 * c + 1];
+    return numbers[c];
   }
   // By the probability of a class.
   template <class Classes>
   __device__ __forceinline__ Compute derivative(const Classes& classes, const VoxelTarget& target, int c, int i,
                                                 const Probability<Compute>& p) const {
     if constexpr (kPairs) {
-      return numbers[2 * c + (c == target.label ? 0 : 1)];
+      return numbers[c == target.label ? count + c : c];
     } else {
       return derivative_by_p<Program::kOverlap>(of_class(c), p, target_of<Program>(classes, target, c, i));
     }
@@ -264,42 +266,60 @@ __device__ __forceinline__ void store_voxels(Storage* to,
   }
 }
 
-// `numbers` are 3 C of Compute in shared memory. `group_of` gives the group of a class of a sample, for grad_output.
+// Loads the coefficients of a sample, times grad_output. `group_of` gives the group of a class of a sample.
+template <class Program, class Groups, class Result>
+__device__ __forceinline__ void load_coefficients(const Program& program, const Groups& groups, const double* residual,
+                                                  const Result* grad_output, int64 per_group, int64 sample,
+                                                  typename Program::Compute* numbers) {
+  using Compute = typename Program::Compute;
+  const int count = program.classes();
+  for (int c = threadIdx.x; c < count; c += blockDim.x) {
+    const int64 group = c < groups.first_class() ? 0 : groups.group_of(sample, c);
+    const double upstream = widen<double>(grad_output[per_group ? group : 0]);
+    const double* of_cell = residual + 3 * (sample * count + c);
+    if constexpr (SharedCoeffs<Program>::kPairs) {
+      numbers[c] = static_cast<Compute>(of_cell[1] * upstream);
+      numbers[count + c] = static_cast<Compute>((of_cell[0] - of_cell[2]) * upstream);
+    } else {
+      for (int k = 0; k < 3; ++k) numbers[3 * c + k] = static_cast<Compute>(of_cell[k] * upstream);
+    }
+  }
+}
+
+// Writes the gradients of the chunk of this block. A sample has `chunks` of `vectors_per_chunk`. `numbers` are 3 C of
+// Compute in shared memory. Preconditions: a block for each chunk of all samples; `vectors_per_chunk` is a multiple of
+// blockDim.x.
 template <bool kInput, bool kTarget, class Program, class Groups, class Result>
 __device__ __forceinline__ void write_gradients(const Program& program, const Groups& groups, const double* residual,
-                                                const Result* grad_output, int64 per_group, int64 blocks_per_sample,
-                                                typename Program::Input* input_gradients,
+                                                const Result* grad_output, int64 per_group, int64 chunks,
+                                                int64 vectors_per_chunk, typename Program::Input* input_gradients,
                                                 typename Program::Target* target_gradients,
                                                 typename Program::Compute* numbers) {
   using Compute = typename Program::Compute;
   constexpr int kVecSize = Program::kVecSize;
   constexpr int kTogether = kVecSize % 2 == 0 && sizeof(typename Program::Input) == 2 ? 2 : 1;
-  const int64 sample = blockIdx.x / blocks_per_sample, part = blockIdx.x - sample * blocks_per_sample;
-  const int count = program.classes();
-  using Coeffs = SharedCoeffs<Program>;
-  for (int c = threadIdx.x; c < count; c += blockDim.x) {
-    const int64 group = c < groups.first_class() ? 0 : groups.group_of(sample, c);
-    const double upstream = widen<double>(grad_output[per_group ? group : 0]);
-    const double* of_cell = residual + 3 * (sample * count + c);
-    if constexpr (Coeffs::kPairs) {
-      numbers[2 * c] = static_cast<Compute>((of_cell[0] - of_cell[2]) * upstream);
-      numbers[2 * c + 1] = static_cast<Compute>(of_cell[1] * upstream);
-    } else {
-      for (int k = 0; k < 3; ++k) numbers[3 * c + k] = static_cast<Compute>(of_cell[k] * upstream);
-    }
-  }
-  const Compute voxel_scale =
-      static_cast<Compute>(residual[program.space.samples * 3 * count] * widen<double>(grad_output[0]));
-  __syncthreads();
-  const Coeffs coeffs{numbers};
-  const int64 vectors = program.space.voxels / kVecSize, step = blocks_per_sample * blockDim.x;
+  // 32 bits hold any number of blocks, and divide faster than 64.
+  const unsigned of_sample = static_cast<unsigned>(chunks), chunk = gridDim.x - 1 - blockIdx.x;
+  const int64 sample = chunk / of_sample, first = (chunk - sample * chunks) * vectors_per_chunk;
+  const int64 vectors = program.space.voxels / kVecSize;
+  const SharedCoeffs<Program> coeffs{numbers, program.classes()};
+  Compute voxel_scale = Compute(0);
 #pragma unroll 1
-  for (int64 vector = part * blockDim.x + threadIdx.x; vector < vectors; vector += step) {
-    prefetch_vectors(program, sample, vector - threadIdx.x + step, vectors, blockDim.x);
+  for (int64 turn = 0; turn < vectors_per_chunk && first + turn < vectors; turn += blockDim.x) {
+    const bool exists = first + turn + threadIdx.x < vectors;
+    // All threads load, and wait at the barrier.
+    const int64 vector = exists ? first + turn + threadIdx.x : vectors - 1;
     VectorOffsets<Program::kVecSize, Program::kWide> offset;
     program.space.offsets(sample, vector * kVecSize, offset);
     ClassesOf<Program> classes;
     classes.template load<true>(program, offset);
+    if (turn == 0) {
+      load_coefficients(program, groups, residual, grad_output, per_group, sample, numbers);
+      voxel_scale =
+          static_cast<Compute>(residual[program.space.samples * 3 * program.classes()] * widen<double>(grad_output[0]));
+      __syncthreads();
+    }
+    if (!exists) break;
     if constexpr (Program::kClasses > 0) {
       Pack<typename Program::Input, kVecSize> of_inputs[Program::kUnroll];
       Pack<typename Program::Target, kVecSize> of_targets[Program::kUnroll];

@@ -41,7 +41,6 @@ struct VectorOffsets {
 // Sizes and strides: a kernel parameter.
 template <int kRank>
 struct VoxelSpace {
-  static constexpr bool kOneDimension = kRank == 1;
   int64 samples;
   int64 voxels;  // of a sample
   int64 classes;
@@ -114,32 +113,6 @@ __device__ __forceinline__ Pack<Storage, Program::kVecSize> load_voxels(
 #pragma unroll
     for (int i = 0; i < Program::kVecSize; ++i) pack.element[i] = from[offset.at(stream, i)];
     return pack;
-  }
-}
-
-// Prefetches vectors of a sample into L2, of which a block takes `count` from `vector` on in its next turn: few loads
-// are in flight while a block computes. Each class and the labels by a thread; nothing if voxels lie otherwise.
-template <class Program>
-__device__ __forceinline__ void prefetch_vectors(const Program& program, int64 sample, int64 vector, int64 vectors,
-                                                 int count) {
-  constexpr int kClasses = Program::kClasses, kVecSize = Program::kVecSize;
-  if constexpr (kClasses > 0 && Program::kWide && Program::Space::kOneDimension) {
-    const int c = threadIdx.x;
-    if (c >= kClasses + (Program::kDense ? 0 : 1) || vector >= vectors) return;
-    const int stream = c < kClasses ? kInputs : kTargets;
-    if (program.space.at.stride[stream][0] != 1) return;
-    const int64 voxels = min(vectors - vector, static_cast<int64>(count)) * kVecSize;
-    const int64 offset = sample * program.space.sample_stride[stream] + vector * kVecSize;
-    const char* from = reinterpret_cast<const char*>(program.input + offset + c * program.space.class_stride[kInputs]);
-    int64 bytes = voxels * static_cast<int64>(sizeof(typename Program::Input));
-    if (c == kClasses) {
-      from = reinterpret_cast<const char*>(program.target + offset);
-      bytes = voxels * static_cast<int64>(sizeof(typename Program::Target));
-    }
-    // From a multiple of 16 to another one, no further than the vectors.
-    const unsigned before = static_cast<unsigned>(reinterpret_cast<unsigned long long>(from) % 16);
-    const unsigned whole = (static_cast<unsigned>(bytes) + before) / 16 * 16;
-    if (whole > 0) prefetch_l2(from - before, whole);
   }
 }
 

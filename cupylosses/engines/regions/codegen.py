@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cupylosses.definition.expressions import cuda, in_double, names_in
 from cupylosses.engines.regions.call import NUMBERS, Static
 from cupylosses.engines.regions.definition import RegionLoss
-from cupylosses.engines.regions.layout import THREADS, resident
+from cupylosses.engines.regions.layout import GRADIENT_THREADS, THREADS, resident
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.glue import STORAGE, call_signature, counted_divisor, written_at
 from cupylosses.jit.kernel import Kernel
@@ -201,11 +201,13 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     )
     yield f"using Rules = GroupRules<{', '.join([*rules, *map(_bool, switches)])}>;"
     yield f"using Groups = GroupProgram<Rules, {class_weight}>;"
-    fixed = ["int64 ignored", "int64 site", "int64 chunks", "int64 per_chunk", "int64 slices"]
-    fixed.append("const __grid_constant__ Space space")
+    fixed = ["int64 ignored", "int64 site", "int64 chunks", "int64 per_chunk", "const __grid_constant__ Space space"]
     blocks = resident(kernel.held, ITEMSIZE[kernel.compute], bool(static.voxel)) if kind != "groups" else 1
     yield ""
-    yield f'extern "C" __global__ void __launch_bounds__({THREADS}, {blocks})'
+    threads = THREADS
+    if kind == "from_residual":
+        threads, blocks = GRADIENT_THREADS, blocks * THREADS // GRADIENT_THREADS
+    yield f'extern "C" __global__ void __launch_bounds__({threads}, {blocks})'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
     if kind == "value":
         yield from counted_divisor(kernel.counted, False)
@@ -248,6 +250,6 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
         given = [n if w else "nullptr" for n, w in zip(names, kernel.gradients, strict=True)]
         yield "  extern __shared__ uint4 staged[];"
         yield f"  write_gradients<{', '.join(map(_bool, kernel.gradients))}>("
-        yield f"      program, groups, residual, grad_output, per_group, slices, {', '.join(given)},"
+        yield f"      program, groups, residual, grad_output, per_group, chunks, per_chunk, {', '.join(given)},"
         yield "      reinterpret_cast<Program::Compute*>(staged));"
     yield "}"

@@ -15,6 +15,8 @@ from cupylosses.jit.gpu import WARP
 
 #: Threads of a block of ``kernels/regions/``, and voxels of a tile (``kTile``).
 THREADS = 256
+#: Threads of a block that writes gradients: blocks of few threads hide each other's first loads.
+GRADIENT_THREADS = 128
 TILE = 512
 #: Classes that a thread keeps in registers, by the bytes of a number of the arithmetic: of labels, and of a target per
 #: class, which takes as many registers again. Lanes exchange a power of two of numbers, of which 64 have room.
@@ -25,6 +27,9 @@ MAX_VECTOR = 4
 #: Voxels that a thread takes from a chunk, at least and at most: as many as leave this number of chunks.
 PER_THREAD = (8, 64)
 CHUNKS = 528
+#: Numbers of the input that a thread writes the gradients of, at least, and blocks of a multiprocessor, at most.
+GRADIENT_NUMBERS = 28
+GRADIENT_BLOCKS = 64
 #: Doubles of a group's record (``GroupRecord``).
 RECORD = 6
 #: Shared memory that the kernels declare, at most.
@@ -126,14 +131,19 @@ def columns_of_sums(held: int, apart: bool) -> int:
     return max(2 * held, min(WARP, held + 3)) if apart else min(WARP, 3 * held + 3)
 
 
-def gradient_blocks(x: Layout, processors: int) -> int:
-    """Blocks that share a sample when gradients are written."""
-    most = max(1, -(-x.voxels // (THREADS * x.vec_size)))
-    return max(1, min(most, -(-processors * 16 // x.samples)))
+def gradient_chunks(x: Layout, processors: int) -> tuple[int, int]:
+    """Chunks of a sample, each of one block, when gradients are written, and vectors of each."""
+    vectors = x.voxels // x.vec_size
+    tiles = max(1, -(-vectors // GRADIENT_THREADS))
+    least = -(-GRADIENT_NUMBERS // (x.classes * x.vec_size))
+    turns = min(tiles, max(least, -(-x.samples * tiles // (processors * GRADIENT_BLOCKS))))
+    return -(-tiles // turns), turns * GRADIENT_THREADS
 
 
 def resident(held: int, number: int, heavy: bool) -> int:
-    """Blocks of a multiprocessor that registers are limited for; ``heavy`` with a loss of voxels besides."""
+    """Blocks of :data:`THREADS` that registers are limited for, of a multiprocessor; ``heavy`` with a loss of voxels
+    besides.
+    """
     if held == 0 or number == 8:
         return 2
     found = next((blocks for classes, blocks in RESIDENT if held <= classes), 2)

@@ -131,7 +131,8 @@ class RegionPlan(Plan):
             _of_kernel(static, stage),
             tuple(wanted[:2]), x.held, x.vec_size, x.wide, x.many, counted,
         )  # fmt: skip
-        blocks, shared = 1, 0
+        blocks, threads, shared = 1, region_layout.THREADS, 0
+        chunks, per_chunk = x.chunks, x.per_chunk
         if stage in ("value", "sums"):
             blocks = min(x.samples * x.chunks, 32 * self.machine.processors)
             shared = 24 * x.classes
@@ -140,12 +141,13 @@ class RegionPlan(Plan):
                 apart = static.kind == "labels" and (static.activation, static.overlap) == ("softmax", "product")
                 columns = region_layout.columns_of_sums(x.held, apart)
                 shared = columns * region_layout.THREADS * ITEMSIZE[self.compute]
-        slices = region_layout.gradient_blocks(x, self.machine.processors)
         if stage == "from_residual":
-            blocks = x.samples * slices
+            threads = region_layout.GRADIENT_THREADS
+            chunks, per_chunk = region_layout.gradient_chunks(x, self.machine.processors)
+            blocks = x.samples * chunks
             shared = 3 * x.classes * ITEMSIZE[self.compute]
-        fixed = (static.ignore_index, self.site, x.chunks, x.per_chunk, slices, x.words)
-        return self.machine.launcher(kernel, blocks, region_layout.THREADS, fixed, shared)
+        fixed = (static.ignore_index, self.site, chunks, per_chunk, x.words)
+        return self.machine.launcher(kernel, blocks, threads, fixed, shared)
 
     def unreduced_step(self, counted: bool) -> Step:
         launchers = self.launcher("sums", self.nothing, False), self.launcher("groups", self.nothing, False)
