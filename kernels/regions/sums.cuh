@@ -7,7 +7,7 @@
 // 1. A block takes chunks in turn; a thread takes vectors of the chunk in turn, and adds to 3 C numbers: at most 64
 //    voxels in the arithmetic type.
 // 2. Threads leave their numbers in columns of shared memory, up to 32 at a time, and each lane of a warp adds up a
-//    column over the threads of the warp, in double. Lanes exchange nothing: NVRTC puts a YIELD into the loop over
+//    column over the threads of the warp. Lanes exchange nothing: NVRTC puts a YIELD into the loop over
 //    voxels, because of the atomic in report_label, and lanes that have left the loop may run ahead of those that have
 //    not. NVRTC 13.0 to 13.2 compiled shuffles behind the loop without a check for that, and numbers were lost.
 // 3. Warps add up through shared memory, in order.
@@ -25,9 +25,11 @@ constexpr int kSumThreads = 256;  // engines/regions/layout.py
 constexpr int kSumWarps = kSumThreads / kWarp;
 constexpr int kTile = 512;
 
-// Adds up `count` columns over the lanes of each warp, in double. A column has a number of each thread of the block;
-// lane l takes columns l, l + 32 and so on, the first of which has number `first`. It starts at its own word, so that
-// lanes read different banks. Preconditions: `columns` is aligned to 16 bytes, and written before a barrier.
+// Adds up `count` columns over the lanes of each warp: words of 16 bytes in the arithmetic type, and their sums in
+// double, since conversions to double run at an eighth of the rate of additions. A column has a number of each thread
+// of the block; lane l takes columns l, l + 32 and so on, the first of which has number `first`. It starts at its own
+// word, so that lanes read different banks. Preconditions: `columns` is aligned to 16 bytes, and written before a
+// barrier.
 template <class Sums>
 __device__ __forceinline__ void sum_columns(const typename Sums::Compute* columns, int first, int count,
                                             double* of_warp) {
@@ -37,14 +39,11 @@ __device__ __forceinline__ void sum_columns(const typename Sums::Compute* column
 #pragma unroll 1
   for (int column = lane; column < count; column += kWarp) {
     const Compute* own = columns + column * kSumThreads + (threadIdx.x - lane);
-    double sums[kVecSize];
-#pragma unroll
-    for (int i = 0; i < kVecSize; ++i) sums[i] = 0.0;
+    double sums[kWords];
 #pragma unroll
     for (int j = 0; j < kWords; ++j) {
-      const Pack<Compute, kVecSize> word = reinterpret_cast<const Pack<Compute, kVecSize>*>(own)[(j + lane) % kWords];
-#pragma unroll
-      for (int i = 0; i < kVecSize; ++i) sums[i] += static_cast<double>(word.element[i]);
+      Pack<Compute, kVecSize> word = reinterpret_cast<const Pack<Compute, kVecSize>*>(own)[(j + lane) % kWords];
+      sums[j] = static_cast<double>(sum_elements(word.element));
     }
     of_warp[Sums::place(first + column)] = sum_elements(sums);
   }

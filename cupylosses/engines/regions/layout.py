@@ -24,9 +24,13 @@ IN_REGISTERS = {4: (20, 12), 8: (6, 4)}
 #: Registers of 4 bytes for the logits of a thread, and voxels of a vector, at most.
 VECTOR_REGISTERS = 20
 MAX_VECTOR = 4
-#: Voxels that a thread takes from a chunk, at least and at most: as many as leave this number of chunks.
+#: Voxels that a thread takes from a chunk, at least and at most.
 PER_THREAD = (8, 64)
-CHUNKS = 528
+#: Multiprocessors whose blocks all have one chunk if the bounds above allow it. Chunks decide the order of additions,
+#: so this is the number of an H100 on every GPU.
+PROCESSORS = 132
+#: Chunks of tiles, about.
+TILE_CHUNKS = 528
 #: Numbers of the input that a thread writes the gradients of, at least, and blocks of a multiprocessor, at most.
 GRADIENT_NUMBERS = 28
 GRADIENT_BLOCKS = 64
@@ -84,7 +88,8 @@ def layout(shape: Sequence[int], classes: int, streams: Sequence[VoxelStream], n
     vec_size = _vec_size(voxels, held, streams[: 1 + dense]) if held else 1
     sizes, strides = merge(rest, [x.strides[1:] for x in streams])
     wide = vec_size == 1 or (len(sizes) == 1 and all([_is_wide(x, s[0], vec_size) for x, s in zip(streams, strides)]))
-    chunks, per_chunk = _chunks(samples, voxels, held, vec_size)
+    wave = PROCESSORS * resident(held, number, heavy=True)
+    chunks, per_chunk = _chunks(samples, voxels, held, vec_size, wave)
     many = len(sizes) > 1
     words = [samples, voxels, classes, *(x.classes for x in streams), *(x.strides[0] for x in streams)]
     words += dimension_words(sizes, strides, MAX_RANK if many else 1)
@@ -112,16 +117,19 @@ def _is_wide(x: VoxelStream, step: int, vec_size: int) -> bool:
     return step == 1 and all([y % word == 0 for y in places])
 
 
-def _chunks(samples: int, voxels: int, held: int, vec_size: int) -> tuple[int, int]:
-    """Chunks of a sample, and vectors, or tiles, of each."""
+def _chunks(samples: int, voxels: int, held: int, vec_size: int, wave: int) -> tuple[int, int]:
+    """Chunks of a sample, and vectors, or tiles, of each: of ``wave`` blocks, each has one."""
     if not held:
         tiles = -(-voxels // TILE)
-        per_chunk = max(1, -(-samples * tiles // CHUNKS))
+        per_chunk = max(1, -(-samples * tiles // TILE_CHUNKS))
         return max(1, -(-tiles // per_chunk)), per_chunk
-    least, most = PER_THREAD
-    n = min(max(-(-samples * voxels // (THREADS * CHUNKS)), least), most)
-    per_chunk = THREADS * -(-n // vec_size)
-    return max(1, -(-(voxels // vec_size) // per_chunk)), per_chunk
+    # Chunks are a multiple of warps, not of blocks: of few samples no chunk is left for a second wave.
+    vectors = voxels // vec_size
+    least, most = (THREADS * -(-x // vec_size) for x in PER_THREAD)
+    few = 0 < 4 * samples <= wave
+    wanted = -(-vectors // (wave // samples if few else -(-wave // max(1, samples))))
+    per_chunk = WARP * -(-min(max(wanted, least), most) // WARP)
+    return max(1, -(-vectors // per_chunk)), per_chunk
 
 
 def columns_of_sums(held: int, apart: bool) -> int:
