@@ -21,8 +21,10 @@ TILE = 512
 #: Classes that a thread keeps in registers, by the bytes of a number of the arithmetic: of labels, and of a target per
 #: class, which takes as many registers again. Lanes exchange a power of two of numbers, of which 64 have room.
 IN_REGISTERS = {4: (20, 12), 8: (6, 4)}
-#: Registers of 4 bytes for the logits of a thread, and voxels of a vector, at most.
+#: Registers of 4 bytes for the logits of a thread, at most; those of logits of 4 bytes or more if a voxel has no more
+#: than the loss of its label, which leaves other registers free; and voxels of a vector, at most.
 VECTOR_REGISTERS = 20
+WIDE_VECTOR_REGISTERS = 28
 MAX_VECTOR = 4
 #: Voxels that a thread takes from a chunk, at least and at most.
 PER_THREAD = (8, 64)
@@ -78,14 +80,19 @@ class Layout:
         return 3 * self.classes + 3
 
 
-def layout(shape: Sequence[int], classes: int, streams: Sequence[VoxelStream], number: int, dense: bool) -> Layout:
+def layout(
+    shape: Sequence[int], classes: int, streams: Sequence[VoxelStream], number: int, dense: bool, heavy: bool = False
+) -> Layout:
     """The layout of voxels of ``shape``, samples first. ``streams`` are input, target, mask and the gradients of the
-    first two, in the order of the kernel; ``number`` is the size of a number of the arithmetic.
+    first two, in the order of the kernel; ``number`` is the size of a number of the arithmetic; ``heavy`` if
+    voxels have losses of every class, or smoothed labels.
     """
     samples, *rest = shape
     voxels = prod(rest)
     held = classes if classes <= IN_REGISTERS[number][dense] else 0
-    vec_size = _vec_size(voxels, held, streams[: 1 + dense]) if held else 1
+    roomy = streams[0].itemsize >= 4 and not (dense or heavy)
+    room = WIDE_VECTOR_REGISTERS if roomy else VECTOR_REGISTERS
+    vec_size = _vec_size(voxels, held, streams[: 1 + dense], room) if held else 1
     sizes, strides = merge(rest, [x.strides[1:] for x in streams])
     wide = vec_size == 1 or (len(sizes) == 1 and all([_is_wide(x, s[0], vec_size) for x, s in zip(streams, strides)]))
     wave = PROCESSORS * resident(held, number, heavy=True)
@@ -96,12 +103,12 @@ def layout(shape: Sequence[int], classes: int, streams: Sequence[VoxelStream], n
     return Layout(samples, voxels, classes, held, vec_size, wide, many, chunks, per_chunk, words)
 
 
-def _vec_size(voxels: int, held: int, streams: Sequence[VoxelStream]) -> int:
+def _vec_size(voxels: int, held: int, streams: Sequence[VoxelStream], room: int) -> int:
     """Voxels of a thread at a time: as many as registers hold and divide the number of voxels."""
     size = MAX_VECTOR
     while size > 1 and (
         voxels % size
-        or sum([held * max(1, size * x.itemsize // 4) for x in streams]) > VECTOR_REGISTERS
+        or sum([held * max(1, size * x.itemsize // 4) for x in streams]) > room
         or any([size * x.itemsize > 16 for x in streams])
     ):
         size //= 2

@@ -105,10 +105,9 @@ class RegionPlan(Plan):
         if self.mask is not None:
             strides = broadcast_strides(self.mask.shape, self.mask.strides, self.voxels_shape)
             mask = region_layout.VoxelStream(strides, vector=False)
-        number = ITEMSIZE[self.compute]
-        return region_layout.layout(
-            self.voxels_shape, self.classes, (input, target, mask, of_input, of_target), number, dense
-        )
+        number, streams = ITEMSIZE[self.compute], [input, target, mask, of_input, of_target]
+        heavy = self.static.smoothed or self.static.voxel in ("term", "element")
+        return region_layout.layout(self.voxels_shape, self.classes, streams, number, dense, heavy)
 
     @cached_property
     def partials(self) -> int:  # type: ignore[override]
