@@ -343,9 +343,14 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
         }
       }
       if constexpr (Program::kLabelApart && kInput) {
-        const PackMask<typename Program::Input, kVecSize> mask(targets);
+        bool whole = true;
 #pragma unroll
-        for (int c = 0; c < Program::kClasses; ++c) mask.apply(of_inputs[c]);
+        for (int i = 0; i < kVecSize; ++i) whole = whole && targets[i].sound;
+        if (!whole) {
+          const PackMask<typename Program::Input, kVecSize> mask(targets);
+#pragma unroll
+          for (int c = 0; c < Program::kClasses; ++c) mask.apply(of_inputs[c]);
+        }
       }
 #pragma unroll
       for (int c = 0; c < Program::kClasses; ++c) {

@@ -177,23 +177,23 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
       ClassesOf<Program> classes;
       classes.template load<false>(program, offset);
       VoxelTarget targets[kVecSize];
-      bool spoilt = false;
+      bool whole = true;
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
         targets[i] = voxel_target(program, classes, offset, i);
-        spoilt = spoilt || targets[i].spoilt;
+        whole = whole && targets[i].sound;
       }
       if constexpr (!Program::kDense) {
-        if (spoilt) {
+        if (!whole) {
 #pragma unroll
           for (int i = 0; i < kVecSize; ++i) {
             if (!targets[i].spoilt) continue;
             report_label(program.status, program.site, sample * program.space.voxels + vector * kVecSize + i,
                          classes.label(i), program.space.classes);
           }
+          if constexpr (Program::kLabelApart) classes.keep(PackMask<typename Program::Input, kVecSize>(targets));
         }
       }
-      if constexpr (Program::kLabelApart) classes.keep(PackMask<typename Program::Input, kVecSize>(targets));
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) add_voxel(program, classes, offset, targets[i], i, sums);
     }
