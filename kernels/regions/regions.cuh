@@ -48,6 +48,7 @@ __device__ __forceinline__ bool label_gradient(const Program& program, const Cla
     by_label = scalar_fma(voxel_scale, row.target, by_label);
     common = scalar_fma(voxel_scale, row.exp_coeff, common);
   }
+  const unsigned own = opaque(1u << target.label);
   Compute total = Compute(0);
 #pragma unroll
   for (int c = 0; c < Program::kClasses; ++c) {
@@ -55,7 +56,7 @@ __device__ __forceinline__ bool label_gradient(const Program& program, const Cla
     if constexpr (Program::kVoxel == kRow && Program::kSmoothed) {
       y -= voxel_scale * (row.weight_coeff * program.weight(c));
     }
-    y = c == target.label ? by_label : y;
+    y = (own & (1u << c)) != 0 ? by_label : y;
     if constexpr (Program::kVoxel == kElement) {
       const auto cost = element_loss<kMode | 1u>(program, classes, c, i, c == target.label ? Compute(1) : Compute(0));
       y += voxel_scale * tangent_or_zero(cost, 0);
