@@ -44,7 +44,9 @@ __device__ __forceinline__ bool label_gradient(const Program& program, const Cla
   Compute by_label = -mean * (softmax.label_e * softmax.inv_sum);
   GradCoeffs<Compute> row{Compute(0), Compute(0), Compute(0), Compute(0)};
   if constexpr (Program::kVoxel == kRow) {
-    row = voxel_row(program, classes, softmax, target.label, i).grad_coeffs;
+    // A NaN among the logits is in their sum, and so in every gradient, without a mark. Weights may be NaN besides.
+    constexpr bool kMarksLost = Program::kWeighted || Program::kSmoothed;
+    row = voxel_row<kMarksLost>(program, classes, softmax, target.label, i).grad_coeffs;
     by_label = scalar_fma(voxel_scale, row.target, by_label);
     common = scalar_fma(voxel_scale, row.exp_coeff, common);
   }

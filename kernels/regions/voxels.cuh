@@ -272,7 +272,8 @@ struct VoxelSoftmax {
       e[c] = c == label ? Compute(0) : e[c];
       others += e[c];
     }
-    label_e = difference_exponential(label_logit, max_logit);
+    // As in row_result, for which the compiler then finds it and the sum once.
+    label_e = exp_of_difference(label_logit - max_logit);
     sum = others + label_e;
     inv_sum = scalar_divide_closely(Compute(1), sum);
   }
@@ -406,8 +407,8 @@ struct VoxelCost {
   Compute count;
 };
 
-// Numbers that the loss of a label under a softmax leaves for its gradient.
-template <class Program, class Classes>
+// Numbers that the loss of a label under a softmax leaves for its gradient. kMarksLost: that of row_result.
+template <bool kMarksLost = true, class Program, class Classes>
 __device__ __forceinline__ RowResult<typename Program::Compute> voxel_row(const Program& program,
                                                                           const Classes& classes,
                                                                           const VoxelSoftmax<Program>& softmax,
@@ -433,7 +434,8 @@ __device__ __forceinline__ RowResult<typename Program::Compute> voxel_row(const 
       sums.weighted_gap += is_zero(weight) ? Compute(0) : weight * (z - classes.input(c, i));
     }
   }
-  return row_result<Program::kSmoothed>(program.loss, z, sums, program.weight(label), program.space.classes);
+  return row_result<Program::kSmoothed, kMarksLost>(program.loss, z, sums, program.weight(label),
+                                                    program.space.classes);
 }
 
 // log p_c, given the softmax.
