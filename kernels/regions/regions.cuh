@@ -262,7 +262,8 @@ __device__ __forceinline__ void store_voxels(Storage* to,
                                              const VectorOffsets<Program::kVecSize, Program::kWide>& offset, int stream,
                                              const Pack<Storage, Program::kVecSize>& pack) {
   if constexpr (Program::kWide) {
-    store_pack<Program::kVecSize>(to + offset.at(stream, 0), pack);
+    // Evict-first: gradients leave L2 before the voxels that later blocks read, which kernel 1 left there.
+    store_stream<Program::kVecSize>(to + offset.at(stream, 0), pack);
   } else {
 #pragma unroll
     for (int i = 0; i < Program::kVecSize; ++i) to[offset.at(stream, i)] = pack.element[i];
