@@ -18,7 +18,7 @@ from cupylosses import nn
 from cupylosses.definition.registry import registry
 from cupylosses.engines.record import KernelRecorder, placeholder
 from cupylosses.engines.regions.definition import RegionLoss
-from cupylosses.engines.regions.layout import VoxelStream, layout
+from cupylosses.engines.regions.layout import VoxelStream, gradient_chunks, layout
 from cupylosses.jit.gpu import Chip
 from cupylosses.testing import host
 from cupylosses.testing.check import Check, perform
@@ -536,6 +536,32 @@ def test_vectors_follow_from_sizes_and_strides_decide_only_how_they_are_read():
     second = layout((2, 16), 3, (apart, VoxelStream((16, 1), 0, 8), none, dense, none), 4, False)
     assert (first.vec_size, first.wide) == (4, True) and (second.vec_size, second.wide) == (4, False)
     assert (first.chunks, first.per_chunk) == (second.chunks, second.per_chunk)
+
+
+@pytest.mark.parametrize(
+    ("itemsize", "classes", "heavy", "vec_size", "most"),
+    [
+        (4, 14, False, 2, 264),
+        (4, 14, True, 1, 264),
+        (2, 14, False, 2, 264),
+        (2, 4, False, 4, 264),
+        (4, 2, False, 4, 396),
+    ],
+)
+def test_chunks_of_a_few_samples_are_one_wave_of_blocks(itemsize, classes, heavy, vec_size, most):
+    """Of 132 multiprocessors, with two blocks on each, or three with one or two classes: not those of the GPU."""
+    samples, voxels = 2, 96**3
+    logits = VoxelStream((classes * voxels, 1), voxels, itemsize)
+    none = VoxelStream((0, 0), vector=False)
+    streams = (logits, VoxelStream((voxels, 1), 0, 8), none, logits, none)
+    x = layout((samples, voxels), classes, streams, 4, dense=False, heavy=heavy)
+    assert x.vec_size == vec_size
+    assert 0.95 * most <= samples * x.chunks <= most
+    assert (x.chunks - 1) * x.per_chunk < voxels // vec_size <= x.chunks * x.per_chunk
+    # Gradients: at least 28 numbers of a thread, and blocks for a whole chunk.
+    chunks, per_chunk = gradient_chunks(x, 132)
+    assert per_chunk % 128 == 0 and per_chunk // 128 * vec_size * classes >= 28
+    assert (chunks - 1) * per_chunk < voxels // vec_size <= chunks * per_chunk
 
 
 def test_every_preset_is_documented():

@@ -1,7 +1,8 @@
 """Launch geometry of region losses. Pure functions of integers.
 
-Which voxels a thread takes, and with it the order of additions, follows from sizes and dtypes alone: strides decide
-only if a vector of voxels is read at once (``wide``) or element by element.
+Which voxels a thread takes, and with it the order of additions, follows from the loss, sizes and dtypes alone: strides
+decide only if a vector of voxels is read at once (``wide``) or element by element. Who writes which gradients adds
+nothing up, and depends on the GPU.
 """
 
 from __future__ import annotations
