@@ -4,8 +4,8 @@
 //   loss_n    = sum_t lse[t, n] - log Z_n            lse is left out for log-probabilities
 //   gradient  = scale_n (softmax[t, n, c] - occ[t, n, c])
 //
-// 1. read_frames: a warp per frame finds the largest logit, and the sum of the others' exponentials relative to it: so
-//    one minus the largest probability keeps its digits. Online: each logit is read once.
+// 1. read_frames: 8 to 32 lanes per frame find the largest logit, and the sum of the others' exponentials relative to
+//    it: so one minus the largest probability keeps its digits. Online: each logit is read once.
 // 2. finish_sample: a block per sample adds Z in double, in the order of threads, and log-sum-exps; the block that
 //    arrives last adds the losses in the order of samples.
 // 3. write_gradient: a warp per frame, or a block if there are many classes. Posteriors are divided by the frame's own
@@ -50,16 +50,6 @@ __device__ __forceinline__ Compute logit(Storage stored) {
   return x > limit ? not_a_number(x) : x;
 }
 
-// One more logit, online. NaN stays in `others`.
-template <class Compute>
-__device__ __forceinline__ void add_logit(FrameSum<Compute>& sum, Compute x, int64 at) {
-  const Compute difference = x - sum.largest, e = exp_below(difference > Compute(0) ? -difference : difference);
-  const bool larger = difference > Compute(0);
-  sum.others = larger ? (sum.others + Compute(1)) * e : sum.others + e;
-  sum.largest = larger ? x : sum.largest;
-  sum.at = larger ? at : sum.at;
-}
-
 // Both frames' logits together, with the same result whichever comes first.
 template <class Compute>
 __device__ __forceinline__ FrameSum<Compute> joined(const FrameSum<Compute>& a, const FrameSum<Compute>& b) {
@@ -85,70 +75,116 @@ __device__ __forceinline__ Pack<Storage, kVec> load_vector(const Storage* from) 
   return pack;
 }
 
-// Finds the sums of a frame, by a warp. Preconditions: all lanes of the warp.
+// The largest of a few logits, and the others' exponentials. `at(k)` is the class of x[k], ascending. NaN stays in
+// `others`. One pass for all takes half as many instructions as one logit after the other, and no chain through them.
+template <int kCount, class Compute, class ClassOf>
+__device__ __forceinline__ FrameSum<Compute> sum_of(Compute (&x)[kCount], const ClassOf& at) {
+  Compute size = Compute(0);
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) size = max_ignoring_nan(size, x[k] < Compute(0) ? -x[k] : x[k]);
+  if (size > static_cast<Compute>(kLargestLogit)) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) x[k] = logit<Compute>(x[k]);
+  }
+  FrameSum<Compute> sum = {x[0], Compute(0), 0};
+#pragma unroll
+  for (int k = 1; k < kCount; ++k) sum.largest = max_ignoring_nan(sum.largest, x[k]);
+  int first = 0, equal = 0;
+#pragma unroll
+  for (int k = kCount - 1; k >= 0; --k) {
+    const bool is_largest = x[k] == sum.largest;
+    const Compute e = exp_below(x[k] - sum.largest);
+    sum.others += is_largest ? Compute(0) : e;
+    first = is_largest ? k : first;
+    equal += is_largest;
+  }
+  sum.others += static_cast<Compute>(equal > 1 ? equal - 1 : 0);
+  sum.at = at(first);
+  return sum;
+}
+
+// Lanes that share a frame: a power of two.
+template <class Storage>
+__device__ __forceinline__ int lanes_of(const Sequences& shape) {
+  const int64 vectors = shape.classes * static_cast<int64>(sizeof(Storage)) / 16;
+  return vectors <= 8 ? 8 : vectors <= 16 ? 16 : 32;
+}
+
+// The sums of a frame, in each of the `lanes` lanes that share it. Preconditions: all lanes of the warp; `lanes` is a
+// power of two.
 template <class Compute, class Storage>
-__device__ __forceinline__ void read_frame(const Sequences& shape, const Storage* x, const Sample& sample, int64 n,
-                                           int64 t, FrameSum<Compute>* sums, unsigned* broken) {
+__device__ __forceinline__ FrameSum<Compute> read_frame(const Storage* row, int64 classes, int64 step, int lanes) {
   constexpr int kVec = 16 / sizeof(Storage), kAhead = 4;
-  const int lane = threadIdx.x % 32;
-  const Storage* const row = x + shape.x_offset(n) + t * shape.x_frame;
+  const int rank = threadIdx.x % lanes;
   // Finite, so that no difference of two of them is NaN.
   FrameSum<Compute> sum = {static_cast<Compute>(-3e38f), Compute(0), 0};
-  int64 c = lane;
-  if (is_vector(row, shape.x_class)) {
-    const int64 vectors = shape.classes / kVec;
-    int64 v = lane;
-    for (; v + 32 * (kAhead - 1) < vectors; v += 32 * kAhead) {
+  int64 c = rank;
+  if (is_vector(row, step)) {
+    const int vectors = static_cast<int>(classes) / kVec;
+    int v = rank;
+    for (; v + lanes * (kAhead - 1) < vectors; v += lanes * kAhead) {
       Pack<Storage, kVec> raw[kAhead];
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) raw[i] = load_vector<kVec>(row + (v + 32 * i) * kVec);
+      for (int i = 0; i < kAhead; ++i) raw[i] = load_vector<kVec>(row + (v + lanes * i) * kVec);
+      // Of 16-bit logits, more at once would spill registers.
+      constexpr int kTogether = kAhead * kVec > 16 ? 16 / kVec : kAhead;
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
+      for (int i = 0; i < kAhead; i += kTogether) {
+        Compute x[kTogether * kVec];
 #pragma unroll
-        for (int k = 0; k < kVec; ++k) add_logit(sum, logit<Compute>(raw[i].element[k]), (v + 32 * i) * kVec + k);
+        for (int k = 0; k < kTogether * kVec; ++k) x[k] = widen<Compute>(raw[i + k / kVec].element[k % kVec]);
+        sum = joined(sum, sum_of(x, [&](int k) -> int64 { return (v + lanes * (i + k / kVec)) * kVec + k % kVec; }));
       }
     }
-    for (; v < vectors; v += 32) {
+    for (; v < vectors; v += lanes) {
       const Pack<Storage, kVec> raw = load_vector<kVec>(row + v * kVec);
+      Compute x[kVec];
 #pragma unroll
-      for (int k = 0; k < kVec; ++k) add_logit(sum, logit<Compute>(raw.element[k]), v * kVec + k);
+      for (int k = 0; k < kVec; ++k) x[k] = widen<Compute>(raw.element[k]);
+      sum = joined(sum, sum_of(x, [&](int k) -> int64 { return v * kVec + k; }));
     }
-    c = vectors * kVec + lane;
+    c = vectors * kVec + rank;
   }
-  for (; c < shape.classes; c += 32) add_logit(sum, logit<Compute>(row[c * shape.x_class]), c);
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
+  for (; c < classes; c += lanes) {
+    Compute x[1] = {widen<Compute>(row[c * step])};
+    sum = joined(sum, sum_of(x, [&](int) -> int64 { return c; }));
+  }
+  for (int offset = lanes / 2; offset > 0; offset /= 2) {
     const FrameSum<Compute> other = {__shfl_xor_sync(0xffffffffu, sum.largest, offset),
                                      __shfl_xor_sync(0xffffffffu, sum.others, offset),
                                      __shfl_xor_sync(0xffffffffu, sum.at, offset)};
     sum = joined(sum, other);
   }
-  if (lane == 0) {
-    sums[n * shape.frames + t] = sum;
-    if (sum.others != sum.others) atomicOr(broken + n, kNanLogit);
-  }
+  return sum;
 }
 
-// Frames of a sample that a block takes together.
-constexpr int kFrames = 16;
-
-// Runs of kFrames frames of a sample.
-__device__ __forceinline__ unsigned runs_of(const Sequences& shape) {
-  return (static_cast<unsigned>(shape.frames) + kFrames - 1) / kFrames;
-}
-
-// The frames of runs `block`, `block` + `blocks`, ... of all samples, a warp to a frame.
+// The sums of all frames, by blocks `block`, `block` + `blocks`, ...: each takes a few frames of a sample at a time.
 template <class Compute, class Storage>
 __device__ __forceinline__ void read_frames(const Sequences& shape, const Storage* x, const Sample* samples,
                                             FrameSum<Compute>* sums, unsigned* broken, unsigned block,
                                             unsigned blocks) {
-  const unsigned runs = runs_of(shape), all = runs * static_cast<unsigned>(shape.samples);
+  const int lanes = lanes_of<Storage>(shape), warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const unsigned together = 32u / static_cast<unsigned>(lanes), taken = 2u * warps * together;
+  const unsigned runs = (static_cast<unsigned>(shape.frames) + taken - 1) / taken;
+  const unsigned count = static_cast<unsigned>(shape.samples), all = runs * count;
   for (unsigned i = block; i < all; i += blocks) {
-    const int64 n = i / runs, first = static_cast<int64>(i % runs) * kFrames;
-    const Sample sample = samples[n];
-    const int64 end = min(first + kFrames, static_cast<int64>(sample.frames));
-    for (int64 t = first + threadIdx.x / 32; t < end; t += blockDim.x / 32) {
-      read_frame(shape, x, sample, n, t, sums, broken);
+    // From both ends, as the recursion goes, so that it finds its elements in L2 or leaves them there.
+    const unsigned place = i / count, run = place % 2 == 0 ? place / 2 : runs - 1 - place / 2;
+    const int64 n = i % count;
+    const int frames = samples[n].frames;
+    const Storage* const logits = x + shape.x_offset(n);
+    for (int part = 0; part < 2; ++part) {
+      const int64 first = static_cast<int64>(run) * taken + (part * warps + warp) * together;
+      if (first >= frames) break;
+      // Lanes behind the last frame read that once more.
+      const int64 t = first + threadIdx.x % 32 / lanes;
+      const int64 row = t < frames ? t : frames - 1;
+      const FrameSum<Compute> sum =
+          read_frame<Compute>(logits + row * shape.x_frame, shape.classes, shape.x_class, lanes);
+      if (t < frames && threadIdx.x % lanes == 0) {
+        sums[n * shape.frames + t] = sum;
+        if (sum.others != sum.others) atomicOr(broken + n, kNanLogit);
+      }
     }
   }
 }
@@ -491,6 +527,14 @@ __device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sam
   const unsigned found = broken[n] | broken[shape.samples + n];
   is_nan = sample.outcome != kBad && sample.outcome != kSkipped && (found & reasons) != 0u;
   return sample.outcome == kRuns && (found & kNoAlignment) == 0u;
+}
+
+// Frames of a sample that a block takes together.
+constexpr int kFrames = 16;
+
+// Runs of kFrames frames of a sample.
+__device__ __forceinline__ unsigned runs_of(const Sequences& shape) {
+  return (static_cast<unsigned>(shape.frames) + kFrames - 1) / kFrames;
 }
 
 // The gradient of run `block` of frames, for grad_output of the sample over the divisor.

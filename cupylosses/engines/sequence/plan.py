@@ -44,7 +44,7 @@ from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 from cupylosses.jit.gpu import WARP
 
-#: Frames of a block that reads logits or writes gradients (``kFrames``).
+#: Frames of a block that writes gradients (``kFrames``).
 FRAMES = 16
 #: Codes of dtypes, as kernels read integers and weights (``load_integer``, ``load_weight``).
 _INTEGERS = {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": -1}
@@ -231,7 +231,7 @@ class SequencePlan(CompositePlan):
             links = sized.every * stores
             fixed += [blocks, links]
             if not verifies:
-                blocks += links + sized.every * -(-sized.frames // FRAMES) * (added == SOFTMAX)
+                blocks += links + sized.every * -(-sized.frames // self._frames_read(threads)) * (added == SOFTMAX)
         if kind == "gradient":
             blocks = sized.every * (-(-sized.frames // FRAMES) + finishes)
             fixed += [sized.every * finishes]
@@ -241,6 +241,12 @@ class SequencePlan(CompositePlan):
         result = self.result if stores or kind not in ("prepare", "first") else "float32"
         kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores)
         return self.machine.launcher(kernel, blocks, threads, fixed, shared)
+
+    def _frames_read(self, threads: int) -> int:
+        """Frames of which a block of the first launch finds the log-sum-exps (``read_frames``)."""
+        vectors = self.sizes.classes * ITEMSIZE[self.input.dtype] // 16
+        lanes = 8 if vectors <= 8 else 16 if vectors <= 16 else WARP
+        return 2 * threads // lanes
 
     def prepared(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> Any:
         """The memory of a call, with its samples prepared."""
