@@ -303,16 +303,22 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Slot<M
     if (f < kChunk - 1 && lane == 31) store_number(outgoing + f, walk.l.m, walk.l.e);
   };
   if constexpr (kOrdinary) {
-    // Loads stand before the chain of steps: stores of slots would keep the compiler from moving them there.
-    Number of_label[kChunk], of_blank[kChunk], outside[kChunk];
+    // Loads stand ahead in the chain of steps: stores of slots would keep the compiler from moving them there. Without
+    // such stores all stand in front of it, but for GPUs without cp.async, where they would spill registers.
+    constexpr int kAhead = (kLeaves || !kHasCpAsync) && kChunk > 4 ? 4 : kChunk;
+    Number of_label[kAhead], of_blank[kAhead], outside[kAhead];
+    const auto load = [&](int f) {
+      of_label[f % kAhead] = load_number(&slots[32 * f].label);
+      of_blank[f % kAhead] = load_number(blanks + f);
+      outside[f % kAhead] = f == 0 ? carried : load_number(incoming + f - 1);
+    };
+#pragma unroll
+    for (int f = 0; f < kAhead; ++f) load(f);
 #pragma unroll
     for (int f = 0; f < kChunk; ++f) {
-      of_label[f] = load_number(&slots[32 * f].label);
-      of_blank[f] = load_number(blanks + f);
-      outside[f] = f == 0 ? carried : load_number(incoming + f - 1);
+      step(f, outside[f % kAhead], of_label[f % kAhead], of_blank[f % kAhead]);
+      if (f + kAhead < kChunk) load(f + kAhead);
     }
-#pragma unroll
-    for (int f = 0; f < kChunk; ++f) step(f, outside[f], of_label[f], of_blank[f]);
   } else {
 #pragma unroll 1
     for (int f = 0; f < min(count, kChunk); ++f) {
@@ -415,10 +421,18 @@ struct Others {
                                         int count, int64 exponent) const {
     StoredNumber<Mantissa>* at_blank = walk.at_blank + first * walk.row_step;
     StoredNumber<Mantissa>* at_label = walk.at_label + first * walk.row_step;
+    // In the first half all loads stand in front of all stores: a load from shared memory waits in line behind stores
+    // that memory holds up.
+    Pair<Mantissa> products[kChunk];
+    if constexpr (kPhase == 1) {
+#pragma unroll
+      for (int f = 0; f < kChunk; ++f) products[f] = load_pair(slots + 32 * f);
+      __syncwarp();
+    }
 #pragma unroll
     for (int f = 0; f < kChunk; ++f) {
       if (kPlain || f < count) {
-        const Pair<Mantissa> left = load_pair(slots + 32 * f);
+        const Pair<Mantissa> left = kPhase == 1 ? products[f] : load_pair(slots + 32 * f);
         if constexpr (kPhase == 1) {
           if (walk.has_blank) store_number(at_blank, left.blank.m, left.blank.e);
           if (walk.has_label) store_number(at_label, left.label.m, left.label.e);
@@ -622,28 +636,23 @@ __device__ __forceinline__ void step_chunks(const Half<Mantissa>& half, Walk<Man
   }
 }
 
-// One half of one direction of a sample, over one band of positions. Blocks are numbered as they start, so that a block
-// only ever waits for one that runs or has run.
+// One half of one direction of a sample, over one band of positions: walk `order` of the launch, which waits for walks
+// of lower numbers alone.
 //
 // Preconditions: blockDim.x is kRoles times kBand, or times a multiple of 32 no less than the number of positions of
-// any sample that is possible; dynamic shared memory has the Slots of three chunks of so many positions; blockIdx.x
+// any sample that is possible; dynamic shared memory has the Slots of three chunks of so many positions; `order` is
 // below 2 * samples * bands; kPhase 2 runs after all blocks of kPhase 1. `lattice` is read and written unless kPhase is
 // 1 and kStores false.
 template <int kPhase, bool kStores, class Mantissa, class Storage>
 __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage* x, const Sample* samples,
                                           const int* labels, StoredNumber<Mantissa>* lattice,
                                           StoredNumber<Mantissa>* meeting, StoredNumber<Mantissa>* columns,
-                                          unsigned* started, unsigned* broken) {
+                                          unsigned* broken, unsigned order) {
   using Number = Extended<Mantissa>;
   constexpr int kChunk = kChunkFrames<Mantissa>;
   constexpr bool kLeaves = kPhase == 2 || kStores;
   __shared__ Exchange<Mantissa> shared;
-  __shared__ unsigned place;
-  if (shape.bands > 1) {
-    if (threadIdx.x == 0) place = atomicInc(started, static_cast<unsigned>(2 * shape.samples * shape.bands) - 1);
-    __syncthreads();
-  }
-  const unsigned order = shape.bands > 1 ? place : blockIdx.x, walks = static_cast<unsigned>(2 * shape.samples);
+  const unsigned walks = static_cast<unsigned>(2 * shape.samples);
   const int64 which = order % walks, band = order / walks, n = which / 2;
   const bool backward = which % 2 != 0;
   const Sample sample = samples[n];

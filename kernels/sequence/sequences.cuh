@@ -151,6 +151,17 @@ __device__ __forceinline__ void empty_columns(const Sequences& shape, unsigned l
   for (int64 i = (blockIdx.x - shape.samples) * blockDim.x + threadIdx.x; i < count; i += step) words[i] = kAbsent;
 }
 
+// The number of the block in the order in which blocks start: a block only ever waits for those of lower numbers, which
+// run or have run. Preconditions: all threads; the counter is 0 before `blocks` blocks of a launch take numbers, and
+// again afterwards.
+__device__ __forceinline__ unsigned start_number(unsigned* counter, unsigned blocks) {
+  __shared__ unsigned number;
+  if (threadIdx.x == 0) number = atomicInc(counter, blocks - 1);
+  __syncthreads();
+  // Uniform over a warp, as far as the compiler can tell: else it splits each step where lanes might part.
+  return __shfl_sync(0xffffffffu, number, 0);
+}
+
 // Prepares sample blockIdx.x. Preconditions: blocks of 256 threads, one per sample. `expected` may be null; `used` gets
 // the grad_output that gradients are written for.
 __device__ __forceinline__ void prepare_sample(const Sequences& shape, const void* targets, const void* input_lengths,

@@ -106,10 +106,9 @@ class SequenceKernel(Kernel):
             "at.meeting, at.sums, at.broken, at.losses, {values}, value, multiple, count, at.ticket);"
         )
         stores = str(self.stores).lower()
-        walk = (
-            "walk_half<{}>(shape, x, at.samples, at.labels, lattice, at.meeting, at.columns, at.started + {}, "
-            "at.broken);"
-        )
+        # Walks of one band wait for no other, and need no number.
+        number = "shape.bands > 1 ? start_number(at.started + {}, {}) : blockIdx.x"
+        walk = "walk_half<{}>(shape, x, at.samples, at.labels, lattice, at.meeting, at.columns, at.broken, {});"
         if self.kind == "prepare":
             return ["if (blockIdx.x >= shape.samples) empty_columns(shape, "
                     "reinterpret_cast<unsigned long long*>(at.columns), words);",
@@ -117,9 +116,9 @@ class SequenceKernel(Kernel):
                     "at.used, at.samples, at.labels, at.broken, at.ticket, at.started, status);"]  # fmt: skip
         fresh = "if (is_fresh(grad_output, at.used)) return;"
         if self.kind == "second":
-            return [fresh, walk.format("2, true, Compute", 1)]
+            return [fresh, walk.format("2, true, Compute", number.format(1, "gridDim.x"))]
         if self.kind == "first":
-            own = walk.format(f"1, {stores}, Compute", 0)
+            own = walk.format(f"1, {stores}, Compute", number.format(0, "static_cast<unsigned>(walks)"))
             lines = [fresh, f"if (blockIdx.x < walks) {own}"]
             links = "link_labels(at.samples[blockIdx.x - walks], at.labels, at.links);"
             lines += [f"else if (blockIdx.x < walks + links) {links}"] * self.stores
