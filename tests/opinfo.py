@@ -544,7 +544,9 @@ def agrees(ours: Function, theirs: Function, sample: Sample) -> None:
     upstream = upstream.cpu().double()
     double = sample.change(sample.kind, **dict.fromkeys(sample.tensors, _double))
     call = sample.call(getattr(F, sample.loss.name).prepare)
+    # In the shapes in which the loss takes them: a variance with a dimension fewer belongs to the rows.
     operands = {x.name: sample.tensors[x.name].detach() for x in call.loss.operands}
+    operands = {name: x.reshape(y.shape) for (name, x), y in zip(operands.items(), call.arrays, strict=False)}
     sizes = truth(
         call.loss,
         [x.cpu() for x in operands.values()],
@@ -560,7 +562,9 @@ def agrees(ours: Function, theirs: Function, sample: Sample) -> None:
         if size is not None:
             exact = torch_gradient(theirs, double, name, upstream)
             bias = SUMMED_BY_TORCH if x.numel() < elements and not runs_kernels(x) else None
-            _close(f"{sample}: gradient of {name}", gradients[name], size.exact if exact is None else exact, size, bias)
+            found = gradients[name].reshape(x.shape)
+            exact = size.exact if exact is None else exact.reshape(x.shape)
+            _close(f"{sample}: gradient of {name}", found, exact, size, bias)
 
 
 def module_holds(ours: torch.nn.Module, made: Modules) -> None:
