@@ -293,6 +293,15 @@ def test_nothing_that_counts_is_no_number_or_what_a_preset_says():
     assert float(F.generalized_dice_loss(z, y, preset="monai")) == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.parametrize("name", ["dice_loss", "dice_ce_loss", "dice_focal_loss"])
+@pytest.mark.parametrize("shape", [(2, 3, 0), (0, 3, 4)])
+def test_no_voxels_are_nothing_that_counts(name, shape):
+    z = torch.randn(shape).requires_grad_()
+    found = getattr(F, name)(z, torch.zeros(shape[0], shape[2], dtype=torch.int64))
+    (gradient,) = torch.autograd.grad(found, z)
+    assert found.isnan() and gradient.shape == shape
+
+
 def test_a_label_out_of_range_spoils_its_sample_and_is_reported():
     z = logits().requires_grad_()
     y = labels()

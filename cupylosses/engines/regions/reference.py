@@ -246,7 +246,7 @@ def _class_weight(xp: Any, view: Regions) -> Any:
 def _of_voxels(xp: Any, view: Regions, x: Any, t: Any, parts: Probabilities, voxels: Voxels) -> Any:
     """The mean of the loss of voxels."""
     static, loss = view.static, view.loss
-    weights = xp.ones_like(x[0, 0]) if view.weight is None else xp.astype(view.weight, xp.float64)
+    weights = float64_scalar(xp, x, 1.0) if view.weight is None else xp.astype(view.weight, xp.float64)
     sound, values = voxels.sound, view.of_voxels
     zero = xp.zeros_like(x[..., 0])
     if static.voxel == "element":
