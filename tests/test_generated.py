@@ -45,11 +45,12 @@ def test_generated_files_are_fresh(generate: ModuleType) -> None:
 def test_check_notices_a_stale_file(
     generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path in (*generate.generated(), ROOT / "kernels" / "primitives" / "math.cuh"):
-        copy = tmp_path / path.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    contents = {tmp_path / path.relative_to(ROOT): text for path, text in generate.generated().items()}
+    for path in contents:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((ROOT / path.relative_to(tmp_path)).read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(generate, "ROOT", tmp_path)
+    monkeypatch.setattr(generate, "generated", lambda: contents)
     monkeypatch.setattr(sys, "argv", ["generate.py", "--check"])
     readme = tmp_path / "README.md"
     fresh = readme.read_text(encoding="utf-8")

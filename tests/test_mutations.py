@@ -339,6 +339,7 @@ for mutant in OUTSIDE:
 """
 
 
+@pytest.mark.programs
 def test_accesses_outside_of_an_allocation_are_caught(python: Callable[..., str]) -> None:
     program = OUTCOMES.format(tests=str(Path(__file__).resolve().parent))
     # Nobody reads the report: finding the names in it takes longer than the checks.
