@@ -36,6 +36,7 @@ def test_every_setting_is_met(loss: Loss) -> None:
     assert {x.layout for x in found} == {*LAYOUTS, EDGES}
 
 
+@pytest.mark.representatives
 @pytest.mark.filterwarnings("ignore:.*broadcast")
 def test_kernels_are_few(loss: Loss) -> None:
     """Few kernels, but each gradient is a sum somewhere."""
