@@ -150,7 +150,7 @@ FEW_SIZES = list({x.partition(" of ")[0]: x for x in reversed(SIZES)}.values())[
 @pytest.mark.parametrize(
     ("what", "reduction"),
     [
-        pytest.param(*x, marks=[pytest.mark.addresses] * (x[1] == "none"))
+        pytest.param(*x, marks=[pytest.mark.addresses] * (x[0] in FEW_SIZES))
         for x in in_turn(short_or_full(FEW_SIZES, list(SIZES)), REDUCTIONS)
     ],
 )

@@ -95,7 +95,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("distillation_loss", {"reduction": "none", "class_dim": 1}),
 ]
 #: Of labels, of probabilities and of log-probabilities, those with most arguments; each dimension of the classes.
-FEW_CALLS = [CALLS[i] for i in (4, 6, 10)]
+FEW_CALLS = [CALLS[i] for i in (4, 5, 6, 10)]
 each_call = pytest.mark.parametrize(("name", "options"), short_or_full(FEW_CALLS, CALLS), ids=str)
 
 SHAPE = (4, 3, 5)

@@ -76,7 +76,7 @@ __device__ __forceinline__ Pack<Storage, kVec> load_vector(const Storage* from) 
 }
 
 // The largest of a few logits, and the others' exponentials. `at(k)` is the class of x[k], ascending. NaN stays in
-// `others`. One pass for all takes half as many instructions as one logit after the other, and no chain through them.
+// `others`. One logit after the other would be a chain of comparison, exponential and selection. Changes `x`.
 template <int kCount, class Compute, class ClassOf>
 __device__ __forceinline__ FrameSum<Compute> sum_of(Compute (&x)[kCount], const ClassOf& at) {
   Compute size = Compute(0);
