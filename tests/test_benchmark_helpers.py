@@ -1096,6 +1096,7 @@ def test_the_child_prints_what_is_read(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(empty=lambda n: None))
     first_loss = importlib.import_module("benchmarking.first_loss")
+    assert set(first_loss.OPERANDS) == set(startup.LOSSES)
     rand = torch.rand
     monkeypatch.setattr(torch, "rand", lambda *shape, device: rand(*shape))
     first_loss.main("mse_loss")

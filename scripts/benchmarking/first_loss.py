@@ -9,15 +9,28 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Callable, Mapping
 from time import perf_counter
 
 import cupy
 import torch
 
 
+def _pair() -> list[torch.Tensor]:
+    return [torch.rand(1024, 1024, device="cuda") for _ in range(2)]
+
+
+def _rows() -> list[torch.Tensor]:
+    return [torch.rand(4096, 1000, device="cuda"), torch.arange(4096, device="cuda") % 1000]
+
+
+#: Losses that are measured, and their operands.
+OPERANDS: Mapping[str, Callable[[], list[torch.Tensor]]] = {"mse_loss": _pair, "cross_entropy": _rows}
+
+
 def main(name: str) -> None:
-    """Measures the loss called ``name`` on two tensors of 2^20 elements."""
-    operands = [torch.rand(1024, 1024, device="cuda") for _ in range(2)]
+    """Measures the loss called ``name``."""
+    operands = OPERANDS[name]()
     operands[0].requires_grad_()
     cupy.empty(1)
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Start-up: the first loss of a new process, with an empty kernel cache and again with the cache that it left."""
+"""Start-up: a first loss of a new process, with an empty kernel cache and again with the cache that it left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from collections.abc import Iterator
 
 from benchmarking.records import ROOT, Row
 from benchmarking.selection import Run
-from benchmarking.workloads import Workload
+
+#: Losses that are measured: one of elements and one of rows. `first_loss` has their operands.
+LOSSES = ("mse_loss", "cross_entropy")
 
 #: Seconds after which a child process is killed.
 TIMEOUT = 120
@@ -20,15 +22,14 @@ COLUMNS = ("loss", "cache", "status", "import_s", "forward_s", "backward_s", "to
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """One row for the empty cache and one for the warm cache, for the first loss of the run."""
-    losses = run.swept_losses or [x for x in run.losses if Workload.of(x).sweeps]
-    if not losses:
-        return
-    loss = losses[0].name
-    with tempfile.TemporaryDirectory() as directory:
-        for cache in ("empty", "warm"):
-            if run.begin(f"{loss}: first call in a new process, {cache} kernel cache"):
-                yield {"loss": loss, "cache": cache, **_child(loss, directory)}
+    """One row for the empty cache and one for the warm cache, for each loss that is measured."""
+    for loss in run.section_losses:
+        if loss.name not in LOSSES:
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            for cache in ("empty", "warm"):
+                if run.begin(f"{loss.name}: first call in a new process, {cache} kernel cache"):
+                    yield {"loss": loss.name, "cache": cache, **_child(loss.name, directory)}
 
 
 def _child(loss: str, cache: str) -> Row:
