@@ -143,7 +143,8 @@ def prepare(environment: Path, extras: "list[str]", cuda: int) -> Path:
         create(environment, log)
     constraints = environment / "constraints.txt"
     constraints.write_text(constraint_text(cuda), encoding="utf-8")
-    install = [*pip(python), "install", "--disable-pip-version-check", "--constraint", str(constraints)]
+    # Compiling every module of torch and sympy to bytecode takes half of the installation; few are ever imported.
+    install = [*pip(python), "install", "--no-compile", "--disable-pip-version-check", "--constraint", str(constraints)]
     step(f"installing cupylosses with {', '.join(extras)}", [*install, "--editable", f".[{','.join(extras)}]"], log)
     record.write_text(json.dumps({"fingerprint": fingerprint, "extras": extras}), encoding="utf-8")
     return python
