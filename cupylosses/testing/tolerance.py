@@ -259,7 +259,9 @@ def equal_bits(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b if a is None or b is None else same_bits(a, b)
 
 
-def require(condition: bool, message: str) -> None:
-    """Raises AssertionError with the message, even under ``python -O``."""
+def require(condition: bool, message: str, *values: object) -> None:
+    """Raises AssertionError with the message, even under ``python -O``. ``values`` fill its braces only then: to print
+    a tensor takes longer than most conditions.
+    """
     if not condition:
-        raise AssertionError(message)
+        raise AssertionError(message.format(*values) if values else message)

@@ -109,11 +109,15 @@ def follows_declared_kinks(
             where = f"at {kink.operands}, reduction {reduction}"
             error = (found.value.double() - kink.value * scale).abs()
             accepted = error <= 4 * torch.finfo(kind).eps * abs(kink.value * scale)
-            require(bool(accepted.all()), f"value {where}: {found.value}, not {kink.value}")
+            require(bool(accepted.all()), "value {}: {}, not {}", where, found.value, kink.value)
             for operand, gradient, declared in zip(loss.operands, found.gradients, kink.gradient, strict=True):
                 require(
                     gradient is not None and bool((gradient == declared).all()),
-                    f"gradient of {operand.name} {where}: {gradient}, not {declared}",
+                    "gradient of {} {}: {}, not {}",
+                    operand.name,
+                    where,
+                    gradient,
+                    declared,
                 )
 
 
@@ -140,13 +144,16 @@ def propagates_nan(
         where = f"with a NaN in {loss.operands[position].name}, {layout}, reduction {reduction}"
         elements = only.any(-1) if loss.mean_of_rows else only
         expected = elements if reduction == "none" else torch.tensor(True, device=device)
-        require(torch.equal(found.value.isnan(), expected), f"value {where}: {found.value}")
+        require(torch.equal(found.value.isnan(), expected), "value {}: {}", where, found.value)
         for operand, x, gradient in zip(loss.operands, operands, found.gradients, strict=True):
             # The gradient of a broadcast operand is a sum; one NaN among its terms makes it NaN.
             reached = only.double().sum_to_size(x.shape) > 0
             require(
                 gradient is not None and torch.equal(gradient.isnan(), reached),
-                f"gradient of {operand.name} {where}: {gradient}",
+                "gradient of {} {}: {}",
+                operand.name,
+                where,
+                gradient,
             )
 
 
