@@ -345,8 +345,8 @@ def _sequences() -> list[Bar]:
 
 
 def _startup(loss: str, cache: str, limit: float) -> Bar:
-    what = f"{loss}, first in a process, {cache} kernel cache"
-    return Bar(what, "startup", "total_s", limit, {"loss": (loss,), "cache": (cache,)}, unit=" s")
+    what = f"{loss}, first call with backward in a process, {cache} kernel cache"
+    return Bar(what, "startup", "call_s", limit, {"loss": (loss,), "cache": (cache,)}, unit=" s")
 
 
 _OURS = {"provider": (OURS,)}

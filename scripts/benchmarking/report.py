@@ -140,10 +140,10 @@ def graph(rows: Sequence[Row]) -> Table:
 
 def startup(rows: Sequence[Row]) -> Table:
     """Seconds to the first loss."""
-    stages = ("import_s", "forward_s", "backward_s", "total_s")
+    stages = ("import_s", "forward_s", "backward_s", "call_s", "total_s")
     lines = [[f"{r['loss']}, {r['cache']} cache", *(_status(r, s, ".3f") for s in stages)] for r in rows]
     title = "First loss of a process after importing torch and CuPy, seconds"
-    return table(title, ["loss", "import", "forward", "backward", "together"], lines)
+    return table(title, ["loss", "import", "forward", "backward", "both", "with import"], lines)
 
 
 def memory(rows: Sequence[Row]) -> Table:

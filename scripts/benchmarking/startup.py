@@ -19,7 +19,7 @@ LOSSES = ("mse_loss", "cross_entropy")
 #: Seconds after which a child process is killed.
 TIMEOUT = 120
 
-COLUMNS = ("loss", "cache", "status", "import_s", "forward_s", "backward_s", "total_s")
+COLUMNS = ("loss", "cache", "status", "import_s", "forward_s", "backward_s", "call_s", "total_s")
 
 
 def measure(run: Run) -> Iterator[Row]:
