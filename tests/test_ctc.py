@@ -342,6 +342,31 @@ def test_frames_of_a_trained_model(device: str, sure: float) -> None:
     close(slope, right[1], frames)
 
 
+@pytest.mark.parametrize(("dtype", "far"), [(f32, 400.0), (f32, 1e4), (f64, 3e3)], ids=str)
+@paths
+def test_states_too_far_apart_for_a_shared_exponent(device: str, dtype: torch.dtype, far: float) -> None:
+    """Within a few frames a state falls or rises by more than the lattice has exponents for: with all classes of a
+    frame, or with a class that alignments may need. Lengths put chunks of both directions at odds, and whole.
+    """
+    generator = fresh()
+    for frames in (37, 48, 51):
+        given = batch(frames, 5, 9, 11)
+        x = given.x.clone()
+        x[::5] -= far
+        x[3::11, 1] += far
+        x[:, 2:] -= far * (torch.rand(frames, 3, 9, generator=generator) < 0.3)
+        x[:, 3, 5:] -= far
+        given = given._replace(x=x.to(dtype).double())
+        value, slope = given.run(device, dtype, logits=True, reduction="none")
+        right = given.expected(True)
+        if dtype == f64:
+            torch.testing.assert_close(value.cpu(), right[0], rtol=1e-12, atol=1e-9)
+            torch.testing.assert_close(slope.cpu(), right[1], rtol=0, atol=1e-9)
+        else:
+            close(value, right[0], frames)
+            close(slope, right[1], frames)
+
+
 @paths
 def test_sure_samples_keep_their_digits(device: str) -> None:
     """A loss with logits that is nearly 0 is not negative. Of a frame that is nearly one class the gradient is accurate

@@ -15,6 +15,14 @@
 //    and numbers have to be renormalised after each product.
 // 4. Differences of exponents fit unsigned integers of 32 bits.
 //
+// In memory, numbers that follow one another share an exponent (block floating point): `pack`. A word of the mantissa's
+// size holds the fraction of a number and its exponent above the shared one, in 9 bits for float and 12 for double:
+//
+//   word     [exponent of m 2^e - shared | fraction],   0 for zero;   shared = largest exponent - 511 (4095)
+//
+// Numbers of which one is NaN, or too small beside the largest, do not share: `SharedExponent` says kApart, and each
+// needs an exponent of its own beside the mantissa.
+//
 // Arithmetic is IEEE's alone, so results have the same bits on every GPU and on the host.
 #pragma once
 #include "core/scalars.cuh"
@@ -31,7 +39,7 @@ struct Extended {
   int e;
 };
 
-// As it lies in memory: two words of the mantissa's size.
+// As it lies in memory with an exponent of its own: two words of the mantissa's size.
 template <class Mantissa>
 struct StoredNumber;
 template <>
@@ -119,6 +127,89 @@ __device__ __forceinline__ Extended<double> renormalised(const Extended<double>&
   if (field == 0 || e < kLowest) return zero_number<double>();
   if (field == 0x7ff || e > -kLowest) return {__longlong_as_double(0x7ff8LL << 48), 0};
   return {__longlong_as_double((bits & 0xfffffffffffffLL) | 1023LL << 52), e};
+}
+
+// The word of a number that shares its exponent: no number is negative, so the sign's bit is one of the exponent.
+template <class Mantissa>
+struct PackedNumber;
+template <>
+struct PackedNumber<float> {
+  using Word = unsigned;
+  static constexpr int kFraction = 23, kBias = 127, kLargest = 511;  // bits; of a float's exponent; of a word's
+  static constexpr Word kOne = 127u << 23;
+};
+template <>
+struct PackedNumber<double> {
+  using Word = unsigned long long;
+  static constexpr int kFraction = 52, kBias = 1023, kLargest = 4095;
+  static constexpr Word kOne = 1023ull << 52;
+};
+
+__device__ __forceinline__ unsigned bits_of(float m) {
+  return __float_as_uint(m);
+}
+__device__ __forceinline__ unsigned long long bits_of(double m) {
+  return static_cast<unsigned long long>(__double_as_longlong(m));
+}
+__device__ __forceinline__ float from_bits(unsigned bits) {
+  return __uint_as_float(bits);
+}
+__device__ __forceinline__ double from_bits(unsigned long long bits) {
+  return __longlong_as_double(static_cast<int64>(bits));
+}
+
+// In place of a shared exponent.
+constexpr int kApart = -2147483647 - 1;
+// Within two renormalisations, exponents of zeros stay below, and those of other numbers above.
+constexpr int kAboveZero = kLowest - (1 << 26);
+
+// The exponent that a few numbers share. Precondition: no zero of them has an exponent that another number could have.
+template <class Mantissa>
+struct SharedExponent {
+  using Packed = PackedNumber<Mantissa>;
+  int largest = kAboveZero + Packed::kLargest;
+  unsigned least = 0xffffffffu;  // above kAboveZero: zeros wrap around
+  Mantissa total = Mantissa(0);  // NaN if one of them is
+
+  __device__ __forceinline__ void add(const Extended<Mantissa>& a) {
+    const int e = a.e + static_cast<int>(bits_of(a.m) >> Packed::kFraction);
+    largest = max(largest, e);
+    least = min(least, static_cast<unsigned>(e) - static_cast<unsigned>(kAboveZero));
+    total += a.m;
+  }
+  __device__ __forceinline__ int shared() const {
+    const bool fits = least > static_cast<unsigned>(largest - Packed::kLargest - kAboveZero) && total == total;
+    return fits ? largest - Packed::kLargest - Packed::kBias : kApart;
+  }
+};
+
+// Precondition: `shared` is not kApart.
+template <class Mantissa>
+__device__ __forceinline__ typename PackedNumber<Mantissa>::Word pack(const Extended<Mantissa>& a, int shared) {
+  using Packed = PackedNumber<Mantissa>;
+  using Word = typename Packed::Word;
+  const Word bits = bits_of(a.m), fraction = bits & ((Word(1) << Packed::kFraction) - 1);
+  const int e = static_cast<int>(bits >> Packed::kFraction) + (a.e - (shared + Packed::kBias));
+  return static_cast<Word>(max(e, 0)) << Packed::kFraction | fraction;
+}
+// The number of a word other than 0, with a mantissa in [1, 2).
+template <class Mantissa>
+__device__ __forceinline__ Extended<Mantissa> unpack_nonzero(typename PackedNumber<Mantissa>::Word word, int shared) {
+  using Packed = PackedNumber<Mantissa>;
+  using Word = typename Packed::Word;
+  return {from_bits((word & ((Word(1) << Packed::kFraction) - 1)) | Packed::kOne),
+          shared + static_cast<int>(word >> Packed::kFraction)};
+}
+// A word's number times 2^by, as a float; 0 below the smallest power that is not subnormal. Precondition: unless it is
+// 0, it is not beyond the largest.
+__device__ __forceinline__ float scaled_word(unsigned word, int by, float) {
+  const int field = static_cast<int>(word >> 23) + (by + 127);
+  return word != 0u && field > 0 ? __uint_as_float(word + (static_cast<unsigned>(by + 127) << 23)) : 0.0f;
+}
+__device__ __forceinline__ double scaled_word(unsigned long long word, int by, double) {
+  const int field = static_cast<int>(word >> 52) + (by + 1023);
+  const unsigned long long scaled = word + (static_cast<unsigned long long>(static_cast<int64>(by + 1023)) << 52);
+  return word != 0u && field > 0 ? __longlong_as_double(static_cast<int64>(scaled)) : 0.0;
 }
 
 // True if a logit is ordinary; NaN is not.

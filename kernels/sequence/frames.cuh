@@ -8,12 +8,12 @@
 //    it: so one minus the largest probability keeps its digits. Online: each logit is read once.
 // 2. finish_sample: a block per sample adds Z in double, in the order of threads, and log-sum-exps; the block that
 //    arrives last adds the losses in the order of samples.
-// 3. write_gradient: a warp per frame, or a block if there are many classes. Posteriors are divided by the frame's own
-//    sum, and those of a class added in the order of positions, from its first occurrence along its links. Frames of
-//    few classes are written in one pass, which looks up the first occurrence of each class in shared memory; of others
-//    every class is written once, and the distinct labels and the blank once more: L2 still has them, as a block takes
-//    one frame at a time. Where one class has more than half of softmax and of occ, its gradient is (the others' occ) -
-//    (the others' softmax).
+// 3. write_gradient: posteriors are divided by the frame's own sum, and those of a class added in the order of
+//    positions. 8 to 32 lanes take a frame of few classes in one pass: they leave the posteriors of labels in shared
+//    memory, sorted by class, where those of a class follow one another. A block takes a frame of many classes. It
+//    writes every class once, and the distinct labels and the blank once more, of which L2 still has the sectors;
+//    labels of a class are found along their links. Where one class has more than half of softmax and of occ, its
+//    gradient is (the others' occ) - (the others' softmax).
 //
 // Traffic: x read by 1 and again by 3, the gradient written, posteriors read.
 #pragma once
@@ -275,19 +275,19 @@ constexpr int kKept = 4;
 
 template <GradientKind kKind, class Mantissa, class Storage>
 __device__ __forceinline__ void write_frame(const Sequences& shape, const Storage* x, Storage* g, const int* labels,
-                                            const unsigned* links, const StoredNumber<Mantissa>* posteriors, int size,
+                                            const Link* links, const Mantissa* posteriors, int size,
                                             const FrameSum<Mantissa>& sum, Mantissa scale, int group) {
   const int lane = threadIdx.x % 32, rank = threadIdx.x % group, warp = rank / 32, warps = group / 32;
   const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
   // The class that has more than half of softmax, or none.
-  const int64 likely = kKind == kSoftmax && sum.others < Mantissa(1) ? sum.at : -1;
+  const int likely = kKind == kSoftmax && sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
   auto probability = [&](Storage stored) -> Mantissa {
     const Mantissa z = logit<Mantissa>(stored);
     if constexpr (kKind == kSoftmax) return exp_below(z - sum.largest) * inverse;
     if constexpr (kKind == kOfLogits) return static_cast<Mantissa>(exp(z));
     return Mantissa(0);
   };
-  auto before = [&](int64 c) -> Mantissa {
+  auto before = [&](int c) -> Mantissa {
     if constexpr (kKind == kPlain) return Mantissa(0);
     return probability(x[c * shape.x_class]);
   };
@@ -297,7 +297,7 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
     of_blank += blank;
     of_labels += label;
     if (likely >= 0) {
-      of_others += likely != shape.blank ? blank : Mantissa(0);
+      of_others += likely != static_cast<int>(shape.blank) ? blank : Mantissa(0);
       of_others += j < size - 1 && labels[j] != likely ? label : Mantissa(0);
     }
   };
@@ -305,7 +305,7 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {
     const int j = lane + 32 * i;
-    kept[i] = j < size - 1 ? posteriors[size + j].m : Mantissa(0);
+    kept[i] = j < size - 1 ? posteriors[size + j] : Mantissa(0);
   }
   constexpr int kVec = 16 / sizeof(Storage);
   int done = 0;
@@ -320,8 +320,8 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
       }
       store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
     };
-    // Beside exact exponentials, more vectors would spill registers.
-    constexpr int kAhead = kKind == kOfLogits ? 1 : 4;
+    // Beside exact exponentials, or conversions of more than one instruction, more vectors would spill registers.
+    constexpr int kAhead = kKind == kOfLogits ? 1 : kVec == 8 && !kHasCpAsync ? 2 : 4;
     int v = rank;
     for (; v + group * (kAhead - 1) < vectors; v += group * kAhead) {
       Pack<Storage, kVec> raw[kAhead];
@@ -344,17 +344,17 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   }
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {
-    if (lane + 32 * i < size) add(lane + 32 * i, posteriors[lane + 32 * i].m, kept[i]);
+    if (lane + 32 * i < size) add(lane + 32 * i, posteriors[lane + 32 * i], kept[i]);
   }
   for (int j = lane + 32 * kKept; j < size; j += 32) {
-    add(j, posteriors[j].m, j < size - 1 ? posteriors[size + j].m : Mantissa(0));
+    add(j, posteriors[j], j < size - 1 ? posteriors[size + j] : Mantissa(0));
   }
   of_blank = warp_sum(of_blank);
   of_labels = warp_sum(of_labels);
   if (likely >= 0) of_others = warp_sum(of_others);
   const Mantissa share = Mantissa(1) / (of_blank + of_labels);
   // The rest of softmax, and of occ, for the class that has most of both.
-  auto write = [&](int64 c, Mantissa of_class) {
+  auto write = [&](int c, Mantissa of_class) {
     const Mantissa occ = of_class * share;
     Mantissa found = before(c) - occ;
     if (c == likely && occ > Mantissa(0.5)) found = of_others * share - sum.others * inverse;
@@ -362,12 +362,12 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   };
   // The first occurrence of a class adds the others.
   auto write_label = [&](int j, Mantissa of_class) {
-    unsigned link = links[j];
+    unsigned link = links[j].next;
     if (link & kEarlier) return;
     while (link != 0u) {
       const int next = static_cast<int>(link) - 1;
-      of_class += posteriors[size + next].m;
-      link = links[next] & ~kEarlier;
+      of_class += posteriors[size + next];
+      link = links[next].next & ~kEarlier;
     }
     write(labels[j], of_class);
   };
@@ -381,142 +381,135 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   for (int i = 0; i < kKept; ++i) {
     if (i % warps == warp && lane + 32 * i < size - 1) write_label(lane + 32 * i, kept[i]);
   }
-  for (int j = rank + 32 * kKept; j < size - 1; j += group) write_label(j, posteriors[size + j].m);
-  if (rank == 0) write(shape.blank, of_blank);
+  for (int j = rank + 32 * kKept; j < size - 1; j += group) write_label(j, posteriors[size + j]);
+  if (rank == 0) write(static_cast<int>(shape.blank), of_blank);
 }
 
-// Shared memory of a block about a sample of few labels in frames of few classes: the position of the first label of
-// each class, plus one, or 0, with kRepeated if there are more; and the posteriors of labels in the frame of each warp.
+// Shared memory of a block about a sample of few labels in frames of few classes. Labels are sorted by class, and those
+// of a class by position: `place` is that of each label, and a class has those from the lower half of `range` up to its
+// upper half. `row` has the posteriors of labels in this order, of the frames that a warp takes together.
 constexpr int kShortClasses = 1024;
-constexpr unsigned kRepeated = 0x80000000u;
 template <class Mantissa>
 struct ShortFrames {
   static constexpr int kLabels = 2048 / static_cast<int>(sizeof(Mantissa));
   static constexpr int kWarps = 4;
-  alignas(16) unsigned head[kShortClasses];
+  alignas(16) unsigned range[kShortClasses];
+  unsigned short place[kLabels];
   Mantissa row[kWarps][kLabels];
 
-  // Precondition: all threads of the block, before any reads `head`.
-  __device__ __forceinline__ void begin(const Sequences& shape, const int* labels, const unsigned* links, int count) {
-    for (int c = threadIdx.x; c < shape.classes; c += blockDim.x) head[c] = 0u;
+  // Precondition: all threads of the block, before any reads `range` and `place`.
+  __device__ __forceinline__ void begin(const Sequences& shape, const int* labels, const Link* links, int count) {
+    for (int c = threadIdx.x; c < shape.classes; c += blockDim.x) range[c] = 0u;
     __syncthreads();
+    // Halves of a word, which the first and the last label of a class write.
+    unsigned short* const halves = reinterpret_cast<unsigned short*>(range);
     for (int j = threadIdx.x; j < count; j += blockDim.x) {
-      const unsigned link = links[j];
-      if ((link & kEarlier) == 0u) head[labels[j]] = (j + 1u) | (link != 0u ? kRepeated : 0u);
+      const Link link = links[j];
+      place[j] = static_cast<unsigned short>(link.place);
+      if ((link.next & kEarlier) == 0u) halves[2 * labels[j]] = static_cast<unsigned short>(link.place);
+      if ((link.next & ~kEarlier) == 0u) halves[2 * labels[j] + 1] = static_cast<unsigned short>(link.place + 1u);
     }
     __syncthreads();
   }
 };
 
-// Numbers of a frame that write_short_frame needs, on their way: its first posteriors of labels and blanks, and the
-// lane's first vector of logits.
-template <GradientKind kKind, class Mantissa, class Storage>
-struct ShortFrame {
-  static constexpr int kVec = 16 / sizeof(Storage);
-  Mantissa blanks[kKept], own[kKept];
-  FrameSum<Mantissa> sum;
-  Pack<Storage, kVec> raw;
-
-  // Preconditions: `x` and `sums` are those of the frame; `vectors` of `x` can be loaded by 16 bytes, or it is 0 and
-  // `raw` has the element of class `lane`.
-  __device__ __forceinline__ void load(const Sequences& shape, const Storage* x, int vectors,
-                                       const StoredNumber<Mantissa>* posteriors, int size,
-                                       const FrameSum<Mantissa>* sums) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < kKept; ++i) {
-      const int j = lane + 32 * i;
-      blanks[i] = j < size ? posteriors[j].m : Mantissa(0);
-      own[i] = j < size - 1 ? posteriors[size + j].m : Mantissa(0);
-    }
-    sum = {Mantissa(0), Mantissa(0), 0};
-    if constexpr (kKind == kSoftmax) sum = *sums;
-    if constexpr (kKind != kPlain) {
-      if (lane < vectors) raw = load_vector<kVec>(x + lane * kVec);
-      if (vectors == 0 && lane < shape.classes) raw.element[0] = x[lane * shape.x_class];
-    }
-  }
-};
-
-// The classes of a frame that are read and written by vectors.
-template <GradientKind kKind, class Storage>
-__device__ __forceinline__ int vectors_of(const Sequences& shape, const Storage* x, const Storage* g) {
-  constexpr int kVec = 16 / sizeof(Storage);
-  const bool fits = is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class));
-  return fits && shape.classes >= 32 * kVec ? static_cast<int>(shape.classes) / kVec : 0;
+// Lanes that share a frame of few classes: a power of two. Fewer would take more than two vectors each, or the labels
+// of a warp's frames would not fit its row.
+template <class Mantissa, class Storage>
+__device__ __forceinline__ int short_lanes(const Sequences& shape, int size) {
+  const int64 vectors = shape.classes * static_cast<int64>(sizeof(Storage)) / 16;
+  int lanes = 8;
+  while (lanes < 32 && (lanes * 2 < vectors || size * (32 / lanes) > ShortFrames<Mantissa>::kLabels)) lanes *= 2;
+  return lanes;
 }
 
-// Does what write_frame does, in one pass over the classes: each is written once. Bits are the same, too. `vectors` are
-// those of ShortFrame.
+// Does what write_frame does, in one pass over the classes: each is written once. `lanes` share the frame, which is
+// written if `writes`; `row` is that of its labels. Precondition: all lanes of the warp.
 template <GradientKind kKind, class Mantissa, class Storage>
-__device__ __forceinline__ void write_short_frame(const Sequences& shape, const Storage* x, Storage* g, int vectors,
-                                                  const int* labels, const unsigned* links, const unsigned* head,
-                                                  Mantissa* row, const StoredNumber<Mantissa>* posteriors, int size,
-                                                  const ShortFrame<kKind, Mantissa, Storage>& loaded, Mantissa scale) {
-  const int lane = threadIdx.x % 32, classes = static_cast<int>(shape.classes);
-  const int blank = static_cast<int>(shape.blank);
-  const FrameSum<Mantissa>& sum = loaded.sum;
+__device__ __forceinline__ void write_short_frame(const Sequences& shape, const Storage* x, Storage* g,
+                                                  const ShortFrames<Mantissa>& few, Mantissa* row,
+                                                  const Mantissa* posteriors, int size, const FrameSum<Mantissa>* sums,
+                                                  Mantissa scale, int lanes, bool writes) {
+  constexpr int kVec = 16 / sizeof(Storage);
+  const int rank = threadIdx.x % lanes, classes = static_cast<int>(shape.classes);
+  const bool fits = is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class));
+  const int vectors = fits && classes >= lanes * kVec ? classes / kVec : 0;
+  // The first vector is on its way while posteriors are added up.
+  Pack<Storage, kVec> first_vector;
+  if constexpr (kKind != kPlain) {
+    if (rank < vectors) first_vector = load_vector<kVec>(x + rank * kVec);
+  }
+  FrameSum<Mantissa> sum = {Mantissa(0), Mantissa(0), 0};
+  if constexpr (kKind == kSoftmax) sum = *sums;
   const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
   const int likely = kKind == kSoftmax && sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
+  // Labels of the likely class; the blank is none.
+  const unsigned range = likely >= 0 ? few.range[likely] : 0u, first = range & 0xffffu, count = (range >> 16) - first;
   Mantissa of_blank = 0, of_labels = 0, of_others = 0;
   __syncwarp();  // the row is still read
-  auto add = [&](int j, Mantissa of_position, Mantissa label) {
-    of_blank += of_position;
-    if (j < size - 1) {
-      row[j] = label;
-      of_labels += label;
-      if (likely >= 0) of_others += labels[j] != likely ? label : Mantissa(0);
-    }
-  };
+  for (int j = rank; j < size; j += kKept * lanes) {
+    Mantissa blanks[kKept], own[kKept];
 #pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    if (lane + 32 * i < size) add(lane + 32 * i, loaded.blanks[i], loaded.own[i]);
+    for (int i = 0; i < kKept; ++i) {
+      const int k = j + lanes * i;
+      blanks[i] = k < size ? posteriors[k] : Mantissa(0);
+      own[i] = k < size - 1 ? posteriors[size + k] : Mantissa(0);
+    }
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      const int k = j + lanes * i;
+      of_blank += blanks[i];
+      if (k < size - 1) {
+        const unsigned place = few.place[k];
+        row[place] = own[i];
+        of_labels += own[i];
+        if constexpr (kKind == kSoftmax) of_others += place - first < count ? Mantissa(0) : own[i];
+      }
+    }
   }
-  for (int j = lane + 32 * kKept; j < size; j += 32) {
-    add(j, posteriors[j].m, j < size - 1 ? posteriors[size + j].m : Mantissa(0));
+  for (int offset = lanes / 2; offset > 0; offset /= 2) {
+    of_blank += __shfl_xor_sync(0xffffffffu, of_blank, offset);
+    of_labels += __shfl_xor_sync(0xffffffffu, of_labels, offset);
+    if constexpr (kKind == kSoftmax) of_others += __shfl_xor_sync(0xffffffffu, of_others, offset);
   }
-  of_blank = warp_sum(of_blank);
-  of_labels = warp_sum(of_labels);
-  if (likely >= 0) {
-    of_others = warp_sum(of_others);
-    if (likely != blank) of_others += of_blank;
-  }
-  const Mantissa share = Mantissa(1) / (of_blank + of_labels);
   __syncwarp();
-  auto gradient = [&](int c, unsigned first, Storage stored) -> Mantissa {
+  if (!writes) return;
+  if (likely != static_cast<int>(shape.blank)) of_others += of_blank;
+  const Mantissa share = Mantissa(1) / (of_blank + of_labels);
+  const Mantissa rest = of_others * share - sum.others * inverse;
+  auto gradient = [&](int c, unsigned of_class, Storage stored) -> Mantissa {
     Mantissa before = 0;
     if constexpr (kKind == kSoftmax) before = exp_below(logit<Mantissa>(stored) - sum.largest) * inverse;
     if constexpr (kKind == kOfLogits) before = static_cast<Mantissa>(exp(logit<Mantissa>(stored)));
-    Mantissa occ = c == blank ? of_blank : Mantissa(0);
-    if (first != 0u) {
-      int at = static_cast<int>(first & ~kRepeated) - 1;
-      occ = row[at];
-      if (first & kRepeated) {
-        for (unsigned link = links[at]; (link & ~kEarlier) != 0u; link = links[at]) {
-          at = static_cast<int>(link & ~kEarlier) - 1;
-          occ += row[at];
-        }
-      }
-    }
+    Mantissa occ = c == static_cast<int>(shape.blank) ? of_blank : Mantissa(0);
+#pragma unroll 1
+    for (unsigned i = of_class & 0xffffu; i < of_class >> 16; ++i) occ += row[i];
     occ *= share;
-    const Mantissa rest = of_others * share - sum.others * inverse;
     return (c == likely && occ > Mantissa(0.5) ? rest : before - occ) * scale;
   };
-  constexpr int kVec = 16 / sizeof(Storage);
-  for (int v = lane; v < vectors; v += 32) {
-    Pack<Storage, kVec> raw = loaded.raw;
+#pragma unroll 1
+  for (int v = rank; v < vectors; v += lanes) {
+    Pack<Storage, kVec> raw = first_vector;
     if constexpr (kKind != kPlain) {
-      if (v != lane) raw = load_vector<kVec>(x + v * kVec);
+      if (v != rank) raw = load_vector<kVec>(x + v * kVec);
     }
+    // More ranges at once would spill registers.
+    constexpr int kRanges = kVec != 4 || kKind == kOfLogits ? 2 : 4;
+    Pack<unsigned, kRanges> ranges;
     Mantissa found[kVec];
 #pragma unroll
-    for (int k = 0; k < kVec; ++k) found[k] = gradient(v * kVec + k, head[v * kVec + k], raw.element[k]);
+    for (int k = 0; k < kVec; ++k) {
+      const int c = v * kVec + k;
+      if (k % kRanges == 0) ranges = *reinterpret_cast<const Pack<unsigned, kRanges>*>(few.range + c);
+      found[k] = gradient(c, ranges.element[k % kRanges], raw.element[k]);
+    }
     store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
   }
-  for (int c = vectors * kVec + lane; c < classes; c += 32) {
+#pragma unroll 1
+  for (int c = vectors * kVec + rank; c < classes; c += lanes) {
     Storage raw = Storage();
-    if constexpr (kKind != kPlain) raw = c == lane ? loaded.raw.element[0] : x[c * shape.x_class];
-    g[c * shape.g_class] = Narrow<Storage>::from(gradient(c, head[c], raw));
+    if constexpr (kKind != kPlain) raw = x[c * shape.x_class];
+    g[c * shape.g_class] = Narrow<Storage>::from(gradient(c, few.range[c], raw));
   }
 }
 
@@ -529,26 +522,26 @@ __device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sam
   return sample.outcome == kRuns && (found & kNoAlignment) == 0u;
 }
 
-// Frames of a sample that a block takes together.
+// Frames of a sample that a block takes.
 constexpr int kFrames = 16;
-
-// Runs of kFrames frames of a sample.
-__device__ __forceinline__ unsigned runs_of(const Sequences& shape) {
-  return (static_cast<unsigned>(shape.frames) + kFrames - 1) / kFrames;
+// Runs of so many frames of a sample.
+__device__ __forceinline__ unsigned runs_of(const Sequences& shape, int frames) {
+  return (static_cast<unsigned>(shape.frames) + frames - 1) / frames;
 }
 
-// The gradient of run `block` of frames, for grad_output of the sample over the divisor.
+// The gradient of run `block` of `frames` frames, for grad_output of the sample over the divisor.
 //
 // Preconditions: blocks of 128 threads; no warp reads shared memory of an earlier call.
 template <GradientKind kKind, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradient(const Sequences& shape, const Storage* x, Storage* g,
-                                               const Sample* samples, const int* labels, const unsigned* links,
-                                               const StoredNumber<Mantissa>* lattice, const FrameSum<Mantissa>* sums,
+                                               const Sample* samples, const int* labels, const Link* links,
+                                               const Mantissa* lattice, const FrameSum<Mantissa>* sums,
                                                const unsigned* broken, const Result* grad_output, const double* used,
-                                               int64 per_sample, double multiple, const double* count, unsigned block) {
-  const unsigned runs = runs_of(shape);
-  const int64 n = block / runs, first = static_cast<int64>(block % runs) * kFrames;
-  const int64 end = min(first + kFrames, shape.frames);
+                                               int64 per_sample, double multiple, const double* count, int frames,
+                                               unsigned block) {
+  const unsigned runs = runs_of(shape, frames);
+  const int64 n = block / runs, first = static_cast<int64>(block % runs) * frames;
+  const int64 end = min(first + frames, shape.frames);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   const Sample sample = samples[n];
   const double divisor = count == nullptr ? multiple : multiple * __ldcg(count);
@@ -560,45 +553,37 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   const bool exists =
       has_alignments(shape, sample, broken, n, kKind == kSoftmax ? kNanLogit | kNanLoss : kNanLoss, is_nan);
   const int size = sample.labels + 1;
-  const int64 x_offset = shape.x_offset(n), g_offset = shape.g_offset(n);
+  x += shape.x_offset(n);
+  g += shape.g_offset(n);
   const int* const own = labels + sample.first;
-  const unsigned* const next = links + sample.first;
-  const StoredNumber<Mantissa>* const states = lattice + 2 * sample.first * shape.frames;
+  const Link* const next = links + sample.first;
+  const Mantissa* const states = lattice + Lattice<Mantissa>::row(sample, shape.frames, 0);
   const FrameSum<Mantissa>* const frame_sums = sums + n * shape.frames;
   const int64 filled = exists && !is_nan ? min(end, static_cast<int64>(sample.frames)) : first;
   using Short = ShortFrames<Mantissa>;
   __shared__ Short few;
   if (shape.classes <= kShortClasses && size <= Short::kLabels) {
-    // The numbers of a frame are on their way while those of the one before are used.
-    ShortFrame<kKind, Mantissa, Storage> loaded, following;
-    const auto load = [&](int64 t) {
-      if (t >= filled) return;
-      const Storage* const logits = x + x_offset + t * shape.x_frame;
-      const int vectors = vectors_of<kKind>(shape, logits, g + g_offset + t * shape.g_frame);
-      following.load(shape, logits, vectors, states + 2 * t * size, size, frame_sums + t);
-    };
-    load(first + warp);
+    const int lanes = short_lanes<Mantissa, Storage>(shape, size), together = 32 / lanes;
+    Mantissa* const row = few.row[warp] + lane / lanes * (Short::kLabels / together);
     if (filled > first) few.begin(shape, own, next, size - 1);
-    for (int64 t = first + warp; t < filled; t += warps) {
-      loaded = following;
-      load(t + warps);
-      const Storage* const logits = x + x_offset + t * shape.x_frame;
-      Storage* const row = g + g_offset + t * shape.g_frame;
-      write_short_frame<kKind>(shape, logits, row, vectors_of<kKind>(shape, logits, row), own, next, few.head,
-                               few.row[warp], states + 2 * t * size, size, loaded, static_cast<Mantissa>(scale));
+    for (int64 run = first + warp * together; run < filled; run += warps * together) {
+      // Lanes behind the last frame read that once more.
+      const int64 of_lane = run + lane / lanes, t = min(of_lane, filled - 1);
+      write_short_frame<kKind>(shape, x + t * shape.x_frame, g + t * shape.g_frame, few, row, states + 2 * t * size,
+                               size, frame_sums + t, static_cast<Mantissa>(scale), lanes, of_lane < filled);
     }
   } else {
     const int group = shape.classes > kShortClasses ? static_cast<int>(blockDim.x) : 32;
     for (int64 t = first + threadIdx.x / group; t < filled; t += blockDim.x / group) {
       FrameSum<Mantissa> sum = {Mantissa(0), Mantissa(0), 0};
       if constexpr (kKind == kSoftmax) sum = frame_sums[t];
-      write_frame<kKind>(shape, x + x_offset + t * shape.x_frame, g + g_offset + t * shape.g_frame, own, next,
-                         states + 2 * t * size, size, sum, static_cast<Mantissa>(scale), group);
+      write_frame<kKind>(shape, x + t * shape.x_frame, g + t * shape.g_frame, own, next, states + 2 * t * size, size,
+                         sum, static_cast<Mantissa>(scale), group);
     }
   }
   for (int64 t = first + warp; t < end; t += warps) {
     if (t < filled) continue;
-    Storage* const row = g + g_offset + t * shape.g_frame;
+    Storage* const row = g + t * shape.g_frame;
     const Storage fill = Narrow<Storage>::from(is_nan && t < sample.frames ? not_a_number(Mantissa(0)) : Mantissa(0));
     for (int64 c = lane; c < shape.classes; c += 32) row[c * shape.g_class] = fill;
   }
@@ -607,15 +592,15 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
 // The gradients of runs `block`, `block` + `blocks`, ... of frames of all samples.
 template <GradientKind kKind, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradients(const Sequences& shape, const Storage* x, Storage* g,
-                                                const Sample* samples, const int* labels, const unsigned* links,
-                                                const StoredNumber<Mantissa>* lattice, const FrameSum<Mantissa>* sums,
+                                                const Sample* samples, const int* labels, const Link* links,
+                                                const Mantissa* lattice, const FrameSum<Mantissa>* sums,
                                                 const unsigned* broken, const Result* grad_output, const double* used,
-                                                int64 per_sample, double multiple, const double* count, int64 block,
-                                                int64 blocks) {
-  const int64 all = static_cast<int64>(runs_of(shape)) * shape.samples;
+                                                int64 per_sample, double multiple, const double* count, int frames,
+                                                int64 block, int64 blocks) {
+  const int64 all = static_cast<int64>(runs_of(shape, frames)) * shape.samples;
   for (; block < all; block += blocks) {
     write_gradient<kKind>(shape, x, g, samples, labels, links, lattice, sums, broken, grad_output, used, per_sample,
-                          multiple, count, static_cast<unsigned>(block));
+                          multiple, count, frames, static_cast<unsigned>(block));
     __syncthreads();
   }
 }

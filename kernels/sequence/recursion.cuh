@@ -24,12 +24,16 @@
 //   kEmits          loads elements, and leaves their exponentials a chunk of 8 frames ahead of kSteps.
 //   kStoresStates   stores what kSteps has left of the chunk before: products, or posteriors.
 //
+// The products of a state in a chunk share an exponent in the lattice (extended.cuh). A state may fall or rise by more
+// than a word holds, 2^510, within a chunk: then each product has an exponent of its own, in memory that is not touched
+// otherwise. Chunks of the two directions need not begin at the same frame: those of one overlap two of the other.
+//
 // The dependence runs one way, so groups are skewed: in round r kSteps of group w takes chunk r - w, and reads the
 // label products that kSteps of group w - 1 has left in shared memory. One barrier serves a round. One warp for all
 // three would wait for its own loads and stores, since it issues in order.
 //
-// Traffic, in numbers of 8 bytes (16 in double): (2 S + 1) T written, read and half of them written again; T (S + 1)
-// elements of x, each in a sector of its own, in both halves.
+// Traffic, in words of 4 bytes (8 in double): (2 S + 1) T written, read and written again, and an exponent for each
+// chunk of a state written and read; T (S + 1) elements of x, each in a sector of its own, in both halves.
 #pragma once
 #include "sequence/sequences.cuh"
 #include "softmax/row_ptx.cuh"
@@ -45,21 +49,40 @@ constexpr int kBand = 32 * kMaxGroups;
 // on their way, some would be evicted before they are used.
 constexpr int64 kPrefetchedLattice = 1 << 24, kMostOnTheirWay = 3 << 23;
 constexpr int kPrefetched = 5;
-// The work of a warp for a group of 32 positions.
-enum Role { kSteps, kEmits, kStoresStates, kRoles };
+// The work of a warp for a group of 32 positions, in the order of warps. Four schedulers issue for the warps of a
+// multiprocessor in turn: of two groups, whose other warps share schedulers, those that step have one each.
+enum Role { kEmits, kSteps, kStoresStates, kRoles };
 
-// The states of all frames. A row has the blanks of a frame by position, and behind them its labels.
+// The states of all frames: for each a word, which is the product that one direction has stored and then the posterior;
+// an exponent of its own, in use only where a chunk has no shared one; and for each chunk a shared exponent. Each of
+// the three has rows of the same order: the blanks of a frame by position, and behind them its labels.
 template <class Mantissa>
 struct Lattice {
-  StoredNumber<Mantissa>* states;
+  using Word = typename PackedNumber<Mantissa>::Word;
+  Word* words;
+  int* exponents;
+  int* shared;
 
-  // The row of frame `t`, in a call of so many frames.
-  __device__ __forceinline__ StoredNumber<Mantissa>* row(const Sample& sample, int64 frames, int64 t) const {
-    return states + 2 * (sample.first * frames + t * (sample.labels + 1));
+  __device__ __forceinline__ Lattice(Mantissa* memory, const Sequences& shape)
+      : words(reinterpret_cast<Word*>(memory)),
+        exponents(reinterpret_cast<int*>(memory + 2 * shape.positions * shape.frames)),
+        shared(exponents + 2 * shape.positions * shape.frames) {
+  }
+
+  // The row of frame `t` in `words`, in a call of so many frames.
+  static __device__ __forceinline__ int64 row(const Sample& sample, int64 frames, int64 t) {
+    return 2 * (sample.first * frames + t * (sample.labels + 1));
+  }
+  // The shared exponents of the first chunk of a direction in its first half. Those of its next chunks follow, and
+  // beta's stand behind alpha's. Half of the frames is alpha's.
+  __device__ __forceinline__ int* first_shared(const Sample& sample, int64 frames, bool of_beta) const {
+    constexpr int kChunk = kChunkFrames<Mantissa>;
+    const int64 rows = frames / kChunk + 2, row = of_beta ? (sample.frames / 2 + kChunk - 1) / kChunk : 0;
+    return shared + 2 * (sample.first * rows + row * (sample.labels + 1));
   }
 };
 
-// The row of alpha's last products, or beta's, in the same order as in the lattice.
+// The row of alpha's last products, or beta's, in the order of the lattice.
 template <class Mantissa>
 __device__ __forceinline__ StoredNumber<Mantissa>* meeting_row(StoredNumber<Mantissa>* meeting, const Sample& sample,
                                                                int64 positions, int direction) {
@@ -217,10 +240,7 @@ struct Walk {
   bool has_blank, has_label, skips;
   const Storage* x;  // the label's element at the first frame of this half
   const Storage* blank;
-  int64 step;                        // elements from a frame to the next one of this direction
-  StoredNumber<Mantissa>* at_blank;  // in the lattice, at the first frame of this half
-  StoredNumber<Mantissa>* at_label;
-  int64 row_step;          // numbers from a row to the next one of this direction
+  int64 step;              // elements from a frame to the next one of this direction
   int blank_at, label_at;  // of the states, in a row
 };
 
@@ -390,70 +410,199 @@ struct Elements {
   }
 };
 
-// Products that the other direction has stored of a position, for a chunk of the second half; none in the first. As of
-// elements, two chunks are on their way.
-template <int kPhase, class Mantissa, class Storage>
-struct Others {
-  static constexpr int kChunk = kChunkFrames<Mantissa>, kLoaded = kPhase == 2 ? kChunk : 0;
-  Pair<Mantissa> of[kPhase == 2 ? kChunk : 1];
+// The states of a position in the lattice, from the first frame of a half on. Rows of successive frames are `step`
+// bytes apart in words, and `own_step` in exponents; rows of shared exponents `shared_step`, from a chunk of the
+// direction that stores the products to its next one.
+//
+// The last position has no label, and a row a place to spare, which serves as one: lanes have both states or none.
+template <class Mantissa>
+struct States {
+  using Word = typename PackedNumber<Mantissa>::Word;
+  bool exist;
+  Word *row, *blank, *label;
+  int *own_blank, *own_label;
+  int *shared_blank, *shared_label;
+  int step, own_step, shared_step;
+};
 
-  // Loads it from frame `first` on. Precondition: `steps` is not 0.
-  __device__ __forceinline__ void load(const Walk<Mantissa, Storage>& walk, int first, int steps) {
-    const StoredNumber<Mantissa>* at_blank = walk.at_blank + min(first, steps - 1) * walk.row_step;
-    const StoredNumber<Mantissa>* at_label = walk.at_label + min(first, steps - 1) * walk.row_step;
-#pragma unroll
-    for (int f = 0; f < kLoaded; ++f) {
-      of[f] = {zero_number<Mantissa>(), zero_number<Mantissa>()};
-      if (walk.has_blank) of[f].blank = load_number(at_blank);
-      if (walk.has_label) of[f].label = load_number(at_label);
-      const int64 step = first + f + 1 < steps ? walk.row_step : 0;
-      at_blank += step;
-      at_label += step;
+// Row `i` from `first` on.
+template <class T>
+__device__ __forceinline__ T* row_at(T* first, int i, int step) {
+  return reinterpret_cast<T*>(reinterpret_cast<char*>(first) + wide_product(i, step));
+}
+
+// Stores the products of a chunk in the first half.
+template <class Mantissa>
+struct Products {
+  using Word = typename PackedNumber<Mantissa>::Word;
+  static constexpr int kChunk = kChunkFrames<Mantissa>;
+
+  __device__ __forceinline__ void load(const States<Mantissa>&, int, int) {
+  }
+  __device__ __forceinline__ bool is_plain() const {
+    return true;
+  }
+  static __device__ __forceinline__ void prefetch(const States<Mantissa>&, int, int) {
+  }
+
+  static __device__ __forceinline__ void store_state(Word* word, int* own, const Extended<Mantissa>& a, int shared) {
+    if (shared != kApart) {
+      *word = pack(a, shared);
+    } else {
+      *word = bits_of(a.m);
+      *own = a.e;
     }
   }
 
-  // Stores products, or posteriors, of the frames of a chunk from `first` on, `count` of them if that is less.
-  //
-  // kPlain: all frames, of a sample without NaN, and exponents of posteriors fit 32 bits. No posterior is larger than
-  // Z, so that no power of two is beyond 2^127.
+  // Stores a chunk of any number of frames, whether or not its states share exponents.
+  static __device__ __forceinline__ void store_any(const States<Mantissa>& states, const Slot<Mantissa>* slots,
+                                                   int chunk, int count) {
+    if (!states.exist) return;
+    SharedExponent<Mantissa> of_blank, of_label;
+#pragma unroll 1
+    for (int f = 0; f < count; ++f) {
+      const Pair<Mantissa> left = load_pair(slots + 32 * f);
+      of_blank.add(left.blank);
+      of_label.add(left.label);
+    }
+    const int blank = of_blank.shared(), label = of_label.shared();
+    *row_at(states.shared_blank, chunk, states.shared_step) = blank;
+    *row_at(states.shared_label, chunk, states.shared_step) = label;
+#pragma unroll 1
+    for (int f = 0; f < count; ++f) {
+      const Pair<Mantissa> left = load_pair(slots + 32 * f);
+      const int t = chunk * kChunk + f;
+      store_state(row_at(states.blank, t, states.step), row_at(states.own_blank, t, states.own_step), left.blank,
+                  blank);
+      store_state(row_at(states.label, t, states.step), row_at(states.own_label, t, states.own_step), left.label,
+                  label);
+    }
+  }
+
+  // Precondition: the whole warp.
   template <bool kPlain>
-  __device__ __forceinline__ void store(const Walk<Mantissa, Storage>& walk, const Slot<Mantissa>* slots, int first,
-                                        int count, int64 exponent) const {
-    StoredNumber<Mantissa>* at_blank = walk.at_blank + first * walk.row_step;
-    StoredNumber<Mantissa>* at_label = walk.at_label + first * walk.row_step;
-    // In the first half all loads stand in front of all stores: a load from shared memory waits in line behind stores
-    // that memory holds up.
-    Pair<Mantissa> products[kChunk];
-    if constexpr (kPhase == 1) {
+  __device__ __forceinline__ void store(const States<Mantissa>& states, const Slot<Mantissa>* slots, int chunk,
+                                        int steps, int64) const {
+    if constexpr (!kPlain) {
+      store_any(states, slots, chunk, min(steps - chunk * kChunk, kChunk));
+    } else {
+      // All loads stand in front of all stores: a load from shared memory waits in line behind stores that memory holds
+      // up. Without cp.async GPUs have too few registers for that.
+      Pair<Mantissa> products[kChunk];
 #pragma unroll
       for (int f = 0; f < kChunk; ++f) products[f] = load_pair(slots + 32 * f);
-      __syncwarp();
+      SharedExponent<Mantissa> of_blank, of_label;
+#pragma unroll
+      for (int f = 0; f < kChunk; ++f) {
+        of_blank.add(products[f].blank);
+        of_label.add(products[f].label);
+      }
+      const int blank = of_blank.shared(), label = of_label.shared();
+      if (__any_sync(0xffffffffu, states.exist && (blank == kApart || label == kApart))) {
+        store_any(states, slots, chunk, kChunk);
+      } else if (states.exist) {
+        *row_at(states.shared_blank, chunk, states.shared_step) = blank;
+        *row_at(states.shared_label, chunk, states.shared_step) = label;
+#pragma unroll
+        for (int f = 0; f < kChunk; ++f) {
+          const Pair<Mantissa> left = kHasCpAsync ? products[f] : load_pair(slots + 32 * f);
+          const int t = chunk * kChunk + f;
+          *row_at(states.blank, t, states.step) = pack(left.blank, blank);
+          *row_at(states.label, t, states.step) = pack(left.label, label);
+        }
+      }
+    }
+  }
+};
+
+// Products that the other direction has stored of a position, for a chunk of the second half, which replaces them by
+// posteriors. As of elements, two chunks are on their way.
+//
+// Frame s of this half is frame `steps` - 1 - s of the other direction's first half: a chunk begins in one chunk of
+// that direction, and ends in the chunk before.
+template <class Mantissa>
+struct Posteriors {
+  using Word = typename PackedNumber<Mantissa>::Word;
+  static constexpr int kChunk = kChunkFrames<Mantissa>;
+  Word of_blank[kChunk] = {}, of_label[kChunk] = {};
+  int shared_blank[2] = {}, shared_label[2] = {};
+
+  // Loads those of a chunk; frames behind the last one are read as the last one. Precondition: `steps` is not 0.
+  __device__ __forceinline__ void load(const States<Mantissa>& states, int chunk, int steps) {
+    if (!states.exist) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = max((steps - 1) / kChunk - chunk - i, 0);
+      shared_blank[i] = *row_at(states.shared_blank, at, states.shared_step);
+      shared_label[i] = *row_at(states.shared_label, at, states.shared_step);
     }
 #pragma unroll
     for (int f = 0; f < kChunk; ++f) {
-      if (kPlain || f < count) {
-        const Pair<Mantissa> left = kPhase == 1 ? products[f] : load_pair(slots + 32 * f);
-        if constexpr (kPhase == 1) {
-          if (walk.has_blank) store_number(at_blank, left.blank.m, left.blank.e);
-          if (walk.has_label) store_number(at_label, left.label.m, left.label.e);
+      const int t = min(chunk * kChunk + f, steps - 1);
+      of_blank[f] = *row_at(states.blank, t, states.step);
+      of_label[f] = *row_at(states.label, t, states.step);
+    }
+  }
+
+  // True if all states of the warp share exponents. Precondition: the whole warp.
+  __device__ __forceinline__ bool is_plain() const {
+    const bool apart = shared_blank[0] == kApart || shared_blank[1] == kApart || shared_label[0] == kApart ||
+                       shared_label[1] == kApart;
+    return __any_sync(0xffffffffu, apart) == 0;
+  }
+
+  // Stores posteriors of the frames of a chunk.
+  //
+  // kPlain: all frames, of a sample without NaN, exponents of posteriors fit 32 bits, and `is_plain`.
+  template <bool kPlain>
+  __device__ __forceinline__ void store(const States<Mantissa>& states, const Slot<Mantissa>* slots, int chunk,
+                                        int steps, int64 exponent) const {
+    if (!states.exist) return;
+    const int over = kPlain ? static_cast<int>(exponent) : 0, turn = (steps - 1) % kChunk;
+    const int blanks[2] = {shared_blank[0] - over, shared_blank[1] - over};
+    const int labels[2] = {shared_label[0] - over, shared_label[1] - over};
+#pragma unroll
+    for (int f = 0; f < kChunk; ++f) {
+      const int t = chunk * kChunk + f;
+      if (kPlain || t < steps) {
+        const Pair<Mantissa> left = load_pair(slots + 32 * f);
+        const int blank = f <= turn ? blanks[0] : blanks[1];
+        const int label = f <= turn ? labels[0] : labels[1];
+        Mantissa found_b, found_l;
+        if constexpr (kPlain) {
+          found_b = left.blank.m * scaled_word(of_blank[f], blank + left.blank.e, Mantissa(0));
+          found_l = left.label.m * scaled_word(of_label[f], label + left.label.e, Mantissa(0));
         } else {
-          const Extended<Mantissa>&blank = of[f].blank, label = of[f].label;
-          Mantissa of_blank, of_label;
-          if constexpr (kPlain) {
-            const int e = static_cast<int>(exponent);
-            of_blank = left.blank.m * blank.m * power_below_limit(left.blank.e + blank.e, e, Mantissa(0));
-            of_label = left.label.m * label.m * power_below_limit(left.label.e + label.e, e, Mantissa(0));
-          } else {
-            of_blank = posterior(left.blank, blank, exponent);
-            of_label = posterior(left.label, label, exponent);
-          }
-          if (walk.has_blank) at_blank->m = of_blank;
-          if (walk.has_label) at_label->m = of_label;
+          found_b =
+              any_posterior(left.blank, of_blank[f], blank, row_at(states.own_blank, t, states.own_step), exponent);
+          found_l =
+              any_posterior(left.label, of_label[f], label, row_at(states.own_label, t, states.own_step), exponent);
         }
-        at_blank += walk.row_step;
-        at_label += walk.row_step;
+        *row_at(states.blank, t, states.step) = bits_of(found_b);
+        *row_at(states.label, t, states.step) = bits_of(found_l);
       }
     }
+  }
+
+  static __device__ __forceinline__ Mantissa any_posterior(const Extended<Mantissa>& left, Word word, int shared,
+                                                           const int* own, int64 exponent) {
+    if (word == 0) return Mantissa(0);
+    const Extended<Mantissa> other =
+        shared == kApart ? Extended<Mantissa>{from_bits(word), *own} : unpack_nonzero<Mantissa>(word, shared);
+    return posterior(left, other, exponent);
+  }
+
+  // Prefetches the words of a chunk into L2. Rows need not begin at multiples of 16 bytes: the lattice has as many
+  // bytes behind it.
+  static __device__ __forceinline__ void prefetch(const States<Mantissa>& states, int chunk, int steps) {
+    const int first = chunk * kChunk, last = first + kChunk - 1;
+    if (last >= steps) return;
+    // Rows of successive frames lie one behind the other.
+    const unsigned long long at =
+        reinterpret_cast<unsigned long long>(row_at(states.row, states.step > 0 ? first : last, states.step));
+    const unsigned bytes = static_cast<unsigned>(kChunk * (states.step > 0 ? states.step : -states.step));
+    const unsigned before = static_cast<unsigned>(at) & 15u;
+    prefetch_l2(reinterpret_cast<const void*>(at - before), (before + bytes + 15u) & ~15u);
   }
 };
 
@@ -484,8 +633,8 @@ __device__ __forceinline__ void receive_chunk(StoredNumber<Mantissa>* at, int pa
 // The walk of position j, of `size` in the sample, before its first frame, `first_frame`: without what it carries.
 template <class Mantissa, class Storage>
 __device__ __forceinline__ Walk<Mantissa, Storage> walk_of(const Sequences& shape, const Storage* x, int64 n,
-                                                           const int* labels, StoredNumber<Mantissa>* row, int size,
-                                                           int j, bool backward, int64 first_frame) {
+                                                           const int* labels, int size, int j, bool backward,
+                                                           int64 first_frame) {
   Walk<Mantissa, Storage> walk;
   walk.b = walk.l = zero_number<Mantissa>();
   walk.has_blank = j < size;
@@ -503,9 +652,6 @@ __device__ __forceinline__ Walk<Mantissa, Storage> walk_of(const Sequences& shap
   walk.x = frame + label * shape.x_class;
   walk.blank = frame + shape.blank * shape.x_class;
   walk.step = backward ? -shape.x_frame : shape.x_frame;
-  walk.row_step = backward ? -2 * static_cast<int64>(size) : 2 * static_cast<int64>(size);
-  walk.at_blank = row + walk.blank_at;
-  walk.at_label = row + walk.label_at;
   return walk;
 }
 
@@ -562,40 +708,30 @@ __device__ __forceinline__ bool emit_chunks(const Half<Mantissa>& half, const Wa
   return nan;
 }
 
-// kStoresStates. `exponent` is that of Z in the second half, `nan` whether a state may be NaN, and `first` the row of
-// the first frame.
-template <int kPhase, class Mantissa, class Storage>
-__device__ __forceinline__ void store_chunks(const Half<Mantissa>& half, const Walk<Mantissa, Storage>& walk,
-                                             const StoredNumber<Mantissa>* first, int64 exponent, bool nan) {
+// kStoresStates, of Products or Posteriors. `exponent` is that of Z in the second half. `plain` if exponents of
+// posteriors fit 32 bits and no state is NaN.
+template <class Stored, class Mantissa>
+__device__ __forceinline__ void store_chunks(const Half<Mantissa>& half, const States<Mantissa>& states, int64 exponent,
+                                             bool plain) {
   constexpr int kChunk = kChunkFrames<Mantissa>;
-  // Exponents of posteriors fit 32 bits, and no state is NaN.
-  const bool plain = kPhase == 1 || (exponent >= kLowest && exponent <= -kLowest && !nan);
-  Others<kPhase, Mantissa, Storage> even, odd;
+  Stored even, odd;
   int chunk = 0;
-  const auto store = [&](Others<kPhase, Mantissa, Storage>& others) {
+  const auto store = [&](Stored& stored) {
     if (half.runs && chunk < half.chunks) {
-      const int count = half.steps - chunk * kChunk;
       const Slot<Mantissa>* const slots = half.shared.slots(half.group, chunk);
-      if (plain && count >= kChunk) {
-        others.template store<true>(walk, slots, chunk * kChunk, count, exponent);
+      if (plain && chunk * kChunk + kChunk <= half.steps && stored.is_plain()) {
+        stored.template store<true>(states, slots, chunk, half.steps, exponent);
       } else {
-        others.template store<false>(walk, slots, chunk * kChunk, count, exponent);
+        stored.template store<false>(states, slots, chunk, half.steps, exponent);
       }
-      others.load(walk, (chunk + 2) * kChunk, half.steps);
-      const int next = (chunk + kPrefetched) * kChunk;
-      if (half.prefetches && threadIdx.x % 32 == 0 && next + kChunk <= half.steps) {
-        // Rows of successive frames lie one behind the other.
-        const int64 row = walk.row_step > 0 ? walk.row_step : -walk.row_step;
-        const int lowest = walk.row_step > 0 ? next : next + kChunk - 1;
-        prefetch_l2(first + lowest * walk.row_step,
-                    static_cast<unsigned>(kChunk * row * static_cast<int64>(sizeof(StoredNumber<Mantissa>))));
-      }
+      stored.load(states, chunk + 2, half.steps);
+      if (half.prefetches && threadIdx.x % 32 == 0) stored.prefetch(states, chunk + kPrefetched, half.steps);
     }
     ++chunk;
   };
   if (half.runs) {
-    even.load(walk, 0, half.steps);
-    odd.load(walk, kChunk, half.steps);
+    even.load(states, 0, half.steps);
+    odd.load(states, 1, half.steps);
   }
   block_barrier();
   take_turns(half.group + 1, half.rounds, even, odd, store);
@@ -645,9 +781,8 @@ __device__ __forceinline__ void step_chunks(const Half<Mantissa>& half, Walk<Man
 // 1 and kStores false.
 template <int kPhase, bool kStores, class Mantissa, class Storage>
 __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage* x, const Sample* samples,
-                                          const int* labels, StoredNumber<Mantissa>* lattice,
-                                          StoredNumber<Mantissa>* meeting, StoredNumber<Mantissa>* columns,
-                                          unsigned* broken, unsigned order) {
+                                          const int* labels, Mantissa* lattice, StoredNumber<Mantissa>* meeting,
+                                          StoredNumber<Mantissa>* columns, unsigned* broken, unsigned order) {
   using Number = Extended<Mantissa>;
   constexpr int kChunk = kChunkFrames<Mantissa>;
   constexpr bool kLeaves = kPhase == 2 || kStores;
@@ -689,11 +824,7 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
     }
   }
   const int64 first_frame = backward ? sample.frames - 1 - steps_before : steps_before;
-  StoredNumber<Mantissa>* row = last;  // without a lattice nothing is stored
-  if constexpr (kLeaves) {
-    row = Lattice<Mantissa>{lattice}.row(sample, shape.frames, first_frame);
-  }
-  Walk<Mantissa, Storage> walk = walk_of(shape, x, n, own, row, size, j, backward, first_frame);
+  Walk<Mantissa, Storage> walk = walk_of<Mantissa>(shape, x, n, own, size, j, backward, first_frame);
   Number carried = zero_number<Mantissa>();
   if constexpr (kPhase == 1) {
     if (j == 0) walk.b = {Mantissa(1), 0};
@@ -708,7 +839,7 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   const int groups = min((size - first + 31) / 32, kMaxGroups);
   const int chunks = (steps + kChunk - 1) / kChunk, rounds = chunks + groups - 1 + kLeaves;
   const bool runs = group < groups && steps > 0;
-  const int64 of_frame = 2 * shape.positions * static_cast<int64>(sizeof(StoredNumber<Mantissa>));
+  const int64 of_frame = 2 * shape.positions * static_cast<int64>(sizeof(Mantissa));
   const bool prefetches = kPhase == 2 && band == 0 && group == 0 && of_frame * shape.frames > kPrefetchedLattice &&
                           of_frame * (2 * kChunk * kPrefetched) <= kMostOnTheirWay;
   const Half<Mantissa> part = {shared, steps, chunks, rounds, group, runs, prefetches};
@@ -719,7 +850,30 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   }
   if (role == kStoresStates) {
     if constexpr (kLeaves) {
-      store_chunks<kPhase>(part, walk, row, exponent, kPhase == 2 && (broken[n] & kNanEmission) != 0u);
+      const Lattice<Mantissa> all(lattice, shape);
+      const int64 row = all.row(sample, shape.frames, first_frame);
+      typename Lattice<Mantissa>::Word* const words = all.words + row;
+      int* const own_exponents = all.exponents + row;
+      int* const shared_exponents = all.first_shared(sample, shape.frames, backward == (kPhase == 1));
+      const int of_row = 2 * size, signed_row = backward ? -of_row : of_row;
+      const int label_at = walk.has_label ? walk.label_at : of_row - 1;
+      const States<Mantissa> states = {walk.has_blank,
+                                       words,
+                                       words + walk.blank_at,
+                                       words + label_at,
+                                       own_exponents + walk.blank_at,
+                                       own_exponents + label_at,
+                                       shared_exponents + walk.blank_at,
+                                       shared_exponents + label_at,
+                                       signed_row * static_cast<int>(sizeof(Mantissa)),
+                                       signed_row * static_cast<int>(sizeof(int)),
+                                       of_row * static_cast<int>(sizeof(int))};
+      if constexpr (kPhase == 1) {
+        store_chunks<Products<Mantissa>>(part, states, 0, true);
+      } else {
+        const bool plain = exponent >= kLowest && exponent <= -kLowest && (broken[n] & kNanEmission) == 0u;
+        store_chunks<Posteriors<Mantissa>>(part, states, exponent, plain);
+      }
     } else {
       for (int r = 0; r <= rounds; ++r) block_barrier();
     }

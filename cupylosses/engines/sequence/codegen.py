@@ -16,6 +16,8 @@ ROLES = 3
 THREADS = {"prepare": 256, "first": ROLES * BAND, "second": ROLES * BAND, "finish": 128, "gradient": 128}
 #: Bytes of shared memory for each position of a block of the recursion: three chunks of ``Slot``.
 SLOT_BYTES = 384
+#: Frames of a chunk, by arithmetic (``kChunkFrames``).
+CHUNK = {"float32": 8, "float64": 4}
 #: Blocks that a multiprocessor is to hold, of float32 and float64 arithmetic.
 BLOCKS = {"first": (4, 2), "second": (2, 1), "gradient": (6, 3)}
 
@@ -71,7 +73,7 @@ class SequenceKernel(Kernel):
     @property
     def arguments(self) -> list[str]:
         dtype, result, compute = STORAGE[self.dtype][0], STORAGE[self.result][0], STORAGE[self.compute][0]
-        memory, lattice = "char* memory", f"StoredNumber<{compute}>* lattice"
+        memory, lattice = "char* memory", f"{compute}* lattice"
         divisor = ["double multiple", "const double* count"]
         x, grad_output = f"const {dtype}* x", f"const {result}* grad_output"
         return {
@@ -86,7 +88,11 @@ class SequenceKernel(Kernel):
         }[self.kind]  # fmt: skip
 
     def glue(self) -> str:
-        more = {"prepare": ["int64 words"], "gradient": ["int64 finishes"], "first": ["int64 walks", "int64 links"]}
+        more = {
+            "prepare": ["int64 words"],
+            "first": ["int64 walks", "int64 links"],
+            "gradient": ["int64 finishes", "int64 frames"],
+        }
         fixed = ["const Sequences shape", *more.get(self.kind, [])]
         signature = ", ".join([*self.arguments, *fixed])
         bounds = str(THREADS[self.kind])
@@ -135,6 +141,6 @@ class SequenceKernel(Kernel):
             "}",
             f"if (blockIdx.x < finishes) {finish.format(values='static_cast<Result*>(nullptr)')}",
             f"else write_gradients<{self.added}>(shape, x, g, at.samples, at.labels, at.links, lattice, at.sums, "
-            "at.broken, grad_output, at.used, per_sample, multiple, count, blockIdx.x - finishes, "
-            "gridDim.x - finishes);",
+            "at.broken, grad_output, at.used, per_sample, multiple, count, static_cast<int>(frames), "
+            "blockIdx.x - finishes, gridDim.x - finishes);",
         ]

@@ -31,6 +31,7 @@ from cupylosses.engines.sequence.call import Static, constant_divisor, names, si
 from cupylosses.engines.sequence.codegen import (
     BAND,
     BLOCKS,
+    CHUNK,
     OF_LOGITS,
     PLAIN,
     ROLES,
@@ -44,8 +45,10 @@ from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 from cupylosses.jit.gpu import WARP
 
-#: Frames of a block that writes gradients (``kFrames``).
+#: Frames of a block that writes gradients of many classes, or posteriors of positions (``kFrames``).
 FRAMES = 16
+#: Classes that are few (``kShortClasses``).
+SHORT_CLASSES = 1024
 #: Codes of dtypes, as kernels read integers and weights (``load_integer``, ``load_weight``).
 _INTEGERS = {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": -1}
 _WEIGHTS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 3}
@@ -122,7 +125,8 @@ class SequencePlan(CompositePlan):
         self.most = min(found.labels, found.frames) + 1
         #: Blocks that share a direction of a sample, and numbers that one passes to the next.
         self.bands, self.column = -(-self.most // BAND), found.frames // 2 + 32
-        blocks = found.every * (2 * self.bands + -(-found.frames // FRAMES) + 1)
+        # A block writes gradients of one frame for each of its warps, at least.
+        blocks = found.every * (2 * self.bands + -(-found.frames * WARP // THREADS["gradient"]) + 1)
         fits = max(found.classes, found.frames, found.labels, blocks) < 2**31
         self.empty = not (found.every and found.frames and fits) or any(static.has_tangent)
         self._launchers: dict[Any, compiler.Launcher] = {}
@@ -139,7 +143,7 @@ class SequencePlan(CompositePlan):
         sized = [
             32 * found.every,
             4 * count,
-            4 * count,
+            8 * count,
             8 * found.every,
             8 * wide * count,
             sums,
@@ -152,9 +156,16 @@ class SequencePlan(CompositePlan):
             end += -(-size // 16) * 16
         return starts, end
 
+    @property
+    def _lattice_bytes(self) -> int:
+        """A word and an exponent for each state of each frame, and an exponent for each chunk of frames (`Lattice`)."""
+        wide, frames = ITEMSIZE[self.compute], self.sizes.frames
+        chunks = frames // CHUNK[self.compute] + 2
+        # Prefetches read up to 16 bytes behind it.
+        return 2 * self.positions * (frames * (wide + 4) + chunks * 4) + 16
+
     def _lattice(self, device: Device) -> Any:
-        words = 4 * self.positions * self.sizes.frames * ITEMSIZE[self.compute] // 8
-        return device.empty((words,), (1,), "float64")
+        return device.empty((-(-self._lattice_bytes // 8),), (1,), "float64")
 
     # Launches
 
@@ -233,8 +244,9 @@ class SequencePlan(CompositePlan):
             if not verifies:
                 blocks += links + sized.every * -(-sized.frames // self._frames_read(threads)) * (added == SOFTMAX)
         if kind == "gradient":
-            blocks = sized.every * (-(-sized.frames // FRAMES) + finishes)
-            fixed += [sized.every * finishes]
+            frames = self.gradient_frames(self.input.dtype)
+            blocks = sized.every * (-(-sized.frames // frames) + finishes)
+            fixed += [sized.every * finishes, frames]
             if verifies:
                 blocks = min(blocks, BLOCKS[kind][self.compute == "float64"] * self.machine.processors)
         dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
@@ -247,6 +259,23 @@ class SequencePlan(CompositePlan):
         vectors = self.sizes.classes * ITEMSIZE[self.input.dtype] // 16
         lanes = 8 if vectors <= 8 else 16 if vectors <= 16 else WARP
         return 2 * threads // lanes
+
+    def gradient_frames(self, dtype: str) -> int:
+        """Frames of a block that writes gradients of this dtype."""
+        found = self.sizes
+        if found.classes > SHORT_CLASSES:
+            return FRAMES
+        # As many rounds of its warps, which take several frames each where classes are few (``short_lanes``), as make
+        # waves of blocks short. To begin takes as long as a round.
+        vectors = found.classes * ITEMSIZE[dtype] // 16
+        together = THREADS["gradient"] // (8 if vectors <= 16 else 16 if vectors <= 32 else WARP)
+        resident = BLOCKS["gradient"][self.compute == "float64"] * self.machine.processors
+
+        def time(rounds: int) -> int:
+            blocks = found.every * -(-found.frames // (together * rounds))
+            return -(-blocks // resident) * (rounds + 1)
+
+        return together * min(range(1, 33), key=time)
 
     def prepared(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> Any:
         """The memory of a call, with its samples prepared."""

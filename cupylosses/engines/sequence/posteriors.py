@@ -210,7 +210,7 @@ class PosteriorKernel(Kernel):
     @property
     def arguments(self) -> list[str]:
         compute = STORAGE[self.compute][0]
-        return ["char* memory", f"const StoredNumber<{compute}>* lattice", f"{compute}* out"]
+        return ["char* memory", f"const {compute}* lattice", f"{compute}* out"]
 
     def glue(self) -> str:
         compute = STORAGE[self.compute][0]
@@ -221,11 +221,12 @@ class PosteriorKernel(Kernel):
             nothing = f"static_cast<const {compute}*>(nullptr)"
             call = (
                 f"write_gradient<kPlain>(shape, {nothing}, out, at.samples, at.labels, at.links, lattice, at.sums, "
-                "at.broken, static_cast<const double*>(nullptr), at.used, 0, -1.0, nullptr, blockIdx.x);"
+                "at.broken, static_cast<const double*>(nullptr), at.used, 0, -1.0, nullptr, "
+                "static_cast<int>(frames), blockIdx.x);"
             )
         return (
             f'extern "C" __global__ void __launch_bounds__({THREADS["gradient"]})\n'
-            f"{self.entry}({', '.join(self.arguments)}, const Sequences shape) {{\n"
+            f"{self.entry}({', '.join(self.arguments)}, const Sequences shape, int64 frames) {{\n"
             f"  const Buffers<{compute}> at(memory, shape);\n  {call}\n}}\n"
         )
 
@@ -254,8 +255,9 @@ class PosteriorPlan(SequencePlan):
     ) -> Any:
         if self._write is None:
             kernel = PosteriorKernel(self.loss, self.result, self.static.by_position)
-            blocks = self.sizes.every * -(-self.sizes.frames // FRAMES)
-            self._write = self.machine.launcher(kernel, blocks, THREADS["gradient"], (self.shape_words,))
+            frames = FRAMES if self.static.by_position else self.gradient_frames(self.result)
+            blocks = self.sizes.every * -(-self.sizes.frames // frames)
+            self._write = self.machine.launcher(kernel, blocks, THREADS["gradient"], (self.shape_words, frames))
         found = device.empty(self.shape, self.strides, self.result)
         memory = self.prepared(device, arrays, 0, int(scalars[-1]))
         at = device.address(memory)

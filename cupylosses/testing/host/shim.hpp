@@ -350,6 +350,10 @@ inline float double_to_float_rz(double x) {
   return __double2float_rz(x);
 }
 
+inline long long wide_product(int a, int b) {
+  return static_cast<long long>(a) * b;
+}
+
 inline void add_if(bool active, double x, double& total, int& count) {
   if (!active) return;
   total += x;
