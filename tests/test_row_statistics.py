@@ -506,15 +506,22 @@ def test_a_wrong_speculation_is_noticed() -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("features", [40, 2100])
 def test_chips_change_no_bit(features: int, fresh_plans: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that a GPU has no room for is read twice, and without clusters a block takes all parts of it."""
+    """A row that a GPU has no room for is read twice, but for what it has room for; without clusters a block takes all
+    parts of it.
+    """
     operands = drawn(TRIPLET, (3,), features, torch.float32)
     chosen, found = row_layout.layout, []
     monkeypatch.setattr(row_layout, "PART_BYTES", 8 << 10)
-    for room, clusters, most in ((64 << 10, True, 512), (0, True, 512), (64 << 10, False, 512), (64 << 10, False, 64)):
+    monkeypatch.setattr(row_layout, "LONG_AHEAD", 2)
+    whole, some = 64 << 10, 8 << 10
+    for room, clusters, most in (
+        (whole, True, 512), (0, True, 512), (some, True, 512), (whole, False, 512), (whole, False, 64)
+    ):  # fmt: skip
 
         def layout(*arguments: Any, room: int = room, clusters: bool = clusters) -> row_layout.Layout:
             x = chosen(*arguments[:-2], room, clusters)
-            assert x.held == (room > 0)
+            assert x.held == (room == whole)
+            assert (x.shared > 0) == (room > 0)
             assert x.parts == x.cluster * x.rounds * (x.threads // 64) if features > 40 else x.parts == 1
             return x
 

@@ -136,12 +136,16 @@ __device__ __forceinline__ double scalar_divide_in_range(double x, double y) {
   return x / y;
 }
 
+// The power of two that brings y near 1, and an infinite y to infinity. An instruction adds and takes the maximum.
+__device__ __forceinline__ float scalar_inverse_scale(float y) {
+  return __int_as_float(max(0x7f000000 - (__float_as_int(y) & 0x7f800000), 0x00800000));
+}
+
 // x / y to little more than half a unit in the last place, for all arguments, without a branch. The exact operator has
 // one, and the compiler does not interleave the elements on both sides of it. A power of two brings y near 1, where its
 // reciprocal is in range; the correction of a quotient that is 0 or infinite is NaN, and left out.
 __device__ __forceinline__ float scalar_divide_without_branch(float x, float y) {
-  const int exponent = min(max(__float_as_int(y) & 0x7f800000, 0x00800000), 0x7e800000);
-  const float scale = __int_as_float(0x7f000000 - exponent);
+  const float scale = scalar_inverse_scale(y);
   const float scaled = y * scale, dividend = x * scale, inverse = __fdividef(1.0f, scaled);
   const float rough = dividend * inverse;
   if (kNarrow) return rough;
@@ -159,8 +163,7 @@ struct QuotientAndInverse {
   T inverse;
 };
 __device__ __forceinline__ QuotientAndInverse<float> scalar_divide_and_invert(float x, float y) {
-  const int exponent = min(max(__float_as_int(y) & 0x7f800000, 0x00800000), 0x7e800000);
-  const float scale = __int_as_float(0x7f000000 - exponent);
+  const float scale = scalar_inverse_scale(y);
   const float scaled = y * scale, dividend = x * scale, inverse = __fdividef(1.0f, scaled);
   const float rough = dividend * inverse;
   if (kNarrow) return {rough, inverse * scale};

@@ -46,8 +46,7 @@
 constexpr int kMaxRun = 64;
 
 // Registers that vectors in flight may take. Beyond that, registers of the arithmetic are spilled; three derivatives
-// need more of them than two, and the eight of two boxes still more, as do the four of one if arithmetic and layout are
-// `heavy`.
+// need more of them than two, and those of boxes still more, as do those of which arithmetic and layout are `heavy`.
 __host__ __device__ constexpr int max_words(int gradients, bool heavy) {
   return gradients > 4 || (gradients > 2 && heavy) ? 30 : gradients > 2 ? 46 : 70;
 }
@@ -347,6 +346,11 @@ __device__ constexpr int first_slot(int operand, const Tuple<S...>*) {
   return slot;
 }
 
+template <class... S>
+__device__ constexpr bool has_components(const Tuple<S...>*) {
+  return ((ElementOf<typename S::Storage, void>::kComponents > 1) || ... || false);
+}
+
 template <class S>
 struct ComponentsOfSink {
   static constexpr int kCount = 1;
@@ -520,6 +524,18 @@ struct LoadedTuple<kVecSize, Tuple<S...>> {
   using type = Tuple<typename LoadedOf<S, kVecSize>::type...>;
 };
 
+template <class Compute, int kVecSize, class S>
+__device__ constexpr int vector_bytes_of() {
+  using Storage = typename S::Storage;
+  constexpr int kConverted = sizeof(typename ElementOf<Storage, Compute>::Wide) * kVecSize;
+  constexpr int kLoaded = sizeof(typename LoadedOf<S, kVecSize>::type);
+  return ElementOf<Storage, Compute>::kComponents > 1 && kConverted > kLoaded ? kConverted : kLoaded;
+}
+template <class Compute, int kVecSize, class... S>
+__device__ constexpr int vector_bytes(const Tuple<S...>*) {
+  return (vector_bytes_of<Compute, kVecSize, S>() + ... + 0);
+}
+
 template <class... S>
 __device__ constexpr bool any_shifted(const Tuple<S...>*) {
   return ((S::kAccess == Access::kShifted) || ... || false);
@@ -556,11 +572,13 @@ struct Pointwise {
   static constexpr bool kEndsRows = ends_rows<Layout>(kSumsRows);  // with each vector
   static constexpr int kGradients = gradient_count(static_cast<const Sinks_*>(nullptr));
   static constexpr int kDerivatives = derivative_count(static_cast<const Sinks_*>(nullptr));
+  static constexpr bool kComponents = has_components(static_cast<const Sources_*>(nullptr));
   // Vectors that have to follow one that is read as a whole: of a shifted one, words are read that lie behind it.
   static constexpr int kReadsAhead =
       any_shifted(static_cast<const Sources_*>(nullptr)) || is_shifted(static_cast<const Element_*>(nullptr));
-  // Registers of a vector between its load and its results: what was loaded, and offsets of the results.
-  static constexpr int kVectorWords = (sizeof(typename LoadedTuple<kVecSize, Sources_>::type) +
+  // Registers of a vector between its load and its results: what was loaded, and offsets of the results. Elements of
+  // several components are converted before the arithmetic begins.
+  static constexpr int kVectorWords = (vector_bytes<Compute, kVecSize>(static_cast<const Sources_*>(nullptr)) +
                                        sizeof(typename LoadedElement<Element_, kVecSize>::type)) /
                                           4 +
                                       (Layout::kOuter > 0 ? 2 * kGradients : 0);
@@ -848,7 +866,7 @@ __host__ __device__ constexpr int flight() {
   constexpr int kElements = kWide ? 4 : kRoom ? 16 : 8;
   constexpr int kFew = Program::kVector < kElements ? kElements / Program::kVector : 1;
   constexpr int kMost = Program::Loss::kHeavy > 0 && kFew < kFree ? kFew : kFree;
-  constexpr bool kHeavy = Program::Loss::kHeavy > 1 && Program::Layout::kOuter > 0;
+  constexpr bool kHeavy = Program::kComponents || (Program::Loss::kHeavy > 1 && Program::Layout::kOuter > 0);
   return vectors_in_flight(kMost, Program::kVectorWords, max_words(Program::kDerivatives, kHeavy));
 }
 

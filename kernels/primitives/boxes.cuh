@@ -84,7 +84,7 @@ __device__ __forceinline__ BoxDirection<T> scalar_box_direction(T width, T heigh
 template <class T>
 __device__ __forceinline__ T scalar_angle_slope(T width, T height) {
   const T squared = scalar_fma(width, width, height * height);
-  const T reciprocal = force_computed(scalar_divide_without_branch(T(1), squared));
+  const T reciprocal = force_computed(scalar_divide_and_invert(T(1), squared).inverse);
   return squared == T(0) ? T(0) : reciprocal;
 }
 

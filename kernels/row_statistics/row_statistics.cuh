@@ -245,6 +245,7 @@ template <int kStreams, int kRank>
 struct RowsOfFeatures {
   int64 rows;
   int64 features;
+  int64 kept;  // vectors that a thread keeps of a row that is not held: whole batches
   int64 step[kStreams];
   Dimensions<kStreams, kRank> outer;
 };
@@ -531,23 +532,50 @@ struct RowStatistics {
                                          const Firsts& firsts, Statistics& total) const {
     total.clear();
     const int64 step = static_cast<int64>(group.lanes()) * kVecSize;
-    int kept = first_kept(group, round);
-    for (int64 first = static_cast<int64>(group.lane(round)) * kVecSize; first < features; first += kAhead * step) {
-      Packs batch[kAhead];
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j) load(at, first + j * step, features, batch[j], VectorSlots{});
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        if (first + j * step >= features) continue;
-        if (kKeeps) keep(kept + j, batch[j], VectorSlots{});
-#pragma unroll
-        for (int i = 0; i < kVecSize; ++i) {
-          if (is_feature(first + j * step + i, features)) {
-            total.add(terms<0u>(batch[j], i, firsts, VectorSlots{}), summands.exponent());
-          }
-        }
+    int64 first = static_cast<int64>(group.lane(round)) * kVecSize;
+    if constexpr (kKeeps) {
+      const int64 end = kHeld_ ? features : first + layout.kept * step;
+      add_batches<true, Group::kBlockWide>(first_kept(group, round), first, step, end < features ? end : features, at,
+                                           features, firsts, total);
+      if (!kHeld_) add_batches<false, Group::kBlockWide>(0, end, step, features, at, features, firsts, total);
+    } else {
+      add_batches<false, Group::kBlockWide>(0, first, step, features, at, features, firsts, total);
+    }
+  }
+  // Of the batches of vectors from `first` to `end`.
+  template <bool kKeeps, bool kLong>
+  __device__ __forceinline__ void add_batches(int kept, int64 first, int64 step, int64 end, const int64 (&at)[kStreams],
+                                              int64 features, const Firsts& firsts, Statistics& total) const {
+    for (; first < end; first += kAhead * step) {
+      if (kLong && is_whole(first, step, features)) {
+        add_batch<kKeeps, true>(kept, first, step, at, features, firsts, total);
+      } else {
+        add_batch<kKeeps, false>(kept, first, step, at, features, firsts, total);
       }
       kept += kAhead;
+    }
+  }
+  // True if all vectors of a batch are known to lie within the row: then no condition stands between their loads. Asked
+  // of long rows alone: in short ones registers for it left room for fewer rows.
+  __device__ __forceinline__ static bool is_whole(int64 first, int64 step, int64 features) {
+    return kWide_ && first + (kAhead - 1) * step < features;
+  }
+  template <bool kKeeps, bool kWhole>
+  __device__ __forceinline__ void add_batch(int kept, int64 first, int64 step, const int64 (&at)[kStreams],
+                                            int64 features, const Firsts& firsts, Statistics& total) const {
+    Packs batch[kAhead];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) load<kHeld_, kWhole>(at, first + j * step, features, batch[j], VectorSlots{});
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (!kWhole && first + j * step >= features) continue;
+      if (kKeeps) keep(kept + j, batch[j], VectorSlots{});
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        if (is_feature(first + j * step + i, features)) {
+          total.add(terms<0u>(batch[j], i, firsts, VectorSlots{}), summands.exponent());
+        }
+      }
     }
   }
 
@@ -558,10 +586,17 @@ struct RowStatistics {
 
   // Has the vectors of a row brought to L2. Precondition: one thread calls it.
   __device__ __forceinline__ void prefetch(int64 index) const {
-    if constexpr (kWide_) {
-      int64 at[kStreams];
-      if (locate(index, at)) prefetch(at, VectorSlots{});
-    }
+    int64 at[kStreams];
+    if (locate(index, at)) prefetch(at, 0, layout.features);
+  }
+  __device__ __forceinline__ void prefetch(const int64 (&at)[kStreams], int64 first, int64 features) const {
+    if constexpr (kWide_) prefetch(at, first, features, VectorSlots{});
+  }
+  // A block's share of them. Precondition: one thread of each block of the row calls it.
+  template <class Group>
+  __device__ __forceinline__ void prefetch_share(const Group& group, const int64 (&at)[kStreams]) const {
+    const int64 share = layout.features / (kVecSize * Group::kBlocks) * kVecSize, first = group.rank() * share;
+    prefetch(at, first, group.rank() == Group::kBlocks - 1 ? layout.features - first : share);
   }
 
   // Value and coefficients from the statistics of a row. A row whose value is NaN has gradients that are NaN.
@@ -599,29 +634,49 @@ struct RowStatistics {
   __device__ __forceinline__ void write(const Group& group, int round, const int64 (&at)[kStreams], int64 features,
                                         const Firsts& firsts, const Row& row, bool counts) const {
     const int64 step = static_cast<int64>(group.lanes()) * kVecSize;
-    int64 first = static_cast<int64>(group.lane(round)) * kVecSize;
+    const int64 first = static_cast<int64>(group.lane(round)) * kVecSize;
     if constexpr (kHeld_) {
-      // One at a time: shared memory is near, and more vectors in registers would leave room for fewer rows.
-#pragma unroll 1
-      for (int kept = first_kept(group, round); first < features; first += step, ++kept) {
-        KeptPacks packs;
-        if (counts) take(kept, packs, VectorSlots{});
-        write_pack<kSomeAreZero>(at, first, features, firsts, packs, row, counts, VectorSlots{}, StatisticSlots{});
-      }
+      write_kept<kSomeAreZero>(first_kept(group, round), first, step, features, at, features, firsts, row, counts);
     } else {
-      for (; first < features; first += kAhead * step) {
-        Packs batch[kAhead];
-        if (counts) {
-#pragma unroll
-          for (int j = 0; j < kAhead; ++j) load(at, first + j * step, features, batch[j], VectorSlots{});
-        }
-#pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-          if (first + j * step >= features) continue;
-          write_pack<kSomeAreZero>(at, first + j * step, features, firsts, batch[j], row, counts, VectorSlots{},
-                                   StatisticSlots{});
+      // From the end back: caches have what was read last.
+      const int64 batch_step = kAhead * step, begin = first + layout.kept * step;
+      int64 last = first < features ? first + (features - 1 - first) / batch_step * batch_step : -1;
+#pragma unroll 1
+      for (; last >= begin; last -= batch_step) {
+        if (is_whole(last, step, features)) {
+          write_batch<kSomeAreZero, true>(last, step, at, features, firsts, row, counts);
+        } else {
+          write_batch<kSomeAreZero, false>(last, step, at, features, firsts, row, counts);
         }
       }
+      write_kept<kSomeAreZero>(0, first, step, begin < features ? begin : features, at, features, firsts, row, counts);
+    }
+  }
+  template <bool kSomeAreZero, bool kWhole>
+  __device__ __forceinline__ void write_batch(int64 first, int64 step, const int64 (&at)[kStreams], int64 features,
+                                              const Firsts& firsts, const Row& row, bool counts) const {
+    Packs batch[kAhead];
+    if (counts) {
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) load<true, kWhole>(at, first + j * step, features, batch[j], VectorSlots{});
+    }
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (!kWhole && first + j * step >= features) continue;
+      write_pack<kSomeAreZero>(at, first + j * step, features, firsts, batch[j], row, counts, VectorSlots{},
+                               StatisticSlots{});
+    }
+  }
+  // The vectors from `first` to `end` that a thread has kept, one at a time: shared memory is near, and more vectors in
+  // registers would leave room for fewer rows.
+  template <bool kSomeAreZero>
+  __device__ __forceinline__ void write_kept(int kept, int64 first, int64 step, int64 end, const int64 (&at)[kStreams],
+                                             int64 features, const Firsts& firsts, const Row& row, bool counts) const {
+#pragma unroll 1
+    for (; first < end; first += step, ++kept) {
+      KeptPacks packs;
+      if (counts) take(kept, packs, VectorSlots{});
+      write_pack<kSomeAreZero>(at, first, features, firsts, packs, row, counts, VectorSlots{}, StatisticSlots{});
     }
   }
 
@@ -631,18 +686,20 @@ struct RowStatistics {
   }
 
  private:
-  template <int... kSlot>
+  // With kLast nobody reads these vectors again; with kWhole they lie within the row.
+  template <bool kLast, bool kWhole, int... kSlot>
   __device__ __forceinline__ void load(const int64 (&at)[kStreams], int64 first, int64 features, Packs& packs,
                                        Indices<kSlot...>) const {
-    (load_one(get<kSlot>(vectors) + at[kSlot], layout.step[kSlot], first, features, get<kSlot>(packs)), ...);
+    (load_one<kLast, kWhole>(get<kSlot>(vectors) + at[kSlot], layout.step[kSlot], first, features, get<kSlot>(packs)),
+     ...);
   }
-  template <class Storage>
+  template <bool kLast, bool kWhole, class Storage>
   __device__ __forceinline__ void load_one(const Storage* row, int64 step, int64 first, int64 features,
                                            Pack<Storage, kVecSize>& pack) const {
     if constexpr (kWide_) {
       // Vectors are whole: kVecSize divides the features.
-      if (first >= features) return;
-      if constexpr (kHeld_) {
+      if (!kWhole && first >= features) return;
+      if constexpr (kLast) {
         pack = load_stream<kVecSize>(row + first);
       } else {
         pack = load_reused<kVecSize>(row + first);
@@ -696,14 +753,15 @@ struct RowStatistics {
   }
 
   template <int... kSlot>
-  __device__ __forceinline__ void prefetch(const int64 (&at)[kStreams], Indices<kSlot...>) const {
-    (prefetch_one(get<kSlot>(vectors) + at[kSlot]), ...);
+  __device__ __forceinline__ void prefetch(const int64 (&at)[kStreams], int64 first, int64 features,
+                                           Indices<kSlot...>) const {
+    (prefetch_one(get<kSlot>(vectors) + at[kSlot] + first, features), ...);
   }
   template <class Storage>
-  __device__ __forceinline__ void prefetch_one(const Storage* row) const {
+  __device__ __forceinline__ void prefetch_one(const Storage* from, int64 features) const {
     // Rows of shorter vectors need not begin at a multiple of 16 bytes.
     if constexpr (sizeof(Storage) * kVecSize == 16) {
-      prefetch_l2(row, static_cast<unsigned>(layout.features * static_cast<int64>(sizeof(Storage))));
+      prefetch_l2(from, static_cast<unsigned>(features * static_cast<int64>(sizeof(Storage))));
     }
   }
 
@@ -795,7 +853,10 @@ struct RowStatistics {
   template <class Storage>
   __device__ __forceinline__ void store_one(Storage* sink, int64 row, int64 step, int64 first, int64 features,
                                             const Rounded (&gradient)[kVecSize]) const {
-    if constexpr (kWide_) {
+    if constexpr (kWide_ && !kHeld_) {
+      // Caches keep the elements that are to be read again instead.
+      store_stream<kVecSize>(sink + row + first, NarrowPack<Storage, kVecSize>::from(gradient));
+    } else if constexpr (kWide_) {
       store_pack<kVecSize>(sink + row + first, NarrowPack<Storage, kVecSize>::from(gradient));
     } else {
 #pragma unroll
@@ -847,21 +908,23 @@ struct EvaluateRow {
 };
 
 // Takes a row: `finish(at, row)` gets its value and coefficients in all threads of its group. With kGradients these
-// have the factor that `scale(at)` is, and gradients are written. `next` is the row after it, if there is one.
-// Preconditions: all threads of the group call it together.
+// have the factor that `scale(at)` is, and gradients are written. `next` is the row after it, if there is one; `alone`
+// if the group takes no other. Preconditions: all threads of the group call it together.
 template <bool kGradients, class Program, class Group, class Scale, class Finish>
 __device__ __forceinline__ void take_row(const Program& program, const Group& group, int64 index, int64 next,
-                                         const Scale& scale, const Finish& finish) {
+                                         bool alone, const Scale& scale, const Finish& finish) {
   int64 at[Program::kStreams];
   const bool exists = program.locate(index, at);
   const bool counts = exists && program.counts(at);
   typename Program::Statistics total;
   const typename Program::Firsts firsts = program.firsts(at, counts);
   constexpr bool kWrites = kGradients && Program::kVectorMask != 0u;
+  // No blocks have brought it to L2 before. More is on its way than threads have registers for.
+  constexpr bool kShares = kWrites && Program::kHeld && Group::kBlocks > 1;
+  if (kShares && alone && counts && threadIdx.x == 0) program.prefetch_share(group, at);
 #pragma unroll 1
   for (int round = 0; round < Group::kRounds; ++round) {
-    program.template add_up<kWrites && Program::kHeld>(group, round, at, counts ? program.layout.features : 0, firsts,
-                                                       total);
+    program.template add_up<kWrites>(group, round, at, counts ? program.layout.features : 0, firsts, total);
     group.contribute(total, round, program.summands.exponent());
   }
   // A row that is not kept is read twice from L2, which has no room for the next one.
@@ -1030,7 +1093,7 @@ __device__ __forceinline__ void reduce_rows(const Program& program, const Group&
     record.keep(group, chunk);
     for (int64 r = 0; r < rows_per_chunk; r += group.groups()) {
       take_row<kGradients>(program, group, chunk * rows_per_chunk + r + group.group(),
-                           next_row(group, chunk, r, rows_per_chunk), SharedFactor{factor},
+                           next_row(group, chunk, r, rows_per_chunk), rows_per_chunk == 1, SharedFactor{factor},
                            AddValue{group.lane(0) == 0, total});
     }
     if (group.rank() != 0) continue;
@@ -1053,7 +1116,7 @@ __device__ __forceinline__ void map_rows(const Program& program, const Group& gr
   for (int64 chunk = worker<Group>(); chunk < chunks; chunk += workers<Group>()) {
     for (int64 r = 0; r < rows_per_chunk; r += group.groups()) {
       take_row<kGradients>(program, group, chunk * rows_per_chunk + r + group.group(),
-                           next_row(group, chunk, r, rows_per_chunk), scale, finish);
+                           next_row(group, chunk, r, rows_per_chunk), rows_per_chunk == 1, scale, finish);
     }
   }
   group.leave();

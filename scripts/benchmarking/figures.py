@@ -69,6 +69,7 @@ SCORES: Sequence[tuple[tuple[int, int], str]] = (
     ((65536, 1000), "float32"),
     ((8192, 32000), "bfloat16"),
     ((1048576, 20), "float32"),
+    ((524288, 48), "float32"),
     ((65536, 1000), "bfloat16"),
 )
 LABELS = 5

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.boxes.definition import BOX_FORMAT, COMPONENTS, FORMATS, BoxLoss
 from cupylosses.engines.pointwise.codegen import ACCESS
-from cupylosses.engines.pointwise.layout import BLOCKS_PER_SM_OTHERS, MAX_THREADS, TILED, UNROLL, max_rank
+from cupylosses.engines.pointwise.layout import BLOCKS_PER_SM_OTHERS, MAX_THREADS, TILED, max_rank
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, loss_head, written_at
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR
@@ -28,6 +28,9 @@ KINDS = {
     "combine_slices": "the gradient of one broadcast operand from its slices",
 }
 SUMS = frozenset({"broadcast_gradient", "combine_slices"})
+
+#: Vectors of a batch of a lane. Few, so that warps have nearly equal numbers of batches of millions of boxes.
+UNROLL = 4
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,7 @@ def _entry(kernel: BoxKernel) -> Iterator[str]:
         if kernel.layout in TILED:
             layout = f"TiledLayout<{streams}, {rank}>"
         parameter, local = "const __grid_constant__ Layout layout", []
-    unroll = f"<{UNROLL[kernel.vec_size]}>"
+    unroll = f"<{UNROLL}>"
     element, call = {
         "value": ("Absent{}", f"reduce_value{unroll}(program, chunks, memory, divisor, value)"),
         "value_and_gradient": (
@@ -229,7 +232,8 @@ def _entry(kernel: BoxKernel) -> Iterator[str]:
     yield f"using Sinks = Tuple<{', '.join(t for t, _ in sinks)}>;"
     yield f"using Layout = {layout};"
     yield ""
-    # 128 registers per thread: eight derivatives of each intermediate result.
+    # 128 registers per thread: eight derivatives of each intermediate result. Four take 80 or fewer of dense operands
+    # with corners, which leaves room for a third block.
     yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {BLOCKS_PER_SM_OTHERS})'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, 'int64 chunks', parameter])}) {{"
     yield from local

@@ -113,8 +113,19 @@ class BoxLoss(Definition):
         return (*own, code_of(getattr(self.reference, "__wrapped__", self.reference)))
 
     @cached_property
+    def vector_slots(self) -> tuple[int, ...]:
+        """Positions of the operands that have components: all of them."""
+        return tuple(range(len(self.operands)))
+
+    @cached_property
     def setting_names(self) -> tuple[str, ...]:
-        return ("reduction", *(x.name for x in self.options), "out_dtype")
+        """As a loss of rows has them, whose features are the components: the last dimension."""
+        return ("reduction", *(x.name for x in self.options), "-1", "out_dtype")
+
+    @cached_property
+    def default_settings(self) -> tuple[Any, ...]:
+        defaults = dict(self.arguments)
+        return tuple([-1 if x == "-1" else defaults[x] for x in self.setting_names])
 
     @property
     def common(self) -> Mapping[str, Any]:

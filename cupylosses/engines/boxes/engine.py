@@ -19,6 +19,9 @@ from cupylosses.engines.row_statistics.call import has_features
 from cupylosses.engines.row_statistics.engine import StatisticsEngine
 from cupylosses.engines.strides import dense_strides
 
+#: The last dimension of boxes.
+_LAST = (COMPONENTS,)
+
 #: Of nothing, a sum is what a mean is: 0.
 _MEANS = ("mean", "weighted_mean", "batchmean")
 
@@ -33,11 +36,11 @@ class BoxEngine(StatisticsEngine):
     def bind(
         self, loss: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
     ) -> Parts:
-        *others, out_dtype = settings
-        for operand, x in zip(loss.operands, arrays, strict=False):
-            if interop.kind(x) != "unknown" and hasattr(x, "shape"):
-                box_checks.components(loss, operand.name, tuple(x.shape))
-        return self.bind_rows(loss, arrays, (*others, -1, out_dtype), legacy)
+        for i in loss.vector_slots:
+            x = arrays[i]
+            if interop.kind(x) != "unknown" and hasattr(x, "shape") and x.shape[-1:] != _LAST:
+                box_checks.components(loss, loss.operands[i].name, tuple(x.shape))
+        return self.bind_rows(loss, arrays, settings, legacy)
 
     def check(self, call: Call) -> None:
         loss: Any = call.loss

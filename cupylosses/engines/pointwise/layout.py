@@ -410,12 +410,13 @@ def _access(strides: Sequence[int], vec_size: int, flat: bool) -> str:
     return "reused" if 0 in strides else "stream"
 
 
-def chunks(vectors: int, vec_size: int) -> int:
-    """How many partial sums the vectors are cut into ("Order of additions" in ``kernels/pointwise/pointwise.cuh``).
+def chunks(vectors: int, vec_size: int, unroll: int = 0) -> int:
+    """How many partial sums the vectors are cut into ("Order of additions" in ``kernels/pointwise/pointwise.cuh``), in
+    batches of ``unroll`` vectors of a lane, by default of :data:`UNROLL`.
 
     Depends on nothing else, by design: the sum has the same bits on every GPU.
     """
-    return min(-(-vectors // (WARP * UNROLL[vec_size])), MAX_CHUNKS)
+    return min(-(-vectors // (WARP * (unroll or UNROLL[vec_size]))), MAX_CHUNKS)
 
 
 def chunks_of(found: Layout) -> int:

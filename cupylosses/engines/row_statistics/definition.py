@@ -152,6 +152,11 @@ class StatisticsLoss(Definition):
         return {1.0: "1", 2.0: "2", inf: "inf"}.get(degree, "p")
 
     @cached_property
+    def vector_slots(self) -> tuple[int, ...]:
+        """Positions of the operands that have features."""
+        return tuple([i for i, x in enumerate(self.operands) if x.name not in self.row_operands])
+
+    @cached_property
     def setting_names(self) -> tuple[str, ...]:
         return ("reduction", *(x.name for x in self.options), "feature_dim", "out_dtype")
 

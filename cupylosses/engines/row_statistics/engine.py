@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from operator import is_
 from typing import Any, ClassVar
 
 from cupylosses import checks, interop
@@ -81,24 +82,31 @@ class StatisticsEngine(Engine):
         self, loss: StatisticsLoss, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...]
     ) -> Parts:
         """:meth:`bind` of a loss that serves itself."""
-        *operands, weight, mask, normalizer = arrays
+        weight, mask, normalizer = arrays[-3:]
         if legacy and (legacy[0] is not None or legacy[1] is not None):
             settings = (checks.legacy_reduction(loss, *legacy), *settings[1:])
-        kind = "" if weight is None else "number" if interop.kind(weight) == "unknown" else "array"
-        present: tuple[Any, ...] = tuple(operands)
-        named = tuple([x.name for x in loss.operands])
+        kind, present, named = "", arrays[:-3], loss.array_names[:-3]
+        if weight is not None:
+            kind = "number" if interop.kind(weight) == "unknown" else "array"
         if kind == "array":
             present, named = (*present, weight), (*named, "weight")
         if mask is not None:
             present, named = (*present, mask), (*named, "mask")
         _, present = common_library(loss, named, present)
-        rank = max([x.ndim for o, x in zip(loss.operands, present, strict=False) if o.name not in loss.row_operands])
+        rank = max([present[i].ndim for i in loss.vector_slots])
         # Found by the identities of settings, which are mostly defaults.
         key = (loss, rank, kind, mask is None, normalizer is None)
-        static, scalars = _SETTINGS.find(
-            key,
-            settings,
-            lambda: _checked_settings(loss, rank, kind, mask is not None, normalizer is not None, settings),
+        tracers, made = interop.tracers, None
+        if tracers and not tracers[0]():
+            if not all(map(is_, settings, loss.default_settings)):
+                key = (*key, *map(id, settings))
+            kept = _SETTINGS.get(key)
+            if kept is None:
+                checked = _checked_settings(loss, rank, kind, mask is not None, normalizer is not None, settings)
+                kept = _SETTINGS.keep(key, checked, settings)
+            made = kept[0]
+        static, scalars = made or _checked_settings(
+            loss, rank, kind, mask is not None, normalizer is not None, settings
         )
         if kind == "number":
             scalars = (*scalars, checks.number(loss, "weight", weight))

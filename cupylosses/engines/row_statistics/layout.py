@@ -32,6 +32,10 @@ LANE_BYTES = 32 << 10
 BLOCK_AHEAD = 2
 MAX_BLOCK_THREADS = 512
 MIN_BLOCK_THREADS = 64
+#: The same of rows that shared memory has no room for, of which a multiprocessor has one block, and the bytes of all
+#: operands where no gradients are written.
+LONG_AHEAD = 4
+LONG_AHEAD_BYTES = 256
 #: Of blocks that share a multiprocessor, the threads of one at most, and the bytes of its row.
 SHARING_THREADS = 256
 SHARING_BYTES = 100 << 10
@@ -70,9 +74,10 @@ class RowStream:
 class Layout:
     """Launch geometry of rows: ``words`` is the kernel's ``RowsOfFeatures``; ``many`` if rows have several
     dimensions; ``wide`` if vectors are read and written at once; ``held`` if a row stays in shared memory, of which a
-    block then takes ``shared`` bytes. ``resident`` is the number of blocks of a multiprocessor that stay, 0 if the
-    hardware balances them; ``ahead`` that of the vectors of each operand that a thread reads together. A row has
-    ``parts``, which a ``cluster`` of blocks takes, or one block in ``rounds``.
+    block then takes ``shared`` bytes; otherwise the row's first vectors may. ``resident`` is the number of blocks of a
+    multiprocessor that stay, 0 if the hardware balances them; ``ahead`` that of the vectors of each operand that a
+    thread reads together, ``value_ahead`` where it writes no gradients. A row has ``parts``, which a ``cluster`` of
+    blocks takes, or one block in ``rounds``.
     """
 
     kind: str
@@ -88,6 +93,7 @@ class Layout:
     shared: int
     resident: int
     ahead: int
+    value_ahead: int
     parts: int = 1
     rounds: int = 1
     cluster: int = 1
@@ -129,8 +135,7 @@ def layout(
     # thread reads more of them together.
     vec_size = gcd(widest, features)
     narrower = widest // vec_size
-    together = power_of_two(max(1, AHEAD_BYTES // (16 * read)) + 1) // 2
-    ahead = min(together * narrower, MAX_AHEAD)
+    ahead = value_ahead = _ahead(AHEAD_BYTES, read, narrower)
     count = features // vec_size
     # Elements of 16 bits are kept in words of 32.
     row = count * read * vec_size * max(KEPT_BYTES, 16 // widest)
@@ -149,24 +154,37 @@ def layout(
         cluster = parts if clusters else 1
         threads = team if clusters else min(team * parts, MAX_BLOCK_THREADS)
         width, ahead = threads * cluster, min(ahead, BLOCK_AHEAD * narrower)
+        value_ahead = value_ahead if cluster > 1 else ahead
         taken = team * parts // width
     at_once = threads * cluster // width
     rounds = max(1, min(rows * cluster // (at_once * CHUNKS), MAX_ROUNDS))
     wide = all(_whole(x, shape, vec_size) for x in vectors)
     sizes, strides = merge(shape, [x.strides for x in streams])
     many = len(sizes) > 1
-    words = [rows, features, *(x.step for x in streams), *dimension_words(sizes, strides, MAX_RANK if many else 1)]
     # A thread has whole batches of vectors.
-    shared = -(-count // (width * taken * ahead)) * ahead * threads * taken * (row // count)
-    held = shared <= room
+    each = threads * (row // count)
+    shared = -(-count // (width * taken * ahead)) * ahead * taken * each
+    held, kept = shared <= room, 0
+    if not held:
+        ahead = min(LONG_AHEAD * narrower, MAX_AHEAD)
+        value_ahead = _ahead(LONG_AHEAD_BYTES, read, narrower)
+        kept = room // (ahead * each) * ahead if taken == 1 else 0
+        shared = kept * each
+    words = [rows, features, kept, *(x.step for x in streams)]
+    words += dimension_words(sizes, strides, MAX_RANK if many else 1)
     resident = 0
     if kind == "block" and cluster == 1 and row >= LONG_BYTES:
         resident = RESIDENT_THREADS // threads
         resident = max(1, min(resident, room // (shared + DECLARED_BYTES)) if held else resident)
     return Layout(
         kind, vec_size, wide, held, width, threads, rounds * at_once, -(-rows // (rounds * at_once)), many, words,
-        shared if held else 0, resident, ahead, parts, taken, cluster,
+        shared, resident, ahead, value_ahead, parts, taken, cluster,
     )  # fmt: skip
+
+
+def _ahead(size: int, read: int, narrower: int) -> int:
+    """Vectors of each of ``read`` operands that have so many bytes together, a power of two."""
+    return min(power_of_two(max(1, size // (16 * read)) + 1) // 2 * narrower, MAX_AHEAD)
 
 
 def _whole(x: RowStream, shape: Sequence[int], vec_size: int) -> bool:

@@ -126,10 +126,11 @@ class StatisticsPlan(Plan):
 
     def _kernel(self, stage: str, wanted: Wanted, counted: bool) -> RowKernel:
         x, static = self.layout, self.static
+        ahead = x.ahead if True in wanted else x.value_ahead
         return RowKernel(
             self.loss, static.flags, static.norm, stage, tuple([t.dtype for t in self.tensors[: self._operands]]),
             self.result, static.weight, static.masked, tuple(wanted[: self._operands]), x.kind, x.vec_size, x.wide,
-            x.held, x.many, x.threads, x.ahead, x.parts, x.rounds, x.cluster, counted, not self.scalar,
+            x.held, x.many, x.threads, ahead, x.parts, x.rounds, x.cluster, counted, not self.scalar,
         )  # fmt: skip
 
     def unreduced_step(self, counted: bool) -> Step:
