@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import is_
 from typing import Any
 
 from cupylosses import interop
@@ -57,13 +58,22 @@ class SettingsCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, key: tuple[Any, ...], settings: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    def find(
+        self,
+        key: tuple[Any, ...],
+        settings: tuple[Any, ...],
+        make: Callable[[], Any],
+        defaults: tuple[Any, ...] | None = None,
+    ) -> Any:
         """The value that ``make`` returns for these settings and whatever else is in ``key``. A recording of torch's is
         compared with the next one, so nothing is kept meanwhile, nor before it is known how to notice one.
+
+        Settings that are all ``defaults``, as most are, are found by the key alone.
         """
         if not interop.tracers or interop.tracers[0]():
             return make()
-        key = (*key, *map(id, settings))
+        if defaults is None or not all(map(is_, settings, defaults)):
+            key = (*key, *map(id, settings))
         found = self.get(key) or self.keep(key, make(), settings)
         return found[0]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import is_
 from typing import Any, ClassVar
 
 from cupylosses import checks, interop
@@ -69,18 +68,16 @@ class MarginEngine(Engine):
             found = dict(zip(names, adopted(loss, names, [x for _, x in named])[1], strict=True))
             first, second, weight, mask = (found.get(n) for n in loss.array_names[:4])
         present = (first, second) if weight is None and mask is None else _present(first, second, weight, mask)
-        rank, tracers = first.ndim, interop.tracers
-        made: tuple[Static, tuple[float, ...]] | None = None
-        if tracers and not tracers[0]() and normalizer is None and (not legacy or legacy[0] is legacy[1] is None):
-            # Found by the identities of settings, which are mostly defaults.
+        rank = first.ndim
+
+        def make() -> tuple[Static, tuple[float, ...]]:
+            return checked_settings(loss, first.shape, arrays, settings, legacy)
+
+        if normalizer is None and (not legacy or legacy[0] is legacy[1] is None):
             key = (loss, rank, weight is None, mask is None)
-            if not all(map(is_, settings, loss.default_settings)):
-                key = (*key, *map(id, settings))
-            kept = _SETTINGS.get(key)
-            if kept is None:
-                kept = _SETTINGS.keep(key, checked_settings(loss, first.shape, arrays, settings, legacy), settings)
-            made = kept[0]
-        static, scalars = made or checked_settings(loss, first.shape, arrays, settings, legacy)
+            static, scalars = _SETTINGS.find(key, settings, make, loss.default_settings)
+        else:
+            static, scalars = make()
         if normalizer is not None:
             normalizer = checks.normalizer(loss, normalizer, static.reduction)
         if rank == 1 and not loss.several and static.reduction != "none" and tuple(second.shape) == (1,):

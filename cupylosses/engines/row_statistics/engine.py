@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from operator import is_
 from typing import Any, ClassVar
 
 from cupylosses import checks, interop
@@ -94,19 +93,11 @@ class StatisticsEngine(Engine):
             present, named = (*present, mask), (*named, "mask")
         _, present = common_library(loss, named, present)
         rank = max([present[i].ndim for i in loss.vector_slots])
-        # Found by the identities of settings, which are mostly defaults.
-        key = (loss, rank, kind, mask is None, normalizer is None)
-        tracers, made = interop.tracers, None
-        if tracers and not tracers[0]():
-            if not all(map(is_, settings, loss.default_settings)):
-                key = (*key, *map(id, settings))
-            kept = _SETTINGS.get(key)
-            if kept is None:
-                checked = _checked_settings(loss, rank, kind, mask is not None, normalizer is not None, settings)
-                kept = _SETTINGS.keep(key, checked, settings)
-            made = kept[0]
-        static, scalars = made or _checked_settings(
-            loss, rank, kind, mask is not None, normalizer is not None, settings
+        static, scalars = _SETTINGS.find(
+            (loss, rank, kind, mask is None, normalizer is None),
+            settings,
+            lambda: _checked_settings(loss, rank, kind, mask is not None, normalizer is not None, settings),
+            loss.default_settings,
         )
         if kind == "number":
             scalars = (*scalars, checks.number(loss, "weight", weight))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import is_
 from typing import Any, ClassVar
 
 from cupylosses import checks, interop
@@ -70,17 +69,13 @@ class SoftmaxEngine(Engine):
             first, second = (found[x.name] for x in loss.operands)
             weight, mask = found.get(str(loss.weights)), found.get("mask")
         plain = library == "torch" and normalizer is None and (not legacy or legacy[0] is legacy[1] is None)
-        tracers = interop.tracers
-        if plain and tracers and not tracers[0]():
-            # Found by the identities of settings, which are mostly defaults.
-            key = (loss, second.dtype, first.dim(), weight is None, mask is None)
-            if not all(map(is_, settings, loss.default_settings)):
-                key = (*key, *map(id, settings))
-            kept = _SETTINGS.get(key)
-            if kept is None:
-                made = checked_settings(loss, first, second, weight, mask, None, settings, legacy)
-                kept = _SETTINGS.keep(key, made, settings)
-            static, scalars = kept[0]
+        if plain:
+            static, scalars = _SETTINGS.find(
+                (loss, second.dtype, first.dim(), weight is None, mask is None),
+                settings,
+                lambda: checked_settings(loss, first, second, weight, mask, None, settings, legacy),
+                loss.default_settings,
+            )
         else:
             static, scalars = checked_settings(loss, first, second, weight, mask, normalizer, settings, legacy)
             if normalizer is not None:
