@@ -60,6 +60,7 @@ def run(checkout: Path, program: str) -> str:
     return done.stdout
 
 
+@pytest.mark.programs
 def test_the_new_loss_has_the_value_and_gradient_of_its_closed_form(checkout: Path) -> None:
     program = """
 import torch
@@ -92,6 +93,7 @@ except ValueError as error:
     assert "epsilon_insensitive_loss: `epsilon` must be a number >= 0, got -1.0" in run(checkout, program)
 
 
+@pytest.mark.programs
 def test_kinks_of_the_new_loss_are_as_declared(checkout: Path) -> None:
     program = f"""
 import torch
@@ -113,6 +115,7 @@ print(count)
     assert int(run(checkout, program)) >= 4
 
 
+@pytest.mark.programs
 def test_kernels_of_the_new_loss_are_derived(checkout: Path) -> None:
     program = f"""
 from cupylosses.engines.pointwise.codegen import KINDS
@@ -133,6 +136,7 @@ print("compiled" if find_library() else "generated")
     assert run(checkout, program).strip() == ("compiled" if find_library() else "generated")
 
 
+@pytest.mark.programs
 def test_the_new_loss_reaches_the_generated_files(checkout: Path) -> None:
     for name in ("scripts", "docs"):
         (checkout / name).mkdir()

@@ -198,6 +198,7 @@ wrong = F.cross_entropy(numpy.ones(3), y, return_lse=asked)  # error
 """
 
 
+@pytest.mark.programs
 def test_a_type_checker_understands_the_stub(tmp_path: Path) -> None:
     api = pytest.importorskip("mypy.api")
     (tmp_path / "program.py").write_text(PROGRAM)

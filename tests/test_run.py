@@ -133,6 +133,7 @@ def test_here_names_what_is_missing(script: ModuleType, monkeypatch: pytest.Monk
         script.check_requirements(["torch"])
 
 
+@pytest.mark.programs
 def test_here_passes_arguments_and_the_exit_code_on() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "run.py"), "--here", "--cupy", "none", "test", "--version"]
     done = subprocess.run(command, capture_output=True, text=True)

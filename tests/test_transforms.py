@@ -243,6 +243,7 @@ def test_a_loss_that_nobody_defined() -> None:
         named("mine-0123456789abcdef")
 
 
+@pytest.mark.programs
 def test_a_program_is_loaded_in_a_new_process(tmp_path: Path, python: Any) -> None:
     """A process that loads an exported program only needs to import the operators. The program takes any number of
     rows, also for a loss of rows.
