@@ -247,11 +247,11 @@ def test_uniform_rows_of_any_size(frames: int) -> None:
 # Random samples
 
 
-@pytest.mark.parametrize(("classes", "blank"), [(9, 0), (9, 3), (200, 199), (1101, 3)])
+@pytest.mark.parametrize(("classes", "blank"), [(9, 0), (9, 3), (128, 5), (200, 199), (600, 0), (1101, 3)])
 @pytest.mark.parametrize("logits", [False, True], ids=["log_probs", "logits"])
 @paths
 def test_random_samples(device: str, logits: bool, classes: int, blank: int) -> None:
-    """Of few classes, of whole vectors, and of more than shared memory has a place for."""
+    """Of few classes, which 8, 16 or 32 lanes share, of whole vectors, and of more than shared memory has room for."""
     given = batch(classes=classes, blank=blank)
     value, slope = given.run(device, f32, logits=logits, blank=blank, reduction="none")
     right = given.expected(logits, blank)
@@ -276,10 +276,10 @@ def test_numbers_of_frames(device: str, frames: int) -> None:
 
 
 @pytest.mark.addresses
-@pytest.mark.parametrize("labels", [31, 32, 63, 64, 130])
+@pytest.mark.parametrize("labels", [31, 32, 63, 64, 130, 260])
 @paths
 def test_numbers_of_labels(device: str, labels: int) -> None:
-    """Positions that just fill warps and blocks, or just do not."""
+    """Positions that just fill warps and blocks, or just do not, and so many that a warp has room for one frame."""
     given = batch(2 * labels + 5, 3, 6, labels)
     value, slope = given.run(device, f32, reduction="none")
     right = given.expected()
@@ -626,7 +626,8 @@ def test_occ_is_a_distribution(device: str) -> None:
     ends = torch.arange(40)[:, None] < given.input_lengths
     torch.testing.assert_close(sums, ends.double(), rtol=0, atol=1e-6)
     assert ((-slope >= 0) & (-slope <= 1)).all()
-    # A constant per frame changes no gradient, and classes may change their places.
+    # A constant per frame changes no gradient, and classes may change their places. Posteriors of a frame are added
+    # up class by class.
     shift = torch.randint(-8, 9, (40, 1, 1)).to(device) * 0.5
     moved = run(given.x.to(device, f32) + shift, *(x.to(device) for x in given[1:]), reduction="none")
     close(moved[1], slope.cpu().double(), 40)
@@ -634,7 +635,8 @@ def test_occ_is_a_distribution(device: str) -> None:
     back = order.argsort()
     others = [x.to(device) for x in (back[given.targets], *given[2:])]
     permuted = run(given.x[..., order].to(device, f32), *others, reduction="none")
-    assert torch.equal(permuted[0], value) and torch.equal(permuted[1], slope[..., order.to(device)])
+    assert torch.equal(permuted[0], value)
+    close(permuted[1], slope[..., order.to(device)].cpu().double(), 40)
 
 
 def test_gradient_behind_log_softmax_is_torchs() -> None:

@@ -9,10 +9,10 @@
 // 2. finish_sample: a block per sample adds Z in double, in the order of threads, and log-sum-exps; the block that
 //    arrives last adds the losses in the order of samples.
 // 3. write_gradient: posteriors are divided by the frame's own sum, and those of a class added in the order of
-//    positions. 8 to 32 lanes take a frame of few classes in one pass: they leave the posteriors of labels in shared
-//    memory, sorted by class, where those of a class follow one another. A block takes a frame of many classes. It
-//    writes every class once, and the distinct labels and the blank once more, of which L2 still has the sectors;
-//    labels of a class are found along their links. Where one class has more than half of softmax and of occ, its
+//    positions. Of few classes, a warp copies the posteriors of a few frames to shared memory, and 8 to 32 lanes take
+//    a frame in one pass over its classes. A block takes a frame of many classes. It writes every class once, and the
+//    distinct labels and the blank once more, of which L2 still has the sectors. Labels of a class are found along
+//    their links. Where one class has more than half of softmax and of occ, its
 //    gradient is (the others' occ) - (the others' softmax).
 //
 // Traffic: x read by 1 and again by 3, the gradient written, posteriors read.
@@ -275,7 +275,7 @@ constexpr int kKept = 4;
 
 template <GradientKind kKind, class Mantissa, class Storage>
 __device__ __forceinline__ void write_frame(const Sequences& shape, const Storage* x, Storage* g, const int* labels,
-                                            const Link* links, const Mantissa* posteriors, int size,
+                                            const unsigned* links, const Mantissa* posteriors, int size,
                                             const FrameSum<Mantissa>& sum, Mantissa scale, int group) {
   const int lane = threadIdx.x % 32, rank = threadIdx.x % group, warp = rank / 32, warps = group / 32;
   const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
@@ -362,12 +362,12 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   };
   // The first occurrence of a class adds the others.
   auto write_label = [&](int j, Mantissa of_class) {
-    unsigned link = links[j].next;
+    unsigned link = links[j];
     if (link & kEarlier) return;
     while (link != 0u) {
       const int next = static_cast<int>(link) - 1;
       of_class += posteriors[size + next];
-      link = links[next].next & ~kEarlier;
+      link = links[next] & ~kEarlier;
     }
     write(labels[j], of_class);
   };
@@ -385,131 +385,230 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   if (rank == 0) write(static_cast<int>(shape.blank), of_blank);
 }
 
-// Shared memory of a block about a sample of few labels in frames of few classes. Labels are sorted by class, and those
-// of a class by position: `place` is that of each label, and a class has those from the lower half of `range` up to its
-// upper half. `row` has the posteriors of labels in this order, of the frames that a warp takes together.
+// Shared memory of a block about a sample of few labels in frames of few classes. `head` is the first label of each
+// class, and `next` that behind each label of a class; where there is none it is the last position, which has no label.
+// `rows` are posteriors of the frames that a warp takes together, as they lie in the lattice.
 constexpr int kShortClasses = 1024;
 template <class Mantissa>
 struct ShortFrames {
-  static constexpr int kLabels = 2048 / static_cast<int>(sizeof(Mantissa));
-  static constexpr int kWarps = 4;
-  alignas(16) unsigned range[kShortClasses];
-  unsigned short place[kLabels];
-  Mantissa row[kWarps][kLabels];
+  static constexpr int kRow = 4096 / static_cast<int>(sizeof(Mantissa)), kLabels = kRow / 2;
+  static constexpr int kVector = 16 / static_cast<int>(sizeof(Mantissa)), kWarps = 4;
+  alignas(16) unsigned short head[kShortClasses];
+  unsigned short next[kLabels];
+  alignas(16) Mantissa rows[kWarps][kRow + kVector];
 
-  // Precondition: all threads of the block, before any reads `range` and `place`.
-  __device__ __forceinline__ void begin(const Sequences& shape, const int* labels, const Link* links, int count) {
-    for (int c = threadIdx.x; c < shape.classes; c += blockDim.x) range[c] = 0u;
+  static __device__ __forceinline__ ShortFrames& of_block() {
+    extern __shared__ uint4 staged[];
+    return *reinterpret_cast<ShortFrames*>(staged);
+  }
+
+  // Precondition: all threads of the block, before any reads `head` and `next`.
+  __device__ __forceinline__ void begin(const Sequences& shape, const int* labels, const unsigned* links, int count) {
+    const unsigned short none = static_cast<unsigned short>(count);
+    for (int c = threadIdx.x; c < (shape.classes + 3) / 4 * 4; c += blockDim.x) head[c] = none;
     __syncthreads();
-    // Halves of a word, which the first and the last label of a class write.
-    unsigned short* const halves = reinterpret_cast<unsigned short*>(range);
     for (int j = threadIdx.x; j < count; j += blockDim.x) {
-      const Link link = links[j];
-      place[j] = static_cast<unsigned short>(link.place);
-      if ((link.next & kEarlier) == 0u) halves[2 * labels[j]] = static_cast<unsigned short>(link.place);
-      if ((link.next & ~kEarlier) == 0u) halves[2 * labels[j] + 1] = static_cast<unsigned short>(link.place + 1u);
+      const unsigned link = links[j], behind = link & ~kEarlier;
+      next[j] = behind != 0u ? static_cast<unsigned short>(behind - 1u) : none;
+      if ((link & kEarlier) == 0u) head[labels[j]] = static_cast<unsigned short>(j);
     }
+    if (threadIdx.x == 0) next[count] = none;
     __syncthreads();
+  }
+
+  // Starts to copy `count` posteriors to the warp's rows. Vectors are copied whole: the lattice has more on both sides.
+  // Returns where the first one comes to lie.
+  __device__ __forceinline__ Mantissa* copy(const Mantissa* from, int count) {
+    const int before = static_cast<int>(reinterpret_cast<unsigned long long>(from) % 16 / sizeof(Mantissa));
+    const uint4* const vectors = reinterpret_cast<const uint4*>(from - before);
+    Mantissa* const own = rows[threadIdx.x / 32];
+#pragma unroll kHasCpAsync ? 4 : 1
+    for (int i = threadIdx.x % 32; i < (before + count + kVector - 1) / kVector; i += 32) {
+      if constexpr (kHasCpAsync) {
+        cp_async_bytes<16>(own + i * kVector, vectors + i);
+      } else {
+        reinterpret_cast<uint4*>(own)[i] = vectors[i];
+      }
+    }
+    return own + before;
   }
 };
 
-// Lanes that share a frame of few classes: a power of two. Fewer would take more than two vectors each, or the labels
-// of a warp's frames would not fit its row.
-template <class Mantissa, class Storage>
-__device__ __forceinline__ int short_lanes(const Sequences& shape, int size) {
+// Lanes that share a frame of few classes: a power of two. Fewer would take more than two vectors each.
+template <class Storage>
+__device__ __forceinline__ int short_lanes(const Sequences& shape) {
   const int64 vectors = shape.classes * static_cast<int64>(sizeof(Storage)) / 16;
-  int lanes = 8;
-  while (lanes < 32 && (lanes * 2 < vectors || size * (32 / lanes) > ShortFrames<Mantissa>::kLabels)) lanes *= 2;
-  return lanes;
+  return vectors <= 16 ? 8 : vectors <= 32 ? 16 : 32;
 }
-
-// Does what write_frame does, in one pass over the classes: each is written once. `lanes` share the frame, which is
-// written if `writes`; `row` is that of its labels. Precondition: all lanes of the warp.
+// Frames of few classes of a sample, which a warp takes a few at a time; `lanes` share one.
 template <GradientKind kKind, class Mantissa, class Storage>
-__device__ __forceinline__ void write_short_frame(const Sequences& shape, const Storage* x, Storage* g,
-                                                  const ShortFrames<Mantissa>& few, Mantissa* row,
-                                                  const Mantissa* posteriors, int size, const FrameSum<Mantissa>* sums,
-                                                  Mantissa scale, int lanes, bool writes) {
-  constexpr int kVec = 16 / sizeof(Storage);
-  const int rank = threadIdx.x % lanes, classes = static_cast<int>(shape.classes);
-  const bool fits = is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class));
-  const int vectors = fits && classes >= lanes * kVec ? classes / kVec : 0;
-  // The first vector is on its way while posteriors are added up.
-  Pack<Storage, kVec> first_vector;
-  if constexpr (kKind != kPlain) {
-    if (rank < vectors) first_vector = load_vector<kVec>(x + rank * kVec);
+struct ShortRun {
+  static constexpr int kVec = 16 / sizeof(Storage);
+  // Frames that a lane takes at once: links of labels are read for all of them. Beside exact exponentials of eight
+  // logits two would spill registers.
+  static constexpr int kAtOnce = kKind == kOfLogits && kVec == 8 ? 1 : 2;
+  const Storage* x;  // of the sample
+  Storage* g;
+  const FrameSum<Mantissa>* sums;
+  int lanes, vectors;  // vectors of a frame: 0 if they are not aligned
+  Mantissa scale;
+  int first, count;  // the frames that the warp has now
+  Mantissa* rows;
+  FrameSum<Mantissa> sum[kAtOnce];
+  Pack<Storage, kVec> first_vector[kAtOnce];
+
+  // Frame i of a lane, from `first` on. Where there are no more, a lane takes its first one again, and lanes without
+  // one take the first of all.
+  __device__ __forceinline__ int frame(int i) const {
+    const int group = threadIdx.x % 32 / lanes, behind = group + 32 / lanes * i;
+    return behind < count ? behind : group < count ? group : 0;
   }
-  FrameSum<Mantissa> sum = {Mantissa(0), Mantissa(0), 0};
-  if constexpr (kKind == kSoftmax) sum = *sums;
-  const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
-  const int likely = kKind == kSoftmax && sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
-  // Labels of the likely class; the blank is none.
-  const unsigned range = likely >= 0 ? few.range[likely] : 0u, first = range & 0xffffu, count = (range >> 16) - first;
-  Mantissa of_blank = 0, of_labels = 0, of_others = 0;
-  __syncwarp();  // the row is still read
-  for (int j = rank; j < size; j += kKept * lanes) {
-    Mantissa blanks[kKept], own[kKept];
+  __device__ __forceinline__ bool exists(int i) const {
+    return static_cast<int>(threadIdx.x % 32) / lanes + 32 / lanes * i < count;
+  }
+
+  // Starts to load what the lanes need of their frames, whose posteriors begin at `posteriors`.
+  __device__ __forceinline__ void load(const Sequences& shape, ShortFrames<Mantissa>& few, const Mantissa* posteriors,
+                                       int size) {
+    const int rank = threadIdx.x % lanes;
 #pragma unroll
-    for (int i = 0; i < kKept; ++i) {
-      const int k = j + lanes * i;
-      blanks[i] = k < size ? posteriors[k] : Mantissa(0);
-      own[i] = k < size - 1 ? posteriors[size + k] : Mantissa(0);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64 t = first + frame(i);
+      sum[i] = {Mantissa(0), Mantissa(0), 0};
+      if constexpr (kKind == kSoftmax) sum[i] = sums[t];
+      if constexpr (kKind != kPlain) {
+        if (rank < vectors) first_vector[i] = load_vector<kVec>(x + t * shape.x_frame + rank * kVec);
+      }
+    }
+    rows = few.copy(posteriors, 2 * size * count);
+  }
+};
+
+// Does what write_frame does for the frames that `run` has loaded, and writes each class once. Preconditions: all lanes
+// of the warp; it ends before all lanes have read the rows.
+template <GradientKind kKind, class Mantissa, class Storage>
+__device__ __forceinline__ void write_short_frames(const Sequences& shape, const ShortFrames<Mantissa>& few,
+                                                   const ShortRun<kKind, Mantissa, Storage>& run, int size) {
+  using Run = ShortRun<kKind, Mantissa, Storage>;
+  constexpr int kVec = Run::kVec, kAtOnce = Run::kAtOnce;
+  const int lane = threadIdx.x % 32, lanes = run.lanes, rank = lane % lanes;
+  const int classes = static_cast<int>(shape.classes), blank = static_cast<int>(shape.blank), none = size - 1;
+  const FrameSum<Mantissa>(&sum)[kAtOnce] = run.sum;
+  Mantissa *blanks[kAtOnce], *labels[kAtOnce];
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) {
+    blanks[i] = row_at(run.rows, run.frame(i), 2 * size * static_cast<int>(sizeof(Mantissa)));
+    labels[i] = row_at(blanks[i], size, static_cast<int>(sizeof(Mantissa)));
+  }
+  cp_async_wait_all();
+  __syncwarp();
+  // The place that a row has to spare: what a class without labels has.
+  if (lane < run.count) run.rows[2 * size * lane + 2 * size - 1] = Mantissa(0);
+  __syncwarp();
+  Mantissa of_blank[kAtOnce] = {}, of_labels[kAtOnce] = {}, of_others[kAtOnce] = {};
+  for (int j = 2 * rank; j < size - 1; j += 2 * lanes) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const auto pair = *reinterpret_cast<const Pack<Mantissa, 2>*>(blanks[i] + j);
+      of_blank[i] += pair.element[0] + pair.element[1];
+    }
+  }
+  if (size % 2 != 0 && rank == 0) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) of_blank[i] += blanks[i][size - 1];
+  }
+  int likely[kAtOnce];
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) {
+    likely[i] = kKind == kSoftmax && sum[i].others < Mantissa(1) ? static_cast<int>(sum[i].at) : -1;
+  }
+  // The first label of a class takes the sum of all: a lane has all labels of its classes, which no other lane reads.
+  constexpr int kClasses = 4;
+#pragma unroll 1
+  for (int c = rank * kClasses; run.exists(0) && c < classes; c += lanes * kClasses) {
+    const auto heads = *reinterpret_cast<const Pack<unsigned short, kClasses>*>(few.head + c);
+    int at[kClasses];
+    Mantissa found[kAtOnce][kClasses] = {};
+#pragma unroll
+    for (int k = 0; k < kClasses; ++k) at[k] = heads.element[k];
+#pragma unroll 1
+    while (min(min(at[0], at[1]), min(at[2], at[3])) < none) {
+#pragma unroll
+      for (int k = 0; k < kClasses; ++k) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) found[i][k] += labels[i][at[k]];
+        at[k] = few.next[at[k]];
+      }
     }
 #pragma unroll
-    for (int i = 0; i < kKept; ++i) {
-      const int k = j + lanes * i;
-      of_blank += blanks[i];
-      if (k < size - 1) {
-        const unsigned place = few.place[k];
-        row[place] = own[i];
-        of_labels += own[i];
-        if constexpr (kKind == kSoftmax) of_others += place - first < count ? Mantissa(0) : own[i];
+    for (int k = 0; k < kClasses; ++k) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        of_labels[i] += found[i][k];
+        if constexpr (kKind == kSoftmax) of_others[i] += c + k == likely[i] ? Mantissa(0) : found[i][k];
+        if (heads.element[k] < none) labels[i][heads.element[k]] = found[i][k];
       }
     }
   }
-  for (int offset = lanes / 2; offset > 0; offset /= 2) {
-    of_blank += __shfl_xor_sync(0xffffffffu, of_blank, offset);
-    of_labels += __shfl_xor_sync(0xffffffffu, of_labels, offset);
-    if constexpr (kKind == kSoftmax) of_others += __shfl_xor_sync(0xffffffffu, of_others, offset);
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    if (offset >= lanes) continue;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      of_blank[i] += __shfl_xor_sync(0xffffffffu, of_blank[i], offset);
+      of_labels[i] += __shfl_xor_sync(0xffffffffu, of_labels[i], offset);
+      if constexpr (kKind == kSoftmax) of_others[i] += __shfl_xor_sync(0xffffffffu, of_others[i], offset);
+    }
   }
   __syncwarp();
-  if (!writes) return;
-  if (likely != static_cast<int>(shape.blank)) of_others += of_blank;
-  const Mantissa share = Mantissa(1) / (of_blank + of_labels);
-  const Mantissa rest = of_others * share - sum.others * inverse;
-  auto gradient = [&](int c, unsigned of_class, Storage stored) -> Mantissa {
+  if (!run.exists(0)) return;
+  const int64 own = run.first + run.frame(0), step = run.frame(1) - run.frame(0);
+  const Storage* const x = run.x + own * shape.x_frame;
+  Storage* const g = run.g + own * shape.g_frame;
+  Mantissa inverse[kAtOnce], share[kAtOnce], rest[kAtOnce];
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) {
+    inverse[i] = Mantissa(1) / (Mantissa(1) + sum[i].others);
+    share[i] = Mantissa(1) / (of_blank[i] + of_labels[i]);
+    if (likely[i] != blank) of_others[i] += of_blank[i];
+    rest[i] = of_others[i] * share[i] - sum[i].others * inverse[i];
+  }
+  auto gradient = [&](int i, int c, int head, Storage stored) -> Mantissa {
     Mantissa before = 0;
-    if constexpr (kKind == kSoftmax) before = exp_below(logit<Mantissa>(stored) - sum.largest) * inverse;
+    if constexpr (kKind == kSoftmax) {
+      // None is above the largest that counts: there the loss is NaN.
+      Mantissa z = widen<Mantissa>(stored);
+      z = z < static_cast<Mantissa>(-kLargestLogit) ? -infinity(z) : z;
+      before = exp_below(z - sum[i].largest) * inverse[i];
+    }
     if constexpr (kKind == kOfLogits) before = static_cast<Mantissa>(exp(logit<Mantissa>(stored)));
-    Mantissa occ = c == static_cast<int>(shape.blank) ? of_blank : Mantissa(0);
-#pragma unroll 1
-    for (unsigned i = of_class & 0xffffu; i < of_class >> 16; ++i) occ += row[i];
-    occ *= share;
-    return (c == likely && occ > Mantissa(0.5) ? rest : before - occ) * scale;
+    const Mantissa occ = (c == blank ? of_blank[i] : labels[i][head]) * share[i];
+    return (c == likely[i] && occ > Mantissa(0.5) ? rest[i] : before - occ) * run.scale;
   };
 #pragma unroll 1
-  for (int v = rank; v < vectors; v += lanes) {
-    Pack<Storage, kVec> raw = first_vector;
-    if constexpr (kKind != kPlain) {
-      if (v != rank) raw = load_vector<kVec>(x + v * kVec);
-    }
-    // More ranges at once would spill registers.
-    constexpr int kRanges = kVec != 4 || kKind == kOfLogits ? 2 : 4;
-    Pack<unsigned, kRanges> ranges;
-    Mantissa found[kVec];
+  for (int v = rank; v < run.vectors; v += lanes) {
+    const auto heads = *reinterpret_cast<const Pack<unsigned short, kVec>*>(few.head + v * kVec);
 #pragma unroll
-    for (int k = 0; k < kVec; ++k) {
-      const int c = v * kVec + k;
-      if (k % kRanges == 0) ranges = *reinterpret_cast<const Pack<unsigned, kRanges>*>(few.range + c);
-      found[k] = gradient(c, ranges.element[k % kRanges], raw.element[k]);
+    for (int i = 0; i < kAtOnce; ++i) {
+      Pack<Storage, kVec> raw = run.first_vector[i];
+      if constexpr (kKind != kPlain) {
+        if (v != rank) raw = load_vector<kVec>(x + i * step * shape.x_frame + v * kVec);
+      }
+      Mantissa found[kVec];
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) found[k] = gradient(i, v * kVec + k, heads.element[k], raw.element[k]);
+      if (run.exists(i)) store_pack(g + i * step * shape.g_frame + v * kVec, NarrowPack<Storage, kVec>::from(found));
     }
-    store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
   }
 #pragma unroll 1
-  for (int c = vectors * kVec + rank; c < classes; c += lanes) {
-    Storage raw = Storage();
-    if constexpr (kKind != kPlain) raw = x[c * shape.x_class];
-    g[c * shape.g_class] = Narrow<Storage>::from(gradient(c, few.range[c], raw));
+  for (int c = run.vectors * kVec + rank; c < classes; c += lanes) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (!run.exists(i)) continue;
+      Storage raw = Storage();
+      if constexpr (kKind != kPlain) raw = x[i * step * shape.x_frame + c * shape.x_class];
+      g[i * step * shape.g_frame + c * shape.g_class] = Narrow<Storage>::from(gradient(i, c, few.head[c], raw));
+    }
   }
 }
 
@@ -531,17 +630,19 @@ __device__ __forceinline__ unsigned runs_of(const Sequences& shape, int frames) 
 
 // The gradient of run `block` of `frames` frames, for grad_output of the sample over the divisor.
 //
-// Preconditions: blocks of 128 threads; no warp reads shared memory of an earlier call.
+// Preconditions: blocks of 128 threads; dynamic shared memory has a ShortFrames if classes are few; no warp reads
+// shared memory of an earlier call.
 template <GradientKind kKind, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradient(const Sequences& shape, const Storage* x, Storage* g,
-                                               const Sample* samples, const int* labels, const Link* links,
+                                               const Sample* samples, const int* labels, const unsigned* links,
                                                const Mantissa* lattice, const FrameSum<Mantissa>* sums,
                                                const unsigned* broken, const Result* grad_output, const double* used,
                                                int64 per_sample, double multiple, const double* count, int frames,
                                                unsigned block) {
   const unsigned runs = runs_of(shape, frames);
-  const int64 n = block / runs, first = static_cast<int64>(block % runs) * frames;
-  const int64 end = min(first + frames, shape.frames);
+  const int64 n = block / runs;
+  const int first = static_cast<int>(block % runs) * frames;
+  const int end = first + min(frames, static_cast<int>(shape.frames) - first);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   const Sample sample = samples[n];
   const double divisor = count == nullptr ? multiple : multiple * __ldcg(count);
@@ -556,43 +657,57 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   x += shape.x_offset(n);
   g += shape.g_offset(n);
   const int* const own = labels + sample.first;
-  const Link* const next = links + sample.first;
+  const unsigned* const next = links + sample.first;
   const Mantissa* const states = lattice + Lattice<Mantissa>::row(sample, shape.frames, 0);
   const FrameSum<Mantissa>* const frame_sums = sums + n * shape.frames;
-  const int64 filled = exists && !is_nan ? min(end, static_cast<int64>(sample.frames)) : first;
+  const int filled = exists && !is_nan ? min(end, sample.frames) : first;
+  for (int64 t = max(filled, first) + warp; t < end; t += warps) {
+    Storage* const row = g + t * shape.g_frame;
+    const Storage fill = Narrow<Storage>::from(is_nan && t < sample.frames ? not_a_number(Mantissa(0)) : Mantissa(0));
+    for (int64 c = lane; c < shape.classes; c += 32) row[c * shape.g_class] = fill;
+  }
   using Short = ShortFrames<Mantissa>;
-  __shared__ Short few;
   if (shape.classes <= kShortClasses && size <= Short::kLabels) {
-    const int lanes = short_lanes<Mantissa, Storage>(shape, size), together = 32 / lanes;
-    Mantissa* const row = few.row[warp] + lane / lanes * (Short::kLabels / together);
-    if (filled > first) few.begin(shape, own, next, size - 1);
-    for (int64 run = first + warp * together; run < filled; run += warps * together) {
-      // Lanes behind the last frame read that once more.
-      const int64 of_lane = run + lane / lanes, t = min(of_lane, filled - 1);
-      write_short_frame<kKind>(shape, x + t * shape.x_frame, g + t * shape.g_frame, few, row, states + 2 * t * size,
-                               size, frame_sums + t, static_cast<Mantissa>(scale), lanes, of_lane < filled);
+    Short& few = Short::of_block();
+    using Run = ShortRun<kKind, Mantissa, Storage>;
+    constexpr int kVec = Run::kVec;
+    const int lanes = short_lanes<Storage>(shape), together = min(Run::kAtOnce * 32 / lanes, Short::kRow / (2 * size));
+    const bool fits = is_vector(g, shape.g_class) && shape.g_frame % kVec == 0 && shape.classes >= lanes * kVec &&
+                      (kKind == kPlain || (is_vector(x, shape.x_class) && shape.x_frame % kVec == 0));
+    Run run;
+    run.x = x;
+    run.g = g;
+    run.sums = frame_sums;
+    run.lanes = lanes;
+    run.vectors = fits ? static_cast<int>(shape.classes) / kVec : 0;
+    run.scale = static_cast<Mantissa>(scale);
+    run.first = first + warp * together;
+    bool begun = filled <= first;
+    while (true) {
+      run.count = min(together, filled - run.first);
+      if (run.count > 0) run.load(shape, few, states + 2 * wide_product(run.first, size), size);
+      if (!begun) few.begin(shape, own, next, size - 1);
+      begun = true;
+      if (run.count <= 0) break;
+      write_short_frames(shape, few, run, size);
+      __syncwarp();  // the rows are still read
+      run.first += warps * together;
     }
   } else {
     const int group = shape.classes > kShortClasses ? static_cast<int>(blockDim.x) : 32;
-    for (int64 t = first + threadIdx.x / group; t < filled; t += blockDim.x / group) {
+    for (int64 t = first + static_cast<int>(threadIdx.x) / group; t < filled; t += blockDim.x / group) {
       FrameSum<Mantissa> sum = {Mantissa(0), Mantissa(0), 0};
       if constexpr (kKind == kSoftmax) sum = frame_sums[t];
       write_frame<kKind>(shape, x + t * shape.x_frame, g + t * shape.g_frame, own, next, states + 2 * t * size, size,
                          sum, static_cast<Mantissa>(scale), group);
     }
   }
-  for (int64 t = first + warp; t < end; t += warps) {
-    if (t < filled) continue;
-    Storage* const row = g + t * shape.g_frame;
-    const Storage fill = Narrow<Storage>::from(is_nan && t < sample.frames ? not_a_number(Mantissa(0)) : Mantissa(0));
-    for (int64 c = lane; c < shape.classes; c += 32) row[c * shape.g_class] = fill;
-  }
 }
 
 // The gradients of runs `block`, `block` + `blocks`, ... of frames of all samples.
 template <GradientKind kKind, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradients(const Sequences& shape, const Storage* x, Storage* g,
-                                                const Sample* samples, const int* labels, const Link* links,
+                                                const Sample* samples, const int* labels, const unsigned* links,
                                                 const Mantissa* lattice, const FrameSum<Mantissa>* sums,
                                                 const unsigned* broken, const Result* grad_output, const double* used,
                                                 int64 per_sample, double multiple, const double* count, int frames,

@@ -9,10 +9,10 @@
 // 1. Reads the lengths, mask and weight, and decides whether the sample counts and what can be said already.
 // 2. Copies its labels as 32-bit integers, and checks them. A label that is no class, or blank, is reported through the
 //    device's status words, and never indexes memory.
-// 3. Links each label to its next occurrence, and sorts labels by class: the gradient pass adds the posteriors of a
-//    class in the order of positions.
+// 3. Links each label to its next occurrence: the gradient pass adds the posteriors of a class in the order of
+//    positions.
 //
-// Traffic: labels, read once, and 12 bytes written for each. Reads of lengths: N by every sample of concatenated
+// Traffic: labels, read once, and 8 bytes written for each. Reads of lengths: N by every sample of concatenated
 // targets.
 #pragma once
 #include "core/reduce.cuh"
@@ -48,11 +48,8 @@ struct Sequences {
 
 // A NaN among the logits of a frame; one among the emissions of blank and labels; what the meeting says of the loss.
 constexpr unsigned kNanLogit = 1u, kNanEmission = 2u, kNanLoss = 4u, kNoAlignment = 8u;
-// A label among those of its sample: the position of the next one of its class, plus one, or 0, and kEarlier if there
-// is an earlier one; and its place if they are sorted by class, and those of a class by position.
-struct alignas(8) Link {
-  unsigned next, place;
-};
+// The link of a label: the position of the next one of its class, plus one, or 0, and kEarlier if there is an earlier
+// one.
 constexpr unsigned kEarlier = 0x80000000u;
 
 // Verdict on a sample. kRuns: the recursion decides.
@@ -80,7 +77,7 @@ struct Buffers {
   unsigned* ticket;
   Sample* samples;
   int* labels;                     // by position
-  Link* links;                     // by position
+  unsigned* links;                 // by position
   unsigned* broken;                // whether a frame of the sample has a NaN among its logits
   StoredNumber<Compute>* meeting;  // rows of alpha's products, then beta's: blanks and labels of all positions
   FrameSum<Compute>* sums;         // by sample and frame
@@ -93,7 +90,7 @@ struct Buffers {
         ticket(reinterpret_cast<unsigned*>(memory + 8)),
         samples(reinterpret_cast<Sample*>(memory + shape.buffer[0])),
         labels(reinterpret_cast<int*>(memory + shape.buffer[1])),
-        links(reinterpret_cast<Link*>(memory + shape.buffer[2])),
+        links(reinterpret_cast<unsigned*>(memory + shape.buffer[2])),
         broken(reinterpret_cast<unsigned*>(memory + shape.buffer[3])),
         meeting(reinterpret_cast<StoredNumber<Compute>*>(memory + shape.buffer[4])),
         sums(reinterpret_cast<FrameSum<Compute>*>(memory + shape.buffer[5])),
@@ -258,19 +255,17 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const voi
 }
 
 // Links the labels of a sample that runs. Preconditions: a block, and prepare_sample in an earlier launch.
-__device__ __forceinline__ void link_labels(const Sample& sample, const int* labels, Link* links) {
+__device__ __forceinline__ void link_labels(const Sample& sample, const int* labels, unsigned* links) {
   if (sample.outcome != kRuns) return;
   const int* const mine = labels + sample.first;
   for (int j = threadIdx.x; j < sample.labels; j += blockDim.x) {
     const int label = mine[j];
-    unsigned next = 0u, place = 0u, earlier = 0u;
+    unsigned next = 0u, earlier = 0u;
     for (int i = 0; i < sample.labels; ++i) {
-      const int other = mine[i];
-      const bool same = other == label;
-      place += other < label || (same && i < j);
+      const bool same = mine[i] == label;
       earlier = same && i < j ? kEarlier : earlier;
       next = same && i > j && next == 0u ? i + 1u : next;
     }
-    links[sample.first + j] = {next | earlier, place};
+    links[sample.first + j] = next | earlier;
   }
 }

@@ -544,9 +544,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "posteriors of a repeated label not added up",
         FRAMES,
-        "write_short_frame",
-        r"occ \+= row\[i\];",
-        "occ = row[i];",
+        "write_short_frames",
+        r"found\[i\]\[k\] \+= ",
+        "found[i][k] = ",
         ("sequences",),
     ),
     Mutant("last label of a target lost", RECURSION, "walk_of", r"j < size - 1;", "j < size - 2;", ("sequences",)),

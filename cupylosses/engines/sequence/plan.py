@@ -49,6 +49,10 @@ from cupylosses.jit.gpu import WARP
 FRAMES = 16
 #: Classes that are few (``kShortClasses``).
 SHORT_CLASSES = 1024
+#: Frames that a lane takes at once where classes are few (``kAtOnce``; where that is less, blocks take more rounds).
+AT_ONCE = 2
+#: Bytes of posteriors that a warp keeps in shared memory there, and all that a block does (``ShortFrames``).
+SHORT_ROW, SHORT_BYTES = 4096, 19520
 #: Codes of dtypes, as kernels read integers and weights (``load_integer``, ``load_weight``).
 _INTEGERS = {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": -1}
 _WEIGHTS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 3}
@@ -143,7 +147,7 @@ class SequencePlan(CompositePlan):
         sized = [
             32 * found.every,
             4 * count,
-            8 * count,
+            4 * count,
             8 * found.every,
             8 * wide * count,
             sums,
@@ -247,6 +251,7 @@ class SequencePlan(CompositePlan):
             frames = self.gradient_frames(self.input.dtype)
             blocks = sized.every * (-(-sized.frames // frames) + finishes)
             fixed += [sized.every * finishes, frames]
+            shared = self.gradient_shared
             if verifies:
                 blocks = min(blocks, BLOCKS[kind][self.compute == "float64"] * self.machine.processors)
         dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
@@ -260,15 +265,22 @@ class SequencePlan(CompositePlan):
         lanes = 8 if vectors <= 8 else 16 if vectors <= 16 else WARP
         return 2 * threads // lanes
 
+    @property
+    def gradient_shared(self) -> int:
+        """Bytes of dynamic shared memory of a block that writes gradients (``ShortFrames``)."""
+        return SHORT_BYTES if self.sizes.classes <= SHORT_CLASSES else 0
+
     def gradient_frames(self, dtype: str) -> int:
         """Frames of a block that writes gradients of this dtype."""
         found = self.sizes
         if found.classes > SHORT_CLASSES:
             return FRAMES
-        # As many rounds of its warps, which take several frames each where classes are few (``short_lanes``), as make
-        # waves of blocks short. To begin takes as long as a round.
+        # As many rounds of its warps, which take several frames each where classes are few (``write_short_frames``), as
+        # make waves of blocks short. To begin takes as long as a round.
         vectors = found.classes * ITEMSIZE[dtype] // 16
-        together = THREADS["gradient"] // (8 if vectors <= 16 else 16 if vectors <= 32 else WARP)
+        lanes = 8 if vectors <= 16 else 16 if vectors <= 32 else WARP
+        frames = min(AT_ONCE * WARP // lanes, SHORT_ROW // ITEMSIZE[self.compute] // (2 * self.most))
+        together = THREADS["gradient"] // WARP * max(frames, 1)
         resident = BLOCKS["gradient"][self.compute == "float64"] * self.machine.processors
 
         def time(rounds: int) -> int:

@@ -28,6 +28,8 @@ from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.kernel import Kernel
 from cupylosses.reference_math import detached
 
+#: Blocks that a multiprocessor is to hold. Without a bound the compiler spills registers.
+RESIDENT = 5
 #: Things that a posterior may be of.
 OF = ("classes", "positions")
 
@@ -225,7 +227,7 @@ class PosteriorKernel(Kernel):
                 "static_cast<int>(frames), blockIdx.x);"
             )
         return (
-            f'extern "C" __global__ void __launch_bounds__({THREADS["gradient"]})\n'
+            f'extern "C" __global__ void __launch_bounds__({THREADS["gradient"]}, {RESIDENT})\n'
             f"{self.entry}({', '.join(self.arguments)}, const Sequences shape, int64 frames) {{\n"
             f"  const Buffers<{compute}> at(memory, shape);\n  {call}\n}}\n"
         )
@@ -257,7 +259,8 @@ class PosteriorPlan(SequencePlan):
             kernel = PosteriorKernel(self.loss, self.result, self.static.by_position)
             frames = FRAMES if self.static.by_position else self.gradient_frames(self.result)
             blocks = self.sizes.every * -(-self.sizes.frames // frames)
-            self._write = self.machine.launcher(kernel, blocks, THREADS["gradient"], (self.shape_words, frames))
+            shared = 0 if self.static.by_position else self.gradient_shared
+            self._write = self.machine.launcher(kernel, blocks, THREADS["gradient"], (self.shape_words, frames), shared)
         found = device.empty(self.shape, self.strides, self.result)
         memory = self.prepared(device, arrays, 0, int(scalars[-1]))
         at = device.address(memory)
