@@ -44,9 +44,9 @@ constexpr int kChunkFrames = sizeof(Mantissa) == 4 ? 8 : 4;
 // Groups of a block, and their positions. A sample may need several blocks.
 constexpr int kMaxGroups = 2;
 constexpr int kBand = 32 * kMaxGroups;
-// Lattices of more bytes are prefetched into L2, so many chunks before they are used: a load has two rounds to arrive
-// in, which memory may exceed and L2 does not. A smaller one is still in L2 from the first half. Beyond as many bytes
-// on their way, some would be evicted before they are used.
+// Lattices of more bytes are prefetched into L2, so many chunks before they are used: a load has a round to arrive in,
+// which memory may exceed and L2 does not. A smaller one is still in L2 from the first half. Beyond as many bytes on
+// their way, some would be evicted before they are used.
 constexpr int64 kPrefetchedLattice = 1 << 24, kMostOnTheirWay = 3 << 23;
 constexpr int kPrefetched = 5;
 // The work of a warp for a group of 32 positions, in the order of warps. Four schedulers issue for the warps of a
@@ -516,7 +516,8 @@ struct Products {
 };
 
 // Products that the other direction has stored of a position, for a chunk of the second half, which replaces them by
-// posteriors. As of elements, two chunks are on their way.
+// posteriors. One chunk is on its way: registers for two, as of elements, would leave room for three blocks of a
+// multiprocessor in place of four.
 //
 // Frame s of this half is frame `steps` - 1 - s of the other direction's first half: a chunk begins in one chunk of
 // that direction, and ends in the chunk before.
@@ -714,27 +715,23 @@ template <class Stored, class Mantissa>
 __device__ __forceinline__ void store_chunks(const Half<Mantissa>& half, const States<Mantissa>& states, int64 exponent,
                                              bool plain) {
   constexpr int kChunk = kChunkFrames<Mantissa>;
-  Stored even, odd;
-  int chunk = 0;
-  const auto store = [&](Stored& stored) {
-    if (half.runs && chunk < half.chunks) {
+  Stored stored;
+  if (half.runs) stored.load(states, 0, half.steps);
+  block_barrier();
+  for (int r = 0; r < half.rounds; ++r) {
+    const int chunk = r - half.group - 1;
+    if (half.runs && chunk >= 0 && chunk < half.chunks) {
       const Slot<Mantissa>* const slots = half.shared.slots(half.group, chunk);
       if (plain && chunk * kChunk + kChunk <= half.steps && stored.is_plain()) {
         stored.template store<true>(states, slots, chunk, half.steps, exponent);
       } else {
         stored.template store<false>(states, slots, chunk, half.steps, exponent);
       }
-      stored.load(states, chunk + 2, half.steps);
+      stored.load(states, chunk + 1, half.steps);
       if (half.prefetches && threadIdx.x % 32 == 0) stored.prefetch(states, chunk + kPrefetched, half.steps);
     }
-    ++chunk;
-  };
-  if (half.runs) {
-    even.load(states, 0, half.steps);
-    odd.load(states, 1, half.steps);
+    block_barrier();
   }
-  block_barrier();
-  take_turns(half.group + 1, half.rounds, even, odd, store);
 }
 
 // kSteps. `carried` is the label product of the position before the group's first, in the frame before. Label products

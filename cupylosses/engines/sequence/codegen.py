@@ -19,7 +19,7 @@ SLOT_BYTES = 384
 #: Frames of a chunk, by arithmetic (``kChunkFrames``).
 CHUNK = {"float32": 8, "float64": 4}
 #: Blocks that a multiprocessor is to hold, of float32 and float64 arithmetic.
-BLOCKS = {"first": (4, 2), "second": (2, 1), "gradient": (6, 3)}
+BLOCKS = {"first": (4, 2), "second": (4, 1), "gradient": (6, 3)}
 
 #: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
 PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
