@@ -44,9 +44,9 @@ constexpr int kChunkFrames = sizeof(Mantissa) == 4 ? 8 : 4;
 // Groups of a block, and their positions. A sample may need several blocks.
 constexpr int kMaxGroups = 2;
 constexpr int kBand = 32 * kMaxGroups;
-// Lattices of more bytes are prefetched into L2, so many chunks before they are used: a load has a round to arrive in,
-// which memory may exceed and L2 does not. A smaller one is still in L2 from the first half. Beyond as many bytes on
-// their way, some would be evicted before they are used.
+// Lattices of more bytes are prefetched into L2, so many chunks before they are used: a load has one or two rounds to
+// arrive in, which memory may exceed and L2 does not. A smaller one is still in L2 from the first half. Beyond as many
+// bytes on their way, some would be evicted before they are used.
 constexpr int64 kPrefetchedLattice = 1 << 24, kMostOnTheirWay = 3 << 23;
 constexpr int kPrefetched = 5;
 // The work of a warp for a group of 32 positions, in the order of warps. Four schedulers issue for the warps of a
@@ -516,8 +516,8 @@ struct Products {
 };
 
 // Products that the other direction has stored of a position, for a chunk of the second half, which replaces them by
-// posteriors. One chunk is on its way: registers for two, as of elements, would leave room for three blocks of a
-// multiprocessor in place of four.
+// posteriors. As of elements, two chunks are on their way, or one (kAhead), where a multiprocessor shall have registers
+// for four blocks in place of three.
 //
 // Frame s of this half is frame `steps` - 1 - s of the other direction's first half: a chunk begins in one chunk of
 // that direction, and ends in the chunk before.
@@ -711,27 +711,31 @@ __device__ __forceinline__ bool emit_chunks(const Half<Mantissa>& half, const Wa
 
 // kStoresStates, of Products or Posteriors. `exponent` is that of Z in the second half. `plain` if exponents of
 // posteriors fit 32 bits and no state is NaN.
-template <class Stored, class Mantissa>
+template <class Stored, int kAhead, class Mantissa>
 __device__ __forceinline__ void store_chunks(const Half<Mantissa>& half, const States<Mantissa>& states, int64 exponent,
                                              bool plain) {
   constexpr int kChunk = kChunkFrames<Mantissa>;
-  Stored stored;
-  if (half.runs) stored.load(states, 0, half.steps);
-  block_barrier();
-  for (int r = 0; r < half.rounds; ++r) {
-    const int chunk = r - half.group - 1;
-    if (half.runs && chunk >= 0 && chunk < half.chunks) {
+  Stored stored[kAhead];
+  int chunk = 0;
+  const auto store = [&](Stored& own) {
+    if (half.runs && chunk < half.chunks) {
       const Slot<Mantissa>* const slots = half.shared.slots(half.group, chunk);
-      if (plain && chunk * kChunk + kChunk <= half.steps && stored.is_plain()) {
-        stored.template store<true>(states, slots, chunk, half.steps, exponent);
+      if (plain && chunk * kChunk + kChunk <= half.steps && own.is_plain()) {
+        own.template store<true>(states, slots, chunk, half.steps, exponent);
       } else {
-        stored.template store<false>(states, slots, chunk, half.steps, exponent);
+        own.template store<false>(states, slots, chunk, half.steps, exponent);
       }
-      stored.load(states, chunk + 1, half.steps);
-      if (half.prefetches && threadIdx.x % 32 == 0) stored.prefetch(states, chunk + kPrefetched, half.steps);
+      own.load(states, chunk + kAhead, half.steps);
+      if (half.prefetches && threadIdx.x % 32 == 0) own.prefetch(states, chunk + kPrefetched, half.steps);
     }
-    block_barrier();
+    ++chunk;
+  };
+  if (half.runs) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) stored[i].load(states, i, half.steps);
   }
+  block_barrier();
+  take_turns(half.group + 1, half.rounds, stored[0], stored[kAhead - 1], store);
 }
 
 // kSteps. `carried` is the label product of the position before the group's first, in the frame before. Label products
@@ -776,7 +780,7 @@ __device__ __forceinline__ void step_chunks(const Half<Mantissa>& half, Walk<Man
 // any sample that is possible; dynamic shared memory has the Slots of three chunks of so many positions; `order` is
 // below 2 * samples * bands; kPhase 2 runs after all blocks of kPhase 1. `lattice` is read and written unless kPhase is
 // 1 and kStores false.
-template <int kPhase, bool kStores, class Mantissa, class Storage>
+template <int kPhase, bool kStores, int kAhead, class Mantissa, class Storage>
 __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage* x, const Sample* samples,
                                           const int* labels, Mantissa* lattice, StoredNumber<Mantissa>* meeting,
                                           StoredNumber<Mantissa>* columns, unsigned* broken, unsigned order) {
@@ -866,10 +870,10 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
                                        signed_row * static_cast<int>(sizeof(int)),
                                        of_row * static_cast<int>(sizeof(int))};
       if constexpr (kPhase == 1) {
-        store_chunks<Products<Mantissa>>(part, states, 0, true);
+        store_chunks<Products<Mantissa>, kAhead>(part, states, 0, true);
       } else {
         const bool plain = exponent >= kLowest && exponent <= -kLowest && (broken[n] & kNanEmission) == 0u;
-        store_chunks<Posteriors<Mantissa>>(part, states, exponent, plain);
+        store_chunks<Posteriors<Mantissa>, kAhead>(part, states, exponent, plain);
       }
     } else {
       for (int r = 0; r <= rounds; ++r) block_barrier();

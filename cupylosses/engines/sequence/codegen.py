@@ -19,7 +19,9 @@ SLOT_BYTES = 384
 #: Frames of a chunk, by arithmetic (``kChunkFrames``).
 CHUNK = {"float32": 8, "float64": 4}
 #: Blocks that a multiprocessor is to hold, of float32 and float64 arithmetic.
-BLOCKS = {"first": (4, 2), "second": (4, 1), "gradient": (6, 3)}
+BLOCKS = {"first": (4, 2), "second": (2, 1), "gradient": (6, 3)}
+#: Blocks of the second half that a multiprocessor has registers for, in float32, by the chunks on their way.
+BLOCKS_BY_AHEAD = {1: 4, 2: 3}
 
 #: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
 PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
@@ -31,7 +33,7 @@ class SequenceKernel(Kernel):
 
     ``dtype`` is that of the first operand, ``result`` that of the value. ``added`` is the kind of a gradient; of
     "first" and "finish" it says whether frames have a log-sum-exp. ``stores`` is True if the first half stores its
-    products.
+    products. ``ahead`` is the number of chunks of them that are on their way in the second half.
     """
 
     loss: Definition
@@ -40,6 +42,7 @@ class SequenceKernel(Kernel):
     result: str = "float32"
     added: str = PLAIN
     stores: bool = False
+    ahead: int = 2
 
     compute = property(lambda self: "float64" if self.dtype == "float64" else "float32")
     storage = property(lambda self: (self.dtype,))
@@ -63,6 +66,8 @@ class SequenceKernel(Kernel):
             parts.append(self.added[1:].lower())
         if self.kind == "first":
             parts.append("stores" if self.stores else "value")
+        if self.kind == "second":
+            parts.append({1: "one_ahead", 2: "two_ahead"}[self.ahead])
         return "_".join(parts)
 
     @property
@@ -97,7 +102,8 @@ class SequenceKernel(Kernel):
         signature = ", ".join([*self.arguments, *fixed])
         bounds = str(THREADS[self.kind])
         if self.kind in BLOCKS:
-            bounds += f", {BLOCKS[self.kind][self.compute == 'float64']}"
+            blocks = BLOCKS[self.kind][self.compute == "float64"]
+            bounds += f", {BLOCKS_BY_AHEAD[1] if self.ahead == 1 else blocks}"
         body = "\n".join(f"  {line}" for line in self._body())
         return (
             f"using Compute = {STORAGE[self.compute][0]};\n"
@@ -122,9 +128,9 @@ class SequenceKernel(Kernel):
                     "at.used, at.samples, at.labels, at.broken, at.ticket, at.started, status);"]  # fmt: skip
         fresh = "if (is_fresh(grad_output, at.used)) return;"
         if self.kind == "second":
-            return [fresh, walk.format("2, true, Compute", number.format(1, "gridDim.x"))]
+            return [fresh, walk.format(f"2, true, {self.ahead}, Compute", number.format(1, "gridDim.x"))]
         if self.kind == "first":
-            own = walk.format(f"1, {stores}, Compute", number.format(0, "static_cast<unsigned>(walks)"))
+            own = walk.format(f"1, {stores}, 2, Compute", number.format(0, "static_cast<unsigned>(walks)"))
             lines = [fresh, f"if (blockIdx.x < walks) {own}"]
             links = "link_labels(at.samples[blockIdx.x - walks], at.labels, at.links);"
             lines += [f"else if (blockIdx.x < walks + links) {links}"] * self.stores

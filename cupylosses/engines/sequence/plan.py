@@ -31,6 +31,7 @@ from cupylosses.engines.sequence.call import Static, constant_divisor, names, si
 from cupylosses.engines.sequence.codegen import (
     BAND,
     BLOCKS,
+    BLOCKS_BY_AHEAD,
     CHUNK,
     OF_LOGITS,
     PLAIN,
@@ -230,7 +231,7 @@ class SequencePlan(CompositePlan):
     def _make(self, kind: str, stores: bool, finishes: bool, verifies: bool) -> compiler.Launcher:
         sized = self.sizes
         fixed: list[Any] = [self.shape_words]
-        blocks, threads, shared = sized.every, THREADS[kind], 0
+        blocks, threads, shared, ahead = sized.every, THREADS[kind], 0, 2
         if kind == "prepare":
             words = 2 * sized.every * (self.bands - 1) * self.column * (ITEMSIZE[self.compute] // 4)
             blocks += min(-(-words // (4 * threads)), 4 * self.machine.processors)
@@ -239,6 +240,8 @@ class SequencePlan(CompositePlan):
             positions = min(-(-self.most // WARP) * WARP, BAND)
             threads, shared = ROLES * positions, SLOT_BYTES * positions
             blocks = 2 * sized.every * self.bands
+            if kind == "second" and self.compute == "float32":
+                ahead = 2 if blocks <= BLOCKS_BY_AHEAD[2] * self.machine.processors else 1
         added = PLAIN if kind in ("prepare", "second") else self.added
         if kind in ("first", "finish"):
             added = SOFTMAX if self.added == SOFTMAX else PLAIN
@@ -256,7 +259,7 @@ class SequencePlan(CompositePlan):
                 blocks = min(blocks, BLOCKS[kind][self.compute == "float64"] * self.machine.processors)
         dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
         result = self.result if stores or kind not in ("prepare", "first") else "float32"
-        kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores)
+        kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores, ahead)
         return self.machine.launcher(kernel, blocks, threads, fixed, shared)
 
     def _frames_read(self, threads: int) -> int:

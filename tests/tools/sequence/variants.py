@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
 
 from cupylosses import checks, functional
 from cupylosses.engines.record import KernelRecorder, placeholder
-from cupylosses.engines.sequence.codegen import SequenceKernel
+from cupylosses.engines.sequence.codegen import BLOCKS_BY_AHEAD, SequenceKernel
 from cupylosses.engines.sequence.definition import SequenceLoss
 from cupylosses.jit.gpu import Chip
 from tools.gate_subsets import BROADEST, cover
@@ -31,7 +32,10 @@ class SequenceVariants(Variants):
         for dtype, result, kind, reduction in product(dtypes, results, kinds, ("mean", "none")):
             self._call(recorder, dtype, {**kind, "reduction": reduction, "out_dtype": result})
         # Divisors are found by kernels of the pointwise engine.
-        return [x for x in recorder.kernels if isinstance(x, SequenceKernel)]
+        found = [x for x in recorder.kernels if isinstance(x, SequenceKernel)]
+        # Many samples have another second half than few.
+        halves = [x for x in found if x.kind == "second" and x.compute == "float32"]
+        return list(dict.fromkeys([*found, *[replace(x, ahead=n) for x in halves for n in BLOCKS_BY_AHEAD]]))
 
     def _call(self, recorder: KernelRecorder, dtype: str, options: Mapping[str, Any]) -> None:
         first, targets, *lengths = [x.name for x in self.loss.operands]
@@ -88,7 +92,7 @@ class SequenceVariants(Variants):
 def kind(variant: SequenceKernel) -> Iterator[Hashable]:
     """The kernel."""
     yield variant.kind
-    yield variant.kind, variant.stores
+    yield variant.kind, variant.stores, variant.ahead
 
 
 def structure(variant: SequenceKernel) -> Iterator[Hashable]:
