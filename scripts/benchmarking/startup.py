@@ -37,7 +37,7 @@ def _child(loss: str, cache: str) -> Row:
     path = os.pathsep.join([str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     variables = {**os.environ, "CUPY_CACHE_DIR": cache, "PYTHONPATH": path}
     variables.pop("CUPY_CACHE_IN_MEMORY", None)
-    # What pip installs is compiled to bytecode. Without it each process would compile the sources on import.
+    # As pip leaves it. Without bytecode each process would compile the sources on import.
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
     compileall.compile_dir(ROOT / "cupylosses", quiet=1)
     command = [sys.executable, "-m", "benchmarking.first_loss", loss]

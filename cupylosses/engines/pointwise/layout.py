@@ -411,7 +411,7 @@ def _access(strides: Sequence[int], vec_size: int, flat: bool) -> str:
 
 
 def chunks(vectors: int, vec_size: int, unroll: int = 0) -> int:
-    """How many partial sums the vectors are cut into ("Order of additions" in ``kernels/pointwise/pointwise.cuh``), in
+    """The number of partial sums of the vectors ("Order of additions" in ``kernels/pointwise/pointwise.cuh``), in
     batches of ``unroll`` vectors of a lane, by default of :data:`UNROLL`.
 
     Depends on nothing else, by design: the sum has the same bits on every GPU.

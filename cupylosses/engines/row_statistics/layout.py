@@ -32,8 +32,8 @@ LANE_BYTES = 32 << 10
 BLOCK_AHEAD = 2
 MAX_BLOCK_THREADS = 512
 MIN_BLOCK_THREADS = 64
-#: The same of rows that shared memory has no room for, of which a multiprocessor has one block, and the bytes of all
-#: operands where no gradients are written.
+#: Vectors that threads read together of rows that shared memory has no room for, of which a multiprocessor has one
+#: block; and where no gradients are written, the bytes of all operands.
 LONG_AHEAD = 4
 LONG_AHEAD_BYTES = 256
 #: Of blocks that share a multiprocessor, the threads of one at most, and the bytes of its row.
