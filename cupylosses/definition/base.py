@@ -313,14 +313,16 @@ class Definition:
 
     @cached_property
     def setting_names(self) -> tuple[str, ...]:
-        """The other arguments, in the order in which the engine binds them; "None" for an array that it has not."""
+        """The other arguments, in the order in which the engine binds them; a literal for one that the loss has not."""
         return ("reduction", *(x.name for x in self.options), "dim", "out_dtype")
 
     @cached_property
     def default_settings(self) -> tuple[Any, ...]:
-        """The defaults of the settings."""
+        """The defaults of the settings. Literals are compiled as those of the public function are, to the same objects:
+        calls are compared by identity.
+        """
         defaults = dict(self.arguments)
-        return tuple([defaults[x] for x in self.setting_names])
+        return tuple([defaults[x] if x in defaults else eval(x, {}) for x in self.setting_names])
 
     def resolve(self) -> None:
         """Computes every cached property that calls read: torch.compile cannot look into the lock of a first access."""

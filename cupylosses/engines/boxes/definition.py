@@ -122,11 +122,6 @@ class BoxLoss(Definition):
         """As a loss of rows has them, whose features are the components: the last dimension."""
         return ("reduction", *(x.name for x in self.options), "-1", "out_dtype")
 
-    @cached_property
-    def default_settings(self) -> tuple[Any, ...]:
-        defaults = dict(self.arguments)
-        return tuple([-1 if x == "-1" else defaults[x] for x in self.setting_names])
-
     @property
     def common(self) -> Mapping[str, Any]:
         return COMMON

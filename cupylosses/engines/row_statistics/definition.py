@@ -237,10 +237,6 @@ class StatisticsFunction(StatisticsLoss):
     def setting_names(self) -> tuple[str, ...]:
         return ('"none"', *(x.name for x in self.options), "-1" if self.dim is None else "dim", "out_dtype")
 
-    @cached_property
-    def default_settings(self) -> tuple[Any, ...]:
-        return ("none", *(x.default for x in self.options), -1 if self.dim is None else self.dim, None)
-
     @property
     def common(self) -> Mapping[str, Any]:
         return {**({} if self.dim is None else {"dim": self.dim}), "out_dtype": None}
