@@ -1,6 +1,6 @@
 """Compile every kernel for given GPU architectures, on any machine: NVRTC needs no GPU.
 
-    python scripts/compile_kernels.py --fast                      the kernels that each run of the tests compiles
+    python scripts/compile_kernels.py --fast                      the kernels that each run of .ci/run compiles
     python scripts/compile_kernels.py --broad                     those that the tests compile with --thorough
     python scripts/compile_kernels.py --broad --loss kl_div       more kernels of one loss
     python scripts/compile_kernels.py --arch sm_75 --loss kl_div  every kernel of one loss for one architecture

@@ -10,7 +10,7 @@ markers:
 ``representatives``  it runs for these only, with or without kernels: it tests shared behaviour;
 ``in_turn``          its kernels run for one representative per setting, in turn;
 ``every_loss``       it runs for every loss, with kernels: it tests formulas, or has a few kernels per loss;
-``plain``            its kernels are compiled without the check for races, in less than half of the time: it tests
+``plain``            its kernels are compiled without the check for races, which takes a tenth of the time: it tests
                      formulas, options, or what surrounds kernels, and tests of the engine check the same kernels of
                      other losses, dtypes or options;
 ``races``            they are checked nevertheless, in a module that is marked ``plain``;
@@ -220,7 +220,7 @@ def _kernels_on_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
 
     With ``--thorough`` they are checked for undefined behaviour, except tests marked ``formulas``, because it comes
     from indices and addresses. Without it, accesses are not checked in kernels of element-wise losses other than the
-    representatives, which are the same, and in tests marked ``plain``: they compile in less than half of the time.
+    representatives, which are the same, and in tests marked ``plain``.
     """
     if GPU or not request.node.get_closest_marker("kernels"):
         yield

@@ -151,11 +151,13 @@ def test_equal_logits(layout: str, options: Mapping[str, float], no_formula: Non
     row_properties.second_of_equal_logits(given, **options if registry(SoftmaxLoss)[given.loss].softmax else {})
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("gap", [1.0, 17.0, 40.0, 80.0])
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"gamma": 1.0}, {"gamma": 2.0}, {"gamma": 0.5}, {"poly": 0.75}, {"gamma": 1.5, "poly": 0.5}],
+    ("options", "dtype"),
+    in_turn(
+        [{}, {"gamma": 1.0}, {"gamma": 2.0}, {"gamma": 0.5}, {"poly": 0.75}, {"gamma": 1.5, "poly": 0.5}],
+        ["float32", "float64"],
+    ),
     ids=str,
 )
 def test_sure_rows_keep_their_digits(dtype: str, gap: float, options: Mapping[str, float], no_formula: None) -> None:

@@ -181,7 +181,7 @@ def test_places(places: tuple[str, str], layout: str) -> None:
     agrees_with_truth(draw_terms("cross_entropy", shape, KERNELS, places=places, class_dim=class_dim))
 
 
-@pytest.mark.parametrize(("layout", "row_loss"), in_turn(list(TERM_LAYOUTS), LOSS_OF_LAYOUT))
+@pytest.mark.parametrize(("layout", "row_loss"), in_turn(list(TERM_LAYOUTS), short_or_full(FEW[:1], LOSS_OF_LAYOUT)))
 def test_one_pass_or_two(layout: str, row_loss: str) -> None:
     writes_one_gradient_in_one_pass_or_two(drawn(row_loss, layout))
 
