@@ -265,7 +265,7 @@ class SequencePlan(CompositePlan):
     def _frames_read(self, threads: int) -> int:
         """Frames of which a block of the first launch finds the log-sum-exps (``read_frames``)."""
         vectors = self.sizes.classes * ITEMSIZE[self.input.dtype] // 16
-        lanes = 8 if vectors <= 8 else 16 if vectors <= 16 else WARP
+        lanes = next((x for x in (32, 16, 8, 4, 2) if vectors >= 4 * x), 1)
         return 2 * threads // lanes
 
     @property
