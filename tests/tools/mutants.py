@@ -536,9 +536,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no barrier between rounds of warps",
         RECURSION,
-        "step_chunks",
-        r"(kChunk \+ lane, sent\); } } )block_barrier\(\);",
-        r"\1",
+        "take_turns",
+        r"block_barrier\(\);",
+        "",
         ("sequences",),
     ),
     Mutant(
@@ -561,9 +561,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "exponent of the wrong chunk of the other direction",
         RECURSION,
-        "store",
-        r"blank = f <= turn \?",
-        "blank = f < turn ?",
+        "shared_of",
+        r"f <= ",
+        "f < ",
         ("sequences",),
     ),
     Mutant(
