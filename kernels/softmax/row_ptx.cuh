@@ -185,6 +185,13 @@ __device__ __forceinline__ void store_relaxed(unsigned long long* to, unsigned l
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }
 
+// The number of the multiprocessor that the thread runs on. Some numbers may be missing.
+__device__ __forceinline__ unsigned multiprocessor() {
+  unsigned number;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(number));
+  return number;
+}
+
 // A barrier of the block that its warps may reach at different places of the program: __syncthreads() is defined where
 // all take the same way. Preconditions: all threads of the block; no other warp waits in a barrier of another kind.
 __device__ __forceinline__ void block_barrier() {

@@ -30,6 +30,7 @@ VOXELS = "kernels/regions/voxels.cuh"
 REGION_SUMS = "kernels/regions/sums.cuh"
 GROUPS = "kernels/regions/groups.cuh"
 REGIONS = "kernels/regions/regions.cuh"
+SEQUENCES = "kernels/sequence/sequences.cuh"
 RECURSION = "kernels/sequence/recursion.cuh"
 FRAMES = "kernels/sequence/frames.cuh"
 ALIGNMENT = "kernels/sequence/alignment.cuh"
@@ -539,6 +540,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "take_turns",
         r"block_barrier\(\);",
         "",
+        ("sequences",),
+    ),
+    Mutant(
+        "a block behind all others that takes the first walk again",
+        SEQUENCES,
+        "claimed_task",
+        r"if \(other >= others\) walk = atomicAdd\(claims, 1u\);",
+        "if (other >= others) walk = 0;",
         ("sequences",),
     ),
     Mutant(

@@ -98,7 +98,7 @@ class SequenceKernel(Kernel):
     def glue(self) -> str:
         more = {
             "prepare": ["int64 words"],
-            "first": ["int64 walks", "int64 links"],
+            "first": ["int64 walks", "int64 links", "int64 most"],
             "gradient": ["int64 finishes", "int64 frames"],
         }
         fixed = ["const Sequences shape", *more.get(self.kind, [])]
@@ -134,11 +134,16 @@ class SequenceKernel(Kernel):
         if self.kind == "second":
             return [walk.format(f"2, true, {self.roles}, Compute", number.format(1, "gridDim.x"))]
         if self.kind == "first":
-            own = walk.format(f"1, {stores}, {self.roles}, Compute", number.format(0, "static_cast<unsigned>(walks)"))
-            lines = [f"if (blockIdx.x < walks) {own}"]
-            links = "link_labels(at.samples[blockIdx.x - walks], at.labels, at.links);"
-            lines += [f"else if (blockIdx.x < walks + links) {links}"] * self.stores
-            reads = "blockIdx.x - walks - links, gridDim.x - walks - links"
+            own = f"most == 0 ? {number.format(0, 'all')} : task"
+            lines = [
+                "const unsigned all = static_cast<unsigned>(walks);",
+                "const unsigned task = most == 0 ? blockIdx.x : "
+                "claimed_task(at.started + 2, static_cast<unsigned>(most), all, gridDim.x - all);",
+                f"if (task < all) {walk.format(f'1, {stores}, {self.roles}, Compute', own)}",
+            ]
+            links = "link_labels(at.samples[task - walks], at.labels, at.links);"
+            lines += [f"else if (task < walks + links) {links}"] * self.stores
+            reads = "static_cast<unsigned>(task - walks - links), static_cast<unsigned>(gridDim.x - walks - links)"
             lines += [f"else read_frames(shape, x, at.samples, at.sums, at.broken, {reads});"] * (self.added == SOFTMAX)
             return lines
         if self.kind == "finish":

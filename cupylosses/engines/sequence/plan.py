@@ -55,6 +55,8 @@ SHORT_CLASSES = 1024
 AT_ONCE = 2
 #: Bytes of posteriors that a warp keeps in shared memory there, and all that a block does (``ShortFrames``).
 SHORT_ROW, SHORT_BYTES = 4096, 19520
+#: Bytes in front of the buffers of a call: `used`, `ticket` and `started` with its ``kClaims`` (``Buffers``).
+HEADER = 1072
 #: Codes of dtypes, as kernels read integers and weights (``load_integer``, ``load_weight``).
 _INTEGERS = {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": -1}
 _WEIGHTS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 3}
@@ -164,7 +166,7 @@ class SequencePlan(CompositePlan):
             8 * found.every,
             columns,
         ]
-        starts, end = [], 32
+        starts, end = [], HEADER
         for size in sized:
             starts.append(end)
             end += -(-size // 16) * 16
@@ -254,7 +256,11 @@ class SequencePlan(CompositePlan):
             added = SOFTMAX if self.added == SOFTMAX else PLAIN
         if kind == "first":
             links = sized.every * stores
-            fixed += [blocks, links]
+            # Walks that leave room for the others' blocks, and not half of all multiprocessors, are spread evenly.
+            processors, resident = self.machine.processors, BLOCKS["first"][self.compute == "float64"]
+            spreads = processors < 2 * blocks <= 2 * (resident - 1) * processors
+            chooses = -(-blocks // processors) if spreads else 0
+            fixed += [blocks, links, chooses]
             blocks += links + sized.every * -(-sized.frames // self._frames_read(threads)) * (added == SOFTMAX)
         if kind == "gradient":
             frames = self.gradient_frames(self.input.dtype)
