@@ -96,10 +96,9 @@ __device__ __forceinline__ Extended<Mantissa> sum(const Extended<Mantissa>& a, c
                                                   const Extended<Mantissa>& c) {
   const int e = max(max(a.e, b.e), c.e);
   const unsigned top = static_cast<unsigned>(e);
-  return {a.m * power_below(top - static_cast<unsigned>(a.e), Mantissa(0)) +
-              b.m * power_below(top - static_cast<unsigned>(b.e), Mantissa(0)) +
-              c.m * power_below(top - static_cast<unsigned>(c.e), Mantissa(0)),
-          e};
+  const Mantissa first = a.m * power_below(top - static_cast<unsigned>(a.e), Mantissa(0));
+  const Mantissa two = scalar_fma(b.m, power_below(top - static_cast<unsigned>(b.e), Mantissa(0)), first);
+  return {scalar_fma(c.m, power_below(top - static_cast<unsigned>(c.e), Mantissa(0)), two), e};
 }
 
 template <class Mantissa>
@@ -114,19 +113,20 @@ __device__ __forceinline__ Extended<Mantissa> ordinary_product(const Extended<Ma
   return {a.m * b.m, a.e + b.e};
 }
 
+// Selects, not branches, in the chain from chunk to chunk.
 __device__ __forceinline__ Extended<float> renormalised(const Extended<float>& a) {
   const unsigned bits = __float_as_uint(a.m), field = bits >> 23 & 0xffu;
   const int e = a.e + static_cast<int>(field) - 127;
-  if (field == 0u || e < kLowest) return zero_number<float>();
-  if (field == 0xffu || e > -kLowest) return {__uint_as_float(0x7fc00000u), 0};
-  return {__uint_as_float((bits & 0x7fffffu) | 0x3f800000u), e};
+  const bool zero = (field == 0u) | (e < kLowest), nan = (field == 0xffu) | (e > -kLowest);
+  const unsigned m = nan ? 0x7fc00000u : (bits & 0x7fffffu) | 0x3f800000u;
+  return {__uint_as_float(zero ? 0u : m), zero ? kZero : nan ? 0 : e};
 }
 __device__ __forceinline__ Extended<double> renormalised(const Extended<double>& a) {
   const int64 bits = __double_as_longlong(a.m);
   const int field = static_cast<int>(bits >> 52 & 0x7ff), e = a.e + field - 1023;
-  if (field == 0 || e < kLowest) return zero_number<double>();
-  if (field == 0x7ff || e > -kLowest) return {__longlong_as_double(0x7ff8LL << 48), 0};
-  return {__longlong_as_double((bits & 0xfffffffffffffLL) | 1023LL << 52), e};
+  const bool zero = (field == 0) | (e < kLowest), nan = (field == 0x7ff) | (e > -kLowest);
+  const int64 m = nan ? 0x7ff8LL << 48 : (bits & 0xfffffffffffffLL) | 1023LL << 52;
+  return {__longlong_as_double(zero ? 0 : m), zero ? kZero : nan ? 0 : e};
 }
 
 // The word of a number that shares its exponent: no number is negative, so the sign's bit is one of the exponent.

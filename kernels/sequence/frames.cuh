@@ -4,7 +4,7 @@
 //   loss_n    = sum_t lse[t, n] - log Z_n            lse is left out for log-probabilities
 //   gradient  = scale_n (softmax[t, n, c] - occ[t, n, c])
 //
-// 1. read_frames: 8 to 32 lanes per frame find the largest logit, and the sum of the others' exponentials relative to
+// 1. read_frames: 1 to 32 lanes per frame find the largest logit, and the sum of the others' exponentials relative to
 //    it: so one minus the largest probability keeps its digits. Online: each logit is read once.
 // 2. finish_sample: a block per sample adds Z in double, in the order of threads, and log-sum-exps; the block that
 //    arrives last adds the losses in the order of samples.
@@ -103,10 +103,16 @@ __device__ __forceinline__ FrameSum<Compute> sum_of(Compute (&x)[kCount], const 
   return sum;
 }
 
-// Lanes that share a frame: a power of two.
+// Lanes that share a frame: a power of two. Rows that are read by vectors have four of them in flight for each lane, if
+// they have as many.
 template <class Storage>
-__device__ __forceinline__ int lanes_of(const Sequences& shape) {
-  const int64 vectors = shape.classes * static_cast<int64>(sizeof(Storage)) / 16;
+__device__ __forceinline__ int lanes_of(const Sequences& shape, const Storage* x) {
+  constexpr int kVec = 16 / sizeof(Storage);
+  const int64 vectors = shape.classes / kVec;
+  const bool aligned = ((shape.x_frame | shape.x_inner | shape.x_outer) & (kVec - 1)) == 0;
+  if (aligned && vectors >= 4 && is_vector(x, shape.x_class)) {
+    return vectors >= 128 ? 32 : vectors >= 64 ? 16 : vectors >= 32 ? 8 : vectors >= 16 ? 4 : vectors >= 8 ? 2 : 1;
+  }
   return vectors <= 8 ? 8 : vectors <= 16 ? 16 : 32;
 }
 
@@ -163,7 +169,7 @@ template <class Compute, class Storage>
 __device__ __forceinline__ void read_frames(const Sequences& shape, const Storage* x, const Sample* samples,
                                             FrameSum<Compute>* sums, unsigned* broken, unsigned block,
                                             unsigned blocks) {
-  const int lanes = lanes_of<Storage>(shape), warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const int lanes = lanes_of(shape, x), warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const unsigned together = 32u / static_cast<unsigned>(lanes), taken = 2u * warps * together;
   const unsigned runs = (static_cast<unsigned>(shape.frames) + taken - 1) / taken;
   const unsigned count = static_cast<unsigned>(shape.samples), all = runs * count;

@@ -17,12 +17,16 @@
 //    Posteriors, up to a factor of the frame, replace the mantissas.
 //
 // A block takes one direction of one sample; longer targets take several blocks, one for each band of 64 positions, and
-// pass label products through memory. A group of 32 positions has three warps, with a lane for each position:
+// pass label products through memory. A group of 32 positions has three warps or four, with a lane for each position:
 //
+//   kEmits          copies elements to shared memory ahead of their use, leaves their exponentials a chunk of 8 frames
+//                   ahead of kSteps, and receives what the band before passes.
 //   kSteps          goes from frame to frame. It touches shared memory alone: the chain of a shuffle, which brings
 //                   l_(j-1) from the lane before, sums and products is all that it waits for.
-//   kEmits          loads elements, and leaves their exponentials a chunk of 8 frames ahead of kSteps.
-//   kStoresStates   stores what kSteps has left of the chunk before: products, or posteriors.
+//   kStoresStates   stores what kSteps has left of the chunk before: products, or posteriors, for which it copies the
+//                   other direction's products ahead. It sends what the next band needs.
+//   kStoresLabels   in the second half takes the labels from kStoresStates, which has twice as much to do there as the
+//                   others. Where several blocks share a multiprocessor, they hide that, and a fourth warp costs time.
 //
 // The products of a state in a chunk share an exponent in the lattice (extended.cuh). A state may fall or rise by more
 // than a word holds, 2^510, within a chunk: then each product has an exponent of its own, in memory that is not touched
@@ -30,7 +34,7 @@
 //
 // The dependence runs one way, so groups are skewed: in round r kSteps of group w takes chunk r - w, and reads the
 // label products that kSteps of group w - 1 has left in shared memory. One barrier serves a round. One warp for all
-// three would wait for its own loads and stores, since it issues in order.
+// would wait for its own loads and stores, since it issues in order.
 //
 // Traffic, in words of 4 bytes (8 in double): (2 S + 1) T written, read and written again, and an exponent for each
 // chunk of a state written and read; T (S + 1) elements of x, each in a sector of its own, in both halves.
@@ -44,18 +48,23 @@ constexpr int kChunkFrames = sizeof(Mantissa) == 4 ? 8 : 4;
 // Groups of a block, and their positions. A sample may need several blocks.
 constexpr int kMaxGroups = 2;
 constexpr int kBand = 32 * kMaxGroups;
-// Lattices of more bytes are prefetched into L2, so many chunks before they are used: a load has one or two rounds to
-// arrive in, which memory may exceed and L2 does not. A smaller one is still in L2 from the first half. Beyond as many
-// bytes on their way, some would be evicted before they are used.
+// Chunks that elements, and products of the other direction, are loaded ahead of their use. Copies to shared memory are
+// waited for chunk by chunk. Loads into registers are not: the compiler counts all of them by one scoreboard, so the
+// first use of any waits for those of later chunks too.
+constexpr int kElementsAhead = 2, kProductsAhead = 2;
+// Lattices of more bytes are prefetched into L2, so many chunks before they are used: a copy has two rounds to arrive
+// in, which memory may exceed and L2 does not. A smaller one is still in L2 from the first half. Beyond as many bytes
+// on their way, some would be evicted before they are used.
 constexpr int64 kPrefetchedLattice = 1 << 24, kMostOnTheirWay = 3 << 23;
 constexpr int kPrefetched = 5;
 // The work of a warp for a group of 32 positions, in the order of warps. Four schedulers issue for the warps of a
-// multiprocessor in turn: of two groups, whose other warps share schedulers, those that step have one each.
-enum Role { kEmits, kSteps, kStoresStates, kRoles };
+// multiprocessor in turn: of two groups, whose other warps share schedulers, those that step do not share one.
+enum Role { kEmits, kSteps, kStoresStates, kStoresLabels };
 
 // The states of all frames: for each a word, which is the product that one direction has stored and then the posterior;
 // an exponent of its own, in use only where a chunk has no shared one; and for each chunk a shared exponent. Each of
-// the three has rows of the same order: the blanks of a frame by position, and behind them its labels.
+// the three has rows of the same order: the blanks of a frame by position, and behind them its labels. The words stay
+// for backward; the exponents, which follow one another in memory of their own, do not.
 template <class Mantissa>
 struct Lattice {
   using Word = typename PackedNumber<Mantissa>::Word;
@@ -63,9 +72,9 @@ struct Lattice {
   int* exponents;
   int* shared;
 
-  __device__ __forceinline__ Lattice(Mantissa* memory, const Sequences& shape)
-      : words(reinterpret_cast<Word*>(memory)),
-        exponents(reinterpret_cast<int*>(memory + 2 * shape.positions * shape.frames)),
+  __device__ __forceinline__ Lattice(Mantissa* words, int* exponents, const Sequences& shape)
+      : words(reinterpret_cast<Word*>(words)),
+        exponents(exponents),
         shared(exponents + 2 * shape.positions * shape.frames) {
   }
 
@@ -162,19 +171,32 @@ __device__ __forceinline__ Mantissa posterior(const Extended<Mantissa>& a, const
                       Mantissa(0));
 }
 
+// The largest exponent of the summands of Z at positions first, first + step, ...; kNoExponent if all are zero.
+template <class Mantissa>
+__device__ __forceinline__ int64 exponent_of_some(const StoredNumber<Mantissa>* alpha,
+                                                  const StoredNumber<Mantissa>* beta, const int* labels, int size,
+                                                  int first, int step) {
+  int64 largest = kNoExponent;
+  for (int j = first; j < size; j += step) {
+    const MeetingTerms<Mantissa> terms = meeting_terms(alpha, beta, labels, size, j);
+    largest = max(largest, max(joint_exponent(terms.of[0], terms.of[1]), joint_exponent(terms.of[2], terms.of[3])));
+  }
+  return largest;
+}
+__device__ __forceinline__ int64 largest_of_warp(int64 mine) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) mine = max(mine, __shfl_xor_sync(0xffffffffu, mine, offset));
+  return mine;
+}
+
 // The largest exponent of Z's summands, in every thread; kNoExponent if Z is zero. The largest of integers does not
 // depend on the order. Preconditions: all threads of the block; it ends in a barrier.
 template <class Mantissa>
 __device__ __forceinline__ int64 largest_exponent(const StoredNumber<Mantissa>* alpha,
                                                   const StoredNumber<Mantissa>* beta, const int* labels, int size) {
   __shared__ int64 largest[32];
-  int64 mine = kNoExponent;
-  for (int j = threadIdx.x; j < size; j += blockDim.x) {
-    const MeetingTerms<Mantissa> terms = meeting_terms(alpha, beta, labels, size, j);
-    mine = max(mine, max(joint_exponent(terms.of[0], terms.of[1]), joint_exponent(terms.of[2], terms.of[3])));
-  }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) mine = max(mine, __shfl_xor_sync(0xffffffffu, mine, offset));
+  const int64 mine = largest_of_warp(
+      exponent_of_some(alpha, beta, labels, size, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)));
   if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = mine;
   __syncthreads();
   int64 all = largest[0];
@@ -244,8 +266,7 @@ struct Walk {
   int blank_at, label_at;  // of the states, in a row
 };
 
-// A position and a frame, as warps exchange it. kEmits leaves the label's emission in `label`; kSteps overwrites it by
-// two states, products in the first half and brackets in the second.
+// The products of a position and a frame, as kSteps leaves them in the first half.
 template <class Mantissa>
 struct alignas(4 * sizeof(Mantissa)) Slot {
   StoredNumber<Mantissa> blank, label;
@@ -271,45 +292,95 @@ __device__ __forceinline__ Pair<double> load_pair(const Slot<double>* from) {
   return {load_number(&from->blank), load_number(&from->label)};
 }
 
-// Shared memory of a block. Of a buffer of two, one half serves even chunks, the other odd ones. Slots are in use for
-// three rounds: by the warp that emits, then by the one that steps, then by the one that stores.
+// What all lanes of a group read in a frame: the emission of the blank, and the label product of the position before
+// the group's first in the frame before, of which the first frame of a chunk has none.
+template <class Mantissa>
+struct alignas(4 * sizeof(Mantissa)) Common {
+  StoredNumber<Mantissa> blank, passed;
+};
+
+// Shared memory of a block. Of a buffer of two, one half serves even chunks, the other odd ones.
 template <class Mantissa>
 struct Exchange {
   static constexpr int kChunk = kChunkFrames<Mantissa>;
-  StoredNumber<Mantissa> blanks[kMaxGroups][2][kChunk];      // emissions of the blank, of each group
-  StoredNumber<Mantissa> passed[kMaxGroups + 1][2][kChunk];  // label products at the last position of each group, by
-                                                             // group + 1; zeros in front of the first
-  int ordinary[kMaxGroups][2];                               // nonzero if all emissions of the chunk are
+  // Of each group, and behind the last one what that passes. In front of the first group `passed` is zero.
+  Common<Mantissa> common[kMaxGroups + 1][2][kChunk + 1];
+  int ordinary[kMaxGroups][2];  // nonzero if all emissions of the chunk are
+};
 
-  // The lane's slot in the first frame of a chunk; those of the next frames are 32 apart.
-  static __device__ __forceinline__ Slot<Mantissa>* slots(int group, int chunk) {
+// As a pair, with what is passed for a label.
+__device__ __forceinline__ Pair<float> load_common(const Common<float>* from) {
+  const uint4 word = *reinterpret_cast<const uint4*>(from);
+  return {{__uint_as_float(word.x), static_cast<int>(word.y)}, {__uint_as_float(word.z), static_cast<int>(word.w)}};
+}
+__device__ __forceinline__ Pair<double> load_common(const Common<double>* from) {
+  return {load_number(&from->blank), load_number(&from->passed)};
+}
+
+// Shared memory of a group, by frame and lane; of a buffer of two, one half serves even chunks, the other odd ones.
+// Copies that are on their way, of elements and, in the second half, of the other direction's products, belong to the
+// lane that has started them.
+template <class Mantissa>
+struct Group {
+  static constexpr int kChunk = kChunkFrames<Mantissa>;
+  using Word = typename PackedNumber<Mantissa>::Word;
+  // The label's elements, and behind them the blank's of frame lane % kChunk.
+  struct alignas(16) Elements {
+    Mantissa of[kChunk + 1][32];
+  };
+  struct alignas(16) Products {
+    Word of[kChunk][32];
+    int shared[32];
+  };
+  StoredNumber<Mantissa> emission[2][kChunk][32];
+  Slot<Mantissa> slot[2][kChunk][32];
+  Elements elements[kElementsAhead];
+  Products products[2][kProductsAhead];  // of blanks, then of labels
+
+  // That of a group; in the first half none has `products`.
+  template <int kPhase>
+  static __device__ __forceinline__ Group& of_block(int group) {
     extern __shared__ uint4 staged[];
-    return reinterpret_cast<Slot<Mantissa>*>(staged) + (group * 3 + chunk % 3) * kChunk * 32 + threadIdx.x % 32;
+    constexpr int kBytes = sizeof(Group) - (kPhase == 1 ? sizeof(Group::products) : 0);
+    return *reinterpret_cast<Group*>(reinterpret_cast<char*>(staged) + group * kBytes);
+  }
+  // What the lane has of the first frame of a chunk; that of the next frames is 32 apart.
+  __device__ __forceinline__ StoredNumber<Mantissa>* emissions(int chunk) {
+    return &emission[chunk & 1][0][threadIdx.x % 32];
+  }
+  __device__ __forceinline__ Slot<Mantissa>* slots(int chunk) {
+    return &slot[chunk & 1][0][threadIdx.x % 32];
+  }
+  // In the second half other warps read blanks than labels, which stand behind them in the place of slots.
+  __device__ __forceinline__ StoredNumber<Mantissa>* brackets(int chunk, bool labels) {
+    StoredNumber<Mantissa>* const all = reinterpret_cast<StoredNumber<Mantissa>*>(&slot[chunk & 1][0][0]);
+    return all + (labels ? kChunk * 32 : 0) + threadIdx.x % 32;
   }
 };
 
-// Steps through a chunk, or `count` frames of it if that is less, whose emissions are in `slots` and `blanks`.
+// Steps through a chunk, or `count` frames of it if that is less.
 //
-// kOrdinary: all frames, of ordinary emissions. kLeaves: the states of each frame are left in `slots`, those of the
-// first half if kPhase is 1.
+// kOrdinary: all frames, of ordinary emissions. kLeaves: the states of each frame are left, products in the first half,
+// brackets in the second.
 //
-// `incoming` are the label products of the position before the warp's first, in the frames of this chunk, and `carried`
-// the one of the frame before; `outgoing` takes those of the warp's last position.
+// `carried` is the label product of the position before the warp's first, in the frame before the chunk. `next` takes
+// those of the warp's last position, unless it is null.
 template <int kPhase, bool kLeaves, bool kOrdinary, class Mantissa, class Storage>
-__device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Slot<Mantissa>* slots,
-                                           const StoredNumber<Mantissa>* blanks, int count, Extended<Mantissa>& carried,
-                                           const StoredNumber<Mantissa>* incoming, StoredNumber<Mantissa>* outgoing) {
+__device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Group<Mantissa>& own, int chunk,
+                                           const Common<Mantissa>* common, int count, Extended<Mantissa>& carried,
+                                           Common<Mantissa>* next) {
   using Number = Extended<Mantissa>;
   constexpr int kChunk = kChunkFrames<Mantissa>;
   const int lane = threadIdx.x % 32;
+  const StoredNumber<Mantissa>* const emissions = own.emissions(chunk);
   // One select stands between a shuffle and the sums: lane 0 takes what came from outside, and who may not skip, zero.
-  const bool takes_other = lane == 0 || !walk.skips;
+  const bool takes_other = lane == 0 || !walk.skips, passes = lane == 31 && next != nullptr;
   auto step = [&](int f, const Number& outside, const Number& of_label, const Number& of_blank) {
     const Number inside = {__shfl_up_sync(0xffffffffu, walk.l.m, 1), __shfl_up_sync(0xffffffffu, walk.l.e, 1)};
-    const Number staying = sum(walk.l, walk.b), other = walk.skips ? outside : zero_number<Mantissa>();
+    const Number other = walk.skips ? outside : zero_number<Mantissa>();
     const Number before = {lane == 0 ? outside.m : inside.m, lane == 0 ? outside.e : inside.e};
     const Number skipped = {takes_other ? other.m : inside.m, takes_other ? other.e : inside.e};
-    const Number bracket_b = sum(walk.b, before), bracket_l = sum(staying, skipped);
+    const Number bracket_b = sum(walk.b, before), bracket_l = sum(walk.l, walk.b, skipped);
     if constexpr (kOrdinary) {
       walk.b = ordinary_product(bracket_b, of_blank);
       walk.l = ordinary_product(bracket_l, of_label);
@@ -317,10 +388,12 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Slot<M
       walk.b = renormalised(product(bracket_b, of_blank));
       walk.l = renormalised(product(bracket_l, of_label));
     }
-    if constexpr (kLeaves) {
-      store_pair(slots + 32 * f, kPhase == 1 ? walk.b : bracket_b, kPhase == 1 ? walk.l : bracket_l);
+    if constexpr (kLeaves && kPhase == 1) store_pair(own.slots(chunk) + 32 * f, walk.b, walk.l);
+    if constexpr (kLeaves && kPhase == 2) {
+      store_number(own.brackets(chunk, false) + 32 * f, bracket_b.m, bracket_b.e);
+      store_number(own.brackets(chunk, true) + 32 * f, bracket_l.m, bracket_l.e);
     }
-    if (f < kChunk - 1 && lane == 31) store_number(outgoing + f, walk.l.m, walk.l.e);
+    if (f < kChunk - 1 && passes) store_number(&next[f + 1].passed, walk.l.m, walk.l.e);
   };
   if constexpr (kOrdinary) {
     // Loads stand ahead in the chain of steps: stores of slots would keep the compiler from moving them there. Without
@@ -328,9 +401,10 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Slot<M
     constexpr int kAhead = (kLeaves || !kHasCpAsync) && kChunk > 4 ? 4 : kChunk;
     Number of_label[kAhead], of_blank[kAhead], outside[kAhead];
     const auto load = [&](int f) {
-      of_label[f % kAhead] = load_number(&slots[32 * f].label);
-      of_blank[f % kAhead] = load_number(blanks + f);
-      outside[f % kAhead] = f == 0 ? carried : load_number(incoming + f - 1);
+      of_label[f % kAhead] = load_number(emissions + 32 * f);
+      const Pair<Mantissa> both = load_common(common + f);
+      of_blank[f % kAhead] = both.blank;
+      outside[f % kAhead] = f == 0 ? carried : both.label;
     };
 #pragma unroll
     for (int f = 0; f < kAhead; ++f) load(f);
@@ -342,69 +416,94 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Slot<M
   } else {
 #pragma unroll 1
     for (int f = 0; f < min(count, kChunk); ++f) {
-      const Number outside = f == 0 ? carried : load_number(incoming + f - 1);
-      step(f, outside, load_number(&slots[32 * f].label), load_number(blanks + f));
+      const Pair<Mantissa> both = load_common(common + f);
+      const Number outside = {f == 0 ? carried.m : both.label.m, f == 0 ? carried.e : both.label.e};
+      step(f, outside, load_number(emissions + 32 * f), both.blank);
     }
   }
   if (kOrdinary || count >= kChunk) {
     walk.b = renormalised(walk.b);
     walk.l = renormalised(walk.l);
-    if (lane == 31) store_number(outgoing + kChunk - 1, walk.l.m, walk.l.e);
-    carried = load_number(incoming + kChunk - 1);
+    if (passes) store_number(&next[kChunk].passed, walk.l.m, walk.l.e);
+    carried = load_number(&common[kChunk].passed);
   }
 }
 
-// The emissions of a position. Elements of two chunks are on their way, in registers of their own: to move one that has
-// not arrived is to wait for it.
-//
-// Frames behind the last one are read as the last one: the loads of a chunk have no conditions, which would keep the
-// compiler from scheduling across them. The blank's element is that of frame lane % kChunk.
+// The elements of a position. A lane copies its own, and reads them where it has copied them to.
 template <class Mantissa, class Storage>
 struct Elements {
   static constexpr int kChunk = kChunkFrames<Mantissa>;
-  Storage of_label[kChunk], of_blank;
+  using Ring = typename Group<Mantissa>::Elements;
+  const Walk<Mantissa, Storage>& walk;
+  Ring* ring;
+  int steps;
 
-  // Loads those from frame `first` on. Precondition: `steps` is not 0.
-  __device__ __forceinline__ void load(const Walk<Mantissa, Storage>& walk, int first, int steps) {
-    const int last = steps - 1;
-    of_blank = walk.blank[min(first + static_cast<int>(threadIdx.x) % kChunk, last) * walk.step];
-    if (first + kChunk <= steps) {
-      const Storage* at = walk.x + first * walk.step;
+  // Starts to copy those of a chunk, if there is one. Frames behind the last one are read as the last one.
+  __device__ __forceinline__ void copy(int chunk) const {
+    const int lane = threadIdx.x % 32, first = chunk * kChunk, last = steps - 1;
+    if (first <= last) {
+      Ring& to = ring[chunk % kElementsAhead];
+      cp_async_element(&to.of[kChunk][lane], walk.blank + min(first + lane % kChunk, last) * walk.step);
+      if (first + kChunk <= steps) {
+        const Storage* at = walk.x + first * walk.step;
 #pragma unroll
-      for (int f = 0; f < kChunk; ++f) of_label[f] = at[f * walk.step];
-    } else {
-#pragma unroll
-      for (int f = 0; f < kChunk; ++f) of_label[f] = walk.x[min(first + f, last) * walk.step];
+        for (int f = 0; f < kChunk; ++f) {
+          cp_async_element(&to.of[f][lane], at);
+          at += walk.step;
+        }
+      } else {
+#pragma unroll 1
+        for (int f = 0; f < kChunk; ++f) cp_async_element(&to.of[f][lane], walk.x + min(first + f, last) * walk.step);
+      }
     }
+    cp_async_commit();
   }
 
-  // Leaves their exponentials. Returns true if a NaN is among them. Precondition: the whole warp.
-  __device__ __forceinline__ bool emit(bool has_label, Slot<Mantissa>* slots, StoredNumber<Mantissa>* blanks,
+  // The element of row f of a chunk: that of frame `t` behind `first`, which was copied from there.
+  __device__ __forceinline__ Mantissa element(const Ring& ring, int f, const Storage* first, int t) const {
+    const char* at = reinterpret_cast<const char*>(&ring.of[f][threadIdx.x % 32]);
+    if constexpr (sizeof(Storage) == 2) {
+      // The last bits of the address.
+      const unsigned index = static_cast<unsigned>(t) * static_cast<unsigned>(walk.step);
+      at += (static_cast<unsigned>(reinterpret_cast<unsigned long long>(first)) + 2u * index) & 3u;
+    }
+    return widen<Mantissa>(*reinterpret_cast<const Storage*>(at));
+  }
+
+  // Leaves the exponentials of a chunk that has arrived. Returns true if a NaN is among them. Precondition: the whole
+  // warp.
+  __device__ __forceinline__ bool emit(int chunk, StoredNumber<Mantissa>* emissions, Common<Mantissa>* common,
                                        int* is_chunk_ordinary) const {
-    const int lane = threadIdx.x % 32;
-    bool odd = !is_ordinary(widen<Mantissa>(of_blank)), nan = false;
+    const int lane = threadIdx.x % 32, first = chunk * kChunk, last = steps - 1;
+    const Ring& from = ring[chunk % kElementsAhead];
+    const Mantissa of_blank = element(from, kChunk, walk.blank, min(first + lane % kChunk, last));
+    Mantissa of_label[kChunk];
 #pragma unroll
-    for (int f = 0; f < kChunk; ++f) odd = odd || !is_ordinary(widen<Mantissa>(of_label[f]));
+    for (int f = 0; f < kChunk; ++f) of_label[f] = element(from, f, walk.x, min(first + f, last));
+    bool odd = !is_ordinary(of_blank), nan = false;
+#pragma unroll
+    for (int f = 0; f < kChunk; ++f) odd = odd || !is_ordinary(of_label[f]);
     const bool ordinary = __any_sync(0xffffffffu, odd) == 0;
     Extended<Mantissa> y;
     if (ordinary) {
 #pragma unroll
       for (int f = 0; f < kChunk; ++f) {
-        y = ordinary_exponential(widen<Mantissa>(of_label[f]));
-        store_number(&slots[32 * f].label, has_label ? y.m : Mantissa(0), y.e);
+        y = ordinary_exponential(of_label[f]);
+        store_number(emissions + 32 * f, walk.has_label ? y.m : Mantissa(0), y.e);
       }
-      y = ordinary_exponential(widen<Mantissa>(of_blank));
+      y = ordinary_exponential(of_blank);
     } else {
-#pragma unroll
+#pragma unroll 1
       for (int f = 0; f < kChunk; ++f) {
-        y = has_label ? exponential(widen<Mantissa>(of_label[f])) : zero_number<Mantissa>();
+        const Mantissa x = element(from, f, walk.x, min(first + f, last));
+        y = walk.has_label ? exponential(x) : zero_number<Mantissa>();
         nan = nan || y.m != y.m;
-        store_number(&slots[32 * f].label, y.m, y.e);
+        store_number(emissions + 32 * f, y.m, y.e);
       }
-      y = exponential(widen<Mantissa>(of_blank));
+      y = exponential(of_blank);
       nan = nan || y.m != y.m;
     }
-    if (lane < kChunk) store_number(blanks + lane, y.m, y.e);
+    if (lane < kChunk) store_number(&common[lane].blank, y.m, y.e);
     if (lane == 0) *is_chunk_ordinary = ordinary;
     return nan;
   }
@@ -419,7 +518,7 @@ template <class Mantissa>
 struct States {
   using Word = typename PackedNumber<Mantissa>::Word;
   bool exist;
-  Word *row, *blank, *label;
+  Word *blank, *label;
   int *own_blank, *own_label;
   int *shared_blank, *shared_label;
   int step, own_step, shared_step;
@@ -436,14 +535,6 @@ template <class Mantissa>
 struct Products {
   using Word = typename PackedNumber<Mantissa>::Word;
   static constexpr int kChunk = kChunkFrames<Mantissa>;
-
-  __device__ __forceinline__ void load(const States<Mantissa>&, int, int) {
-  }
-  __device__ __forceinline__ bool is_plain() const {
-    return true;
-  }
-  static __device__ __forceinline__ void prefetch(const States<Mantissa>&, int, int) {
-  }
 
   static __device__ __forceinline__ void store_state(Word* word, int* own, const Extended<Mantissa>& a, int shared) {
     if (shared != kApart) {
@@ -479,12 +570,12 @@ struct Products {
     }
   }
 
-  // Precondition: the whole warp.
-  template <bool kPlain>
-  __device__ __forceinline__ void store(const States<Mantissa>& states, const Slot<Mantissa>* slots, int chunk,
-                                        int steps, int64) const {
-    if constexpr (!kPlain) {
-      store_any(states, slots, chunk, min(steps - chunk * kChunk, kChunk));
+  // Stores a chunk. Precondition: the whole warp.
+  static __device__ __forceinline__ void store(const States<Mantissa>& states, const Slot<Mantissa>* slots, int chunk,
+                                               int steps) {
+    const int count = steps - chunk * kChunk;
+    if (count < kChunk) {
+      store_any(states, slots, chunk, count);
     } else {
       // All loads stand in front of all stores: a load from shared memory waits in line behind stores that memory holds
       // up. Without cp.async GPUs have too few registers for that.
@@ -515,73 +606,76 @@ struct Products {
   }
 };
 
-// Products that the other direction has stored of a position, for a chunk of the second half, which replaces them by
-// posteriors. As of elements, two chunks are on their way, or one (kAhead), where a multiprocessor shall have registers
-// for four blocks in place of three.
+// The blanks of a position, or its labels, in the lattice, as States has both. `first` is that of the whole row.
+template <class Mantissa>
+struct StatesOfKind {
+  using Word = typename PackedNumber<Mantissa>::Word;
+  bool exist;
+  Word *first, *word;
+  int *own, *shared;
+  int step, own_step, shared_step;
+};
+
+// Products that the other direction has stored of a position's blanks, or labels, which posteriors replace in the
+// second half. As of elements, a lane copies its own.
 //
 // Frame s of this half is frame `steps` - 1 - s of the other direction's first half: a chunk begins in one chunk of
-// that direction, and ends in the chunk before.
+// that direction, and ends in the chunk before, whose exponents are `begins` and `shared`.
 template <class Mantissa>
 struct Posteriors {
   using Word = typename PackedNumber<Mantissa>::Word;
+  using Ring = typename Group<Mantissa>::Products;
   static constexpr int kChunk = kChunkFrames<Mantissa>;
-  Word of_blank[kChunk] = {}, of_label[kChunk] = {};
-  int shared_blank[2] = {}, shared_label[2] = {};
+  StatesOfKind<Mantissa> states;
+  Ring* ring;
+  int steps, begins, shared;
 
-  // Loads those of a chunk; frames behind the last one are read as the last one. Precondition: `steps` is not 0.
-  __device__ __forceinline__ void load(const States<Mantissa>& states, int chunk, int steps) {
-    if (!states.exist) return;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int at = max((steps - 1) / kChunk - chunk - i, 0);
-      shared_blank[i] = *row_at(states.shared_blank, at, states.shared_step);
-      shared_label[i] = *row_at(states.shared_label, at, states.shared_step);
-    }
-#pragma unroll
-    for (int f = 0; f < kChunk; ++f) {
-      const int t = min(chunk * kChunk + f, steps - 1);
-      of_blank[f] = *row_at(states.blank, t, states.step);
-      of_label[f] = *row_at(states.label, t, states.step);
-    }
+  // Precondition: `steps` is not 0.
+  __device__ __forceinline__ void begin() {
+    shared = states.exist ? *row_at(states.shared, (steps - 1) / kChunk, states.shared_step) : 0;
   }
 
-  // True if all states of the warp share exponents. Precondition: the whole warp.
-  __device__ __forceinline__ bool is_plain() const {
-    const bool apart = shared_blank[0] == kApart || shared_blank[1] == kApart || shared_label[0] == kApart ||
-                       shared_label[1] == kApart;
-    return __any_sync(0xffffffffu, apart) == 0;
-  }
-
-  // Stores posteriors of the frames of a chunk.
-  //
-  // kPlain: all frames, of a sample without NaN, exponents of posteriors fit 32 bits, and `is_plain`.
-  template <bool kPlain>
-  __device__ __forceinline__ void store(const States<Mantissa>& states, const Slot<Mantissa>* slots, int chunk,
-                                        int steps, int64 exponent) const {
-    if (!states.exist) return;
-    const int over = kPlain ? static_cast<int>(exponent) : 0, turn = (steps - 1) % kChunk;
-    const int blanks[2] = {shared_blank[0] - over, shared_blank[1] - over};
-    const int labels[2] = {shared_label[0] - over, shared_label[1] - over};
+  // Starts to copy the products of a chunk, if there is one, and the exponent of the chunk in which it ends.
+  __device__ __forceinline__ void copy(int chunk) const {
+    const int left = steps - chunk * kChunk;
+    if (states.exist && left > 0) {
+      const int lane = threadIdx.x % 32, ends = max((steps - 1) / kChunk - chunk - 1, 0);
+      Ring& to = ring[chunk % kProductsAhead];
+      cp_async_element(&to.shared[lane], row_at(states.shared, ends, states.shared_step));
+      Word* const from = row_at(states.word, chunk * kChunk, states.step);
+      if (left >= kChunk) {
 #pragma unroll
-    for (int f = 0; f < kChunk; ++f) {
-      const int t = chunk * kChunk + f;
-      if (kPlain || t < steps) {
-        const Pair<Mantissa> left = load_pair(slots + 32 * f);
-        const int blank = f <= turn ? blanks[0] : blanks[1];
-        const int label = f <= turn ? labels[0] : labels[1];
-        Mantissa found_b, found_l;
-        if constexpr (kPlain) {
-          found_b = left.blank.m * scaled_word(of_blank[f], blank + left.blank.e, Mantissa(0));
-          found_l = left.label.m * scaled_word(of_label[f], label + left.label.e, Mantissa(0));
-        } else {
-          found_b =
-              any_posterior(left.blank, of_blank[f], blank, row_at(states.own_blank, t, states.own_step), exponent);
-          found_l =
-              any_posterior(left.label, of_label[f], label, row_at(states.own_label, t, states.own_step), exponent);
-        }
-        *row_at(states.blank, t, states.step) = bits_of(found_b);
-        *row_at(states.label, t, states.step) = bits_of(found_l);
+        for (int f = 0; f < kChunk; ++f) cp_async_element(&to.of[f][lane], row_at(from, f, states.step));
+      } else {
+#pragma unroll 1
+        for (int f = 0; f < left; ++f) cp_async_element(&to.of[f][lane], row_at(from, f, states.step));
       }
+    }
+  }
+
+  // Goes on to a chunk that has arrived; chunk after chunk. Returns true if none of the lane's products in it has an
+  // exponent of its own.
+  __device__ __forceinline__ bool go_on(int chunk) {
+    begins = shared;
+    if (states.exist) shared = arrived(chunk).shared[threadIdx.x % 32];
+    return begins != kApart && shared != kApart;
+  }
+  __device__ __forceinline__ const Ring& arrived(int chunk) const {
+    return ring[chunk % kProductsAhead];
+  }
+  // The exponent that the product of frame f of the chunk shares.
+  __device__ __forceinline__ int shared_of(int f) const {
+    return f <= (steps - 1) % kChunk ? begins : shared;
+  }
+
+  // Stores posteriors of the frames of a chunk, whatever its exponents. `exponent` is that of Z.
+  __device__ __forceinline__ void store_any(const StoredNumber<Mantissa>* brackets, int chunk, int64 exponent) const {
+#pragma unroll 1
+    for (int f = 0; f < min(steps - chunk * kChunk, kChunk); ++f) {
+      const int t = chunk * kChunk + f;
+      *row_at(states.word, t, states.step) =
+          bits_of(any_posterior(load_number(brackets + 32 * f), arrived(chunk).of[f][threadIdx.x % 32], shared_of(f),
+                                row_at(states.own, t, states.own_step), exponent));
     }
   }
 
@@ -593,14 +687,14 @@ struct Posteriors {
     return posterior(left, other, exponent);
   }
 
-  // Prefetches the words of a chunk into L2. Rows need not begin at multiples of 16 bytes: the lattice has as many
-  // bytes behind it.
-  static __device__ __forceinline__ void prefetch(const States<Mantissa>& states, int chunk, int steps) {
+  // Prefetches the words of a chunk, of blanks and labels, into L2. Rows need not begin at multiples of 16 bytes: the
+  // lattice has as many bytes behind it.
+  __device__ __forceinline__ void prefetch(int chunk) const {
     const int first = chunk * kChunk, last = first + kChunk - 1;
     if (last >= steps) return;
     // Rows of successive frames lie one behind the other.
     const unsigned long long at =
-        reinterpret_cast<unsigned long long>(row_at(states.row, states.step > 0 ? first : last, states.step));
+        reinterpret_cast<unsigned long long>(row_at(states.first, states.step > 0 ? first : last, states.step));
     const unsigned bytes = static_cast<unsigned>(kChunk * (states.step > 0 ? states.step : -states.step));
     const unsigned before = static_cast<unsigned>(at) & 15u;
     prefetch_l2(reinterpret_cast<const void*>(at - before), (before + bytes + 15u) & ~15u);
@@ -612,7 +706,7 @@ struct Posteriors {
 // Precondition: the whole warp.
 template <class Mantissa>
 __device__ __forceinline__ void receive_chunk(StoredNumber<Mantissa>* at, int passes, Words<Mantissa>& words,
-                                              StoredNumber<Mantissa>* to) {
+                                              Common<Mantissa>* to) {
   const int lane = threadIdx.x % 32;
   bool here = lane >= passes || arrived(words);
   while (!__all_sync(0xffffffffu, here)) {
@@ -624,7 +718,7 @@ __device__ __forceinline__ void receive_chunk(StoredNumber<Mantissa>* at, int pa
   }
   if (lane < passes) {
     const Extended<Mantissa> found = number_of(words);
-    store_number(to + lane, found.m, found.e);
+    store_number(&to[lane + 1].passed, found.m, found.e);
     set_absent(at);
   }
   if (lane < kChunkFrames<Mantissa>) words = look(at + kChunkFrames<Mantissa>);
@@ -656,134 +750,177 @@ __device__ __forceinline__ Walk<Mantissa, Storage> walk_of(const Sequences& shap
   return walk;
 }
 
-// A half of one direction, as all warps of a block see it.
+// A half of one direction, as the warps of a group see it. Label products come from the band before by the column
+// `from`, and go to the next one by `to`, unless that is null.
 template <class Mantissa>
 struct Half {
   Exchange<Mantissa>& shared;
-  int steps, chunks, rounds;  // frames, chunks, barriers
+  Group<Mantissa>& own;
+  int steps, chunks, rounds;  // frames; chunks of the group, none if it has no positions; rounds of the block
   int group;                  // of the warp
-  bool runs;                  // whether the group has positions, and frames
-  bool prefetches;            // the lattice, for all groups and bands
-};
+  bool is_last;               // whether nobody needs its label products
+  StoredNumber<Mantissa>*from, *to;
 
-// Waits for `idle` rounds, and lets buffers take turns in the others.
-template <class Buffer, class Turn>
-__device__ __forceinline__ void take_turns(int idle, int rounds, Buffer& first, Buffer& second, const Turn& turn) {
-  int r = 0;
-  for (; r < min(idle, rounds); ++r) block_barrier();
-  while (r < rounds) {
-    turn(first);
-    block_barrier();
-    if (++r == rounds) break;
-    turn(second);
-    block_barrier();
-    ++r;
+  // Label products of a chunk that later positions need: none of the last frame of all.
+  __device__ __forceinline__ int passes(int chunk) const {
+    const int count = steps - chunk * kChunkFrames<Mantissa>;
+    return count < kChunkFrames<Mantissa> ? count - 1 : kChunkFrames<Mantissa>;
   }
-}
+
+  // Calls `turn` for each chunk of the group, `delay` rounds behind kSteps. All warps of a block take part.
+  template <class Turn>
+  __device__ __forceinline__ void take_turns(int delay, const Turn& turn) const {
+    for (int r = -1; r < rounds; ++r) {
+      const int chunk = r - group - delay;
+      if (chunk >= 0 && chunk < chunks) turn(chunk);
+      block_barrier();
+    }
+  }
+};
 
 // kEmits. Returns true if the lane has found a NaN.
 template <class Mantissa, class Storage>
 __device__ __forceinline__ bool emit_chunks(const Half<Mantissa>& half, const Walk<Mantissa, Storage>& walk) {
   constexpr int kChunk = kChunkFrames<Mantissa>;
-  const int group = half.group;
-  Elements<Mantissa, Storage> even, odd;
-  bool nan = false;
-  int chunk = 0;
-  const auto emit = [&](Elements<Mantissa, Storage>& elements) {
-    if (half.runs && chunk < half.chunks) {
-      const int buffer = chunk & 1;
-      nan = elements.emit(walk.has_label, half.shared.slots(group, chunk), half.shared.blanks[group][buffer],
-                          &half.shared.ordinary[group][buffer]) ||
-            nan;
-      elements.load(walk, (chunk + 2) * kChunk, half.steps);
-    }
-    ++chunk;
-  };
-  if (half.runs) {
-    even.load(walk, 0, half.steps);
-    odd.load(walk, kChunk, half.steps);
+  const int group = half.group, lane = threadIdx.x % 32;
+  const Elements<Mantissa, Storage> elements = {walk, half.own.elements, half.steps};
+  Words<Mantissa> words = {};
+  if (half.chunks > 0) {
+    for (int i = 0; i < kElementsAhead; ++i) elements.copy(i);
+    if (half.from != nullptr && lane < kChunk) words = look(half.from + lane);
   }
-  emit(even);
-  block_barrier();
-  take_turns(group, half.rounds, odd, even, emit);
+  bool nan = false;
+  half.take_turns(-1, [&](int chunk) {
+    const int buffer = chunk & 1;
+    // What is looked at here has a round to arrive in.
+    if (half.from != nullptr) {
+      receive_chunk(half.from + chunk * kChunk + lane, half.passes(chunk), words, half.shared.common[group][buffer]);
+    }
+    cp_async_wait_groups<kElementsAhead - 1>();
+    nan = elements.emit(chunk, half.own.emissions(chunk), half.shared.common[group][buffer],
+                        &half.shared.ordinary[group][buffer]) ||
+          nan;
+    // Behind all other work on shared memory, which would wait in line behind these copies.
+    elements.copy(chunk + kElementsAhead);
+  });
   return nan;
 }
 
-// kStoresStates, of Products or Posteriors. `exponent` is that of Z in the second half. `plain` if exponents of
-// posteriors fit 32 bits and no state is NaN.
-template <class Stored, int kAhead, class Mantissa>
-__device__ __forceinline__ void store_chunks(const Half<Mantissa>& half, const States<Mantissa>& states, int64 exponent,
-                                             bool plain) {
-  constexpr int kChunk = kChunkFrames<Mantissa>;
-  Stored stored[kAhead];
-  int chunk = 0;
-  const auto store = [&](Stored& own) {
-    if (half.runs && chunk < half.chunks) {
-      const Slot<Mantissa>* const slots = half.shared.slots(half.group, chunk);
-      if (plain && chunk * kChunk + kChunk <= half.steps && own.is_plain()) {
-        own.template store<true>(states, slots, chunk, half.steps, exponent);
-      } else {
-        own.template store<false>(states, slots, chunk, half.steps, exponent);
-      }
-      own.load(states, chunk + kAhead, half.steps);
-      if (half.prefetches && threadIdx.x % 32 == 0) own.prefetch(states, chunk + kPrefetched, half.steps);
-    }
-    ++chunk;
-  };
-  if (half.runs) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) stored[i].load(states, i, half.steps);
-  }
-  block_barrier();
-  take_turns(half.group + 1, half.rounds, stored[0], stored[kAhead - 1], store);
+// Sends the label products of a chunk to the next band, if there is one.
+template <class Mantissa>
+__device__ __forceinline__ void send_chunk(const Half<Mantissa>& half, int chunk) {
+  const int lane = threadIdx.x % 32;
+  if (half.to == nullptr || lane >= half.passes(chunk)) return;
+  send(half.to + chunk * kChunkFrames<Mantissa> + lane,
+       load_number(&half.shared.common[half.group + 1][chunk & 1][lane + 1].passed));
 }
 
-// kSteps. `carried` is the label product of the position before the group's first, in the frame before. Label products
-// come from the band before by the column `from`, and go to the next one by `to`, unless that is null.
-template <int kPhase, bool kLeaves, class Mantissa, class Storage>
-__device__ __forceinline__ void step_chunks(const Half<Mantissa>& half, Walk<Mantissa, Storage>& walk,
-                                            Extended<Mantissa> carried, StoredNumber<Mantissa>* from,
-                                            StoredNumber<Mantissa>* to) {
+// kStoresStates, in the first half: stores products if kStores.
+template <bool kStores, class Mantissa>
+__device__ __forceinline__ void store_products(const Half<Mantissa>& half, const States<Mantissa>& states) {
+  half.take_turns(1, [&](int chunk) {
+    send_chunk(half, chunk);
+    if constexpr (kStores) Products<Mantissa>::store(states, half.own.slots(chunk), chunk, half.steps);
+  });
+}
+
+// kStoresStates and kStoresLabels, in the second half: stores posteriors of kKinds, from labels on if `labels`, unless
+// there is no Z. `exponent` is that of Z; `plain` if exponents of posteriors fit 32 bits, and no state is NaN.
+// `prefetches` if the warp does so for all groups and bands.
+template <int kKinds, class Mantissa>
+__device__ __forceinline__ void store_posteriors(const Half<Mantissa>& half, Posteriors<Mantissa> (&posteriors)[kKinds],
+                                                 bool labels, int64 exponent, bool plain, bool prefetches) {
   constexpr int kChunk = kChunkFrames<Mantissa>;
-  const int lane = threadIdx.x % 32, group = half.group;
-  Words<Mantissa> words = {};
-  if (from != nullptr && lane < kChunk) words = look(from + lane);
-  block_barrier();
-  for (int r = 0; r < half.rounds; ++r) {
-    const int chunk = r - group, buffer = chunk & 1;
-    if (half.runs && chunk >= 0 && chunk < half.chunks) {
-      StoredNumber<Mantissa>* const incoming = half.shared.passed[group][buffer];
-      StoredNumber<Mantissa>* const outgoing = half.shared.passed[group + 1][buffer];
-      const StoredNumber<Mantissa>* const blanks = half.shared.blanks[group][buffer];
-      Slot<Mantissa>* const slots = half.shared.slots(group, chunk);
-      const int count = half.steps - chunk * kChunk, passes = count < kChunk ? count - 1 : kChunk;
-      if (from != nullptr) receive_chunk(from + chunk * kChunk + lane, passes, words, incoming);
-      if (half.shared.ordinary[group][buffer] != 0 && count >= kChunk) {
-        walk_chunk<kPhase, kLeaves, true>(walk, slots, blanks, count, carried, incoming, outgoing);
-      } else {
-        walk_chunk<kPhase, kLeaves, false>(walk, slots, blanks, count, carried, incoming, outgoing);
+  const bool stores = half.chunks > 0 && exponent != kNoExponent;
+  const int lane = threadIdx.x % 32;
+  const auto copy = [&](int chunk) {
+#pragma unroll
+    for (int i = 0; i < kKinds; ++i) posteriors[i].copy(chunk);
+    cp_async_commit();
+  };
+  if (stores) {
+#pragma unroll
+    for (int i = 0; i < kKinds; ++i) posteriors[i].begin();
+    for (int chunk = 0; chunk < kProductsAhead; ++chunk) copy(chunk);
+  }
+  half.take_turns(1, [&](int chunk) {
+    if (!labels) send_chunk(half, chunk);
+    if (!stores) return;
+    cp_async_wait_groups<kProductsAhead - 1>();
+    bool fast = plain && chunk * kChunk + kChunk <= half.steps;
+    const StoredNumber<Mantissa>* brackets[kKinds];
+#pragma unroll
+    for (int i = 0; i < kKinds; ++i) {
+      fast = posteriors[i].go_on(chunk) && fast;
+      brackets[i] = half.own.brackets(chunk, labels || i > 0);
+    }
+    if (__all_sync(0xffffffffu, fast) != 0) {
+      // As of products, loads stand in front of stores.
+      constexpr int kTogether = kKinds == 1 ? kChunk / 2 : kChunk;
+#pragma unroll
+      for (int first = 0; posteriors[0].states.exist && first < kChunk; first += kTogether) {
+        Extended<Mantissa> bracket[kTogether][kKinds];
+        typename Posteriors<Mantissa>::Word word[kTogether][kKinds];
+#pragma unroll
+        for (int f = 0; f < kTogether; ++f) {
+#pragma unroll
+          for (int i = 0; i < kKinds; ++i) {
+            bracket[f][i] = load_number(brackets[i] + 32 * (first + f));
+            word[f][i] = posteriors[i].arrived(chunk).of[first + f][lane];
+          }
+        }
+#pragma unroll
+        for (int f = 0; f < kTogether; ++f) {
+#pragma unroll
+          for (int i = 0; i < kKinds; ++i) {
+            const Posteriors<Mantissa>& own = posteriors[i];
+            const int by = own.shared_of(first + f) - static_cast<int>(exponent) + bracket[f][i].e;
+            *row_at(own.states.word, chunk * kChunk + first + f, own.states.step) =
+                bits_of(bracket[f][i].m * scaled_word(word[f][i], by, Mantissa(0)));
+          }
+        }
       }
-      if (to != nullptr) {
-        __syncwarp();
-        const Extended<Mantissa> sent = load_number(outgoing + lane % kChunk);
-        if (lane < passes) send(to + chunk * kChunk + lane, sent);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kKinds; ++i) {
+        if (posteriors[i].states.exist) posteriors[i].store_any(brackets[i], chunk, exponent);
       }
     }
-    block_barrier();
-  }
+    copy(chunk + kProductsAhead);
+    if (prefetches && lane == 0) posteriors[0].prefetch(chunk + kPrefetched);
+  });
+}
+
+// kSteps. `carried` is the label product of the position before the group's first, in the frame before.
+template <int kPhase, bool kLeaves, class Mantissa, class Storage>
+__device__ __forceinline__ void step_chunks(const Half<Mantissa>& half, Walk<Mantissa, Storage>& walk,
+                                            Extended<Mantissa> carried) {
+  constexpr int kChunk = kChunkFrames<Mantissa>;
+  const int group = half.group;
+  half.take_turns(0, [&](int chunk) {
+    const int buffer = chunk & 1, count = half.steps - chunk * kChunk;
+    const Common<Mantissa>* const common = half.shared.common[group][buffer];
+    Common<Mantissa>* const next = half.is_last ? nullptr : half.shared.common[group + 1][buffer];
+    if (half.shared.ordinary[group][buffer] != 0 && count >= kChunk) {
+      walk_chunk<kPhase, kLeaves, true>(walk, half.own, chunk, common, count, carried, next);
+    } else {
+      walk_chunk<kPhase, kLeaves, false>(walk, half.own, chunk, common, count, carried, next);
+    }
+  });
 }
 
 // One half of one direction of a sample, over one band of positions: walk `order` of the launch, which waits for walks
 // of lower numbers alone.
 //
-// Preconditions: blockDim.x is kRoles times kBand, or times a multiple of 32 no less than the number of positions of
-// any sample that is possible; dynamic shared memory has the Slots of three chunks of so many positions; `order` is
-// below 2 * samples * bands; kPhase 2 runs after all blocks of kPhase 1. `lattice` is read and written unless kPhase is
-// 1 and kStores false.
-template <int kPhase, bool kStores, int kAhead, class Mantissa, class Storage>
+// Preconditions: blockDim.x is kRoles times kBand, or times a multiple of 32 no less than the number of
+// positions of any sample that is possible; dynamic shared memory has a Group for each 32 of so many positions; `order`
+// is below 2 * samples * bands; kPhase 2 runs after all blocks of kPhase 1. `lattice` and `exponents` are read and
+// written unless kPhase is 1 and kStores false.
+template <int kPhase, bool kStores, int kRoles, class Mantissa, class Storage>
 __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage* x, const Sample* samples,
-                                          const int* labels, Mantissa* lattice, StoredNumber<Mantissa>* meeting,
-                                          StoredNumber<Mantissa>* columns, unsigned* broken, unsigned order) {
+                                          const int* labels, Mantissa* lattice, int* exponents,
+                                          StoredNumber<Mantissa>* meeting, StoredNumber<Mantissa>* columns,
+                                          unsigned* broken, unsigned order) {
   using Number = Extended<Mantissa>;
   constexpr int kChunk = kChunkFrames<Mantissa>;
   constexpr bool kLeaves = kPhase == 2 || kStores;
@@ -796,7 +933,8 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   const int size = sample.labels + 1, lane = threadIdx.x % 32;
   // Uniform over a warp, as far as the compiler can tell: else it splits each step where lanes might part.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
-  const int launched = static_cast<int>(blockDim.x) / (32 * kRoles), role = warp / launched, group = warp % launched;
+  const int launched = static_cast<int>(blockDim.x) / (32 * kRoles), role = warp / launched;
+  const int group = warp % launched;
   const int first = static_cast<int>(band) * kBand, j = first + 32 * group + lane;
   if (first >= size) return;
   const int* const own = labels + sample.first;
@@ -806,24 +944,6 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   StoredNumber<Mantissa>* const alpha = meeting_row(meeting, sample, shape.positions, 0);
   StoredNumber<Mantissa>* const beta = meeting_row(meeting, sample, shape.positions, 1);
   StoredNumber<Mantissa>* const last = backward ? beta : alpha;
-  int64 exponent = 0;
-  if constexpr (kPhase == 2) {
-    exponent = largest_exponent(alpha, beta, own, size);
-    const bool reports = which % 2 == 0 && band == 0 && threadIdx.x == 0;
-    if (exponent == kNoExponent) {
-      if (reports) broken[shape.samples + n] = kNoAlignment;
-      return;
-    }
-    if ((broken[n] & kNanEmission) != 0u) {
-      bool nan = false;
-      for (int i = threadIdx.x; i < size; i += blockDim.x) {
-        const MeetingTerms<Mantissa> terms = meeting_terms(alpha, beta, own, size, i);
-        nan = nan || is_nan(terms.of[0], terms.of[1]) || is_nan(terms.of[2], terms.of[3]);
-      }
-      nan = __syncthreads_or(nan) != 0;
-      if (nan && reports) broken[shape.samples + n] = kNanLoss;
-    }
-  }
   const int64 first_frame = backward ? sample.frames - 1 - steps_before : steps_before;
   Walk<Mantissa, Storage> walk = walk_of<Mantissa>(shape, x, n, own, size, j, backward, first_frame);
   Number carried = zero_number<Mantissa>();
@@ -835,55 +955,90 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
     if (lane == 0 && j > 0 && j < size) carried = load_number(last + size + (backward ? size - 1 - j : j - 1));
   }
   for (int i = threadIdx.x; i < 2 * kChunk; i += blockDim.x) {
-    store_number(&shared.passed[0][i / kChunk][i % kChunk], Mantissa(0), kZero);
+    store_number(&shared.common[0][i / kChunk][i % kChunk + 1].passed, Mantissa(0), kZero);
   }
-  const int groups = min((size - first + 31) / 32, kMaxGroups);
-  const int chunks = (steps + kChunk - 1) / kChunk, rounds = chunks + groups - 1 + kLeaves;
-  const bool runs = group < groups && steps > 0;
-  const int64 of_frame = 2 * shape.positions * static_cast<int64>(sizeof(Mantissa));
-  const bool prefetches = kPhase == 2 && band == 0 && group == 0 && of_frame * shape.frames > kPrefetchedLattice &&
-                          of_frame * (2 * kChunk * kPrefetched) <= kMostOnTheirWay;
-  const Half<Mantissa> part = {shared, steps, chunks, rounds, group, runs, prefetches};
+  const int groups = min((size - first + 31) / 32, kMaxGroups), chunks = (steps + kChunk - 1) / kChunk;
+  // A last round for states that are stored, and products that are sent.
+  const int rounds = chunks + groups - 1 + (kLeaves || shape.bands > 1);
+  StoredNumber<Mantissa>* const column = columns + (which * (shape.bands - 1) + band) * shape.column;
+  StoredNumber<Mantissa>* const from = band > 0 && group == 0 ? column - shape.column : nullptr;
+  StoredNumber<Mantissa>* const to = size - first > kBand && group == kMaxGroups - 1 ? column : nullptr;
+  const Half<Mantissa> part = {shared,
+                               Group<Mantissa>::template of_block<kPhase>(group),
+                               steps,
+                               group < groups ? chunks : 0,
+                               rounds,
+                               group,
+                               group == groups - 1 && to == nullptr,
+                               from,
+                               to};
   if (role == kEmits) {
     const bool nan = emit_chunks(part, walk);
     if (kPhase == 1 && nan) atomicOr(broken + n, kNanEmission);
     return;
   }
-  if (role == kStoresStates) {
-    if constexpr (kLeaves) {
-      const Lattice<Mantissa> all(lattice, shape);
-      const int64 row = all.row(sample, shape.frames, first_frame);
-      typename Lattice<Mantissa>::Word* const words = all.words + row;
-      int* const own_exponents = all.exponents + row;
-      int* const shared_exponents = all.first_shared(sample, shape.frames, backward == (kPhase == 1));
-      const int of_row = 2 * size, signed_row = backward ? -of_row : of_row;
-      const int label_at = walk.has_label ? walk.label_at : of_row - 1;
+  if (role >= kStoresStates) {
+    const bool labels = role == kStoresLabels;
+    const Lattice<Mantissa> all(lattice, exponents, shape);
+    const int64 row = all.row(sample, shape.frames, first_frame);
+    typename Lattice<Mantissa>::Word* const words = all.words + row;
+    int* const own_exponents = all.exponents + row;
+    int* const shared_exponents = all.first_shared(sample, shape.frames, backward == (kPhase == 1));
+    const int of_row = 2 * size, signed_row = backward ? -of_row : of_row;
+    const int label_at = walk.has_label ? walk.label_at : of_row - 1;
+    const int step = signed_row * static_cast<int>(sizeof(Mantissa));
+    const int own_step = signed_row * static_cast<int>(sizeof(int));
+    const int shared_step = of_row * static_cast<int>(sizeof(int));
+    if constexpr (kPhase == 1) {
       const States<Mantissa> states = {walk.has_blank,
-                                       words,
                                        words + walk.blank_at,
                                        words + label_at,
                                        own_exponents + walk.blank_at,
                                        own_exponents + label_at,
                                        shared_exponents + walk.blank_at,
                                        shared_exponents + label_at,
-                                       signed_row * static_cast<int>(sizeof(Mantissa)),
-                                       signed_row * static_cast<int>(sizeof(int)),
-                                       of_row * static_cast<int>(sizeof(int))};
-      if constexpr (kPhase == 1) {
-        store_chunks<Products<Mantissa>, kAhead>(part, states, 0, true);
-      } else {
-        const bool plain = exponent >= kLowest && exponent <= -kLowest && (broken[n] & kNanEmission) == 0u;
-        store_chunks<Posteriors<Mantissa>, kAhead>(part, states, exponent, plain);
-      }
+                                       step,
+                                       own_step,
+                                       shared_step};
+      store_products<kLeaves>(part, states);
     } else {
-      for (int r = 0; r <= rounds; ++r) block_barrier();
+      constexpr int kKinds = kRoles == 4 ? 1 : 2;
+      Posteriors<Mantissa> posteriors[kKinds];
+#pragma unroll
+      for (int i = 0; i < kKinds; ++i) {
+        const int at = labels || i > 0 ? label_at : walk.blank_at;
+        posteriors[i] = {
+            {walk.has_blank, words, words + at, own_exponents + at, shared_exponents + at, step, own_step, shared_step},
+            part.own.products[labels || i > 0],
+            steps,
+            0,
+            0};
+      }
+      // Each of these warps finds the exponent of Z by itself, beside the first rounds of the others.
+      const int64 exponent = largest_of_warp(exponent_of_some(alpha, beta, own, size, lane, 32));
+      const bool may_be_nan = (broken[n] & kNanEmission) != 0u;
+      if (which % 2 == 0 && band == 0 && group == 0 && !labels) {
+        bool nan = false;
+        for (int i = lane; may_be_nan && i < size; i += 32) {
+          const MeetingTerms<Mantissa> terms = meeting_terms(alpha, beta, own, size, i);
+          nan = nan || is_nan(terms.of[0], terms.of[1]) || is_nan(terms.of[2], terms.of[3]);
+        }
+        nan = __any_sync(0xffffffffu, nan) != 0;
+        if (lane == 0 && exponent == kNoExponent) {
+          broken[shape.samples + n] = kNoAlignment;
+        } else if (lane == 0 && nan) {
+          broken[shape.samples + n] = kNanLoss;
+        }
+      }
+      const int64 of_frame = 2 * shape.positions * static_cast<int64>(sizeof(Mantissa));
+      const bool prefetches = band == 0 && group == 0 && !labels && of_frame * shape.frames > kPrefetchedLattice &&
+                              of_frame * (2 * kChunk * kPrefetched) <= kMostOnTheirWay;
+      const bool plain = exponent >= kLowest && exponent <= -kLowest && !may_be_nan;
+      store_posteriors(part, posteriors, labels, exponent, plain, prefetches);
     }
     return;
   }
-  StoredNumber<Mantissa>* const column = columns + (which * (shape.bands - 1) + band) * shape.column;
-  StoredNumber<Mantissa>* const from = band > 0 && group == 0 ? column - shape.column : nullptr;
-  StoredNumber<Mantissa>* const to = size - first > kBand && group == kMaxGroups - 1 ? column : nullptr;
-  step_chunks<kPhase, kLeaves>(part, walk, carried, from, to);
+  step_chunks<kPhase, kLeaves>(part, walk, carried);
   if constexpr (kPhase == 1) {
     walk.b = renormalised(walk.b);
     walk.l = renormalised(walk.l);

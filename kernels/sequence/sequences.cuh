@@ -18,6 +18,7 @@
 #include "core/reduce.cuh"
 #include "core/types.cuh"
 #include "sequence/extended.cuh"
+#include "softmax/row_ptx.cuh"
 
 // Sizes and strides of a call: a kernel parameter, made by the plan.
 struct Sequences {
@@ -83,7 +84,7 @@ struct Buffers {
   FrameSum<Compute>* sums;         // by sample and frame
   double* losses;
   StoredNumber<Compute>* columns;  // by direction, band and frame
-  unsigned* started;               // blocks of each half
+  unsigned* started;               // blocks of each half, and Claims
 
   __device__ __forceinline__ Buffers(char* memory, const Sequences& shape)
       : used(reinterpret_cast<double*>(memory)),
@@ -163,6 +164,28 @@ __device__ __forceinline__ unsigned start_number(unsigned* counter, unsigned blo
   return __shfl_sync(0xffffffffu, number, 0);
 }
 
+// Tasks of a launch of `walks` and `others`, whose blocks find out which is theirs: walks are numbered in the order in
+// which they start, and the others follow. The first `most` blocks of a multiprocessor take walks, as long as there are
+// any: by their index, some multiprocessors would get three walks before others have one, and all wait for the slowest.
+//
+// `claims` counts walks, others and the blocks of each multiprocessor, from 0.
+constexpr int kMultiprocessors = 256, kClaims = 2 + kMultiprocessors;
+__device__ __forceinline__ unsigned claimed_task(unsigned* claims, unsigned most, unsigned walks, unsigned others) {
+  __shared__ unsigned task;
+  if (threadIdx.x == 0) {
+    unsigned walk = walks, other = 0;
+    if (atomicAdd(claims + 2 + multiprocessor() % kMultiprocessors, 1u) < most) walk = atomicAdd(claims, 1u);
+    if (walk >= walks) {
+      other = atomicAdd(claims + 1, 1u);
+      if (other >= others) walk = atomicAdd(claims, 1u);
+    }
+    task = walk < walks ? walk : walks + other;
+  }
+  __syncthreads();
+  // Uniform over a warp, as far as the compiler can tell: else it splits each step where lanes might part.
+  return __shfl_sync(0xffffffffu, task, 0);
+}
+
 // Prepares sample blockIdx.x. Preconditions: blocks of 256 threads, one per sample. `expected` may be null; `used` gets
 // the grad_output that gradients are written for.
 __device__ __forceinline__ void prepare_sample(const Sequences& shape, const void* targets, const void* input_lengths,
@@ -171,6 +194,7 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const voi
                                                unsigned* broken, unsigned* ticket, unsigned* started,
                                                SequenceStatus* status) {
   const int64 n = blockIdx.x, group = shape.batch_of(n), batch = group * shape.inner;
+  for (int i = threadIdx.x; n == 0 && i < 2 + kClaims; i += blockDim.x) started[i] = 0;
   __shared__ int64 totals[2];
   __shared__ int out_of_range;
   if (threadIdx.x == 0) {
@@ -178,7 +202,7 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const voi
     out_of_range = 0;
     broken[n] = broken[shape.samples + n] = 0;
     if (n == 0) {
-      *ticket = started[0] = started[1] = 0;
+      *ticket = 0;
       *used = expected == nullptr ? 1.0 : __ldcg(expected);
     }
   }

@@ -96,6 +96,36 @@ __device__ __forceinline__ void cp_async_wait_all() {
 #endif
 }
 
+// Closes a group of asynchronous copies: those that the thread has started since it closed the one before.
+__device__ __forceinline__ void cp_async_commit() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Waits until at most the last kPending groups are on their way. The calling thread reads the others' copies
+// afterwards.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait_groups() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+// Starts an asynchronous copy of an element of 2, 4 or 8 bytes to a word of shared memory, of 4 bytes at least.
+// There it lies as far behind the last address that 4 divides as in global memory: of 2 bytes, its neighbour comes
+// with it. A GPU without cp.async copies at once.
+template <class Element>
+__device__ __forceinline__ void cp_async_element(void* to, const Element* from) {
+  const unsigned long long at = reinterpret_cast<unsigned long long>(from);
+  if constexpr (!kHasCpAsync) {
+    *reinterpret_cast<Element*>(static_cast<char*>(to) + (sizeof(Element) == 2 ? at % 4 : 0)) = *from;
+  } else if constexpr (sizeof(Element) == 2) {
+    cp_async_bytes<4>(to, reinterpret_cast<const void*>(at & ~3ull));
+  } else {
+    cp_async_bytes<sizeof(Element)>(to, from);
+  }
+}
+
 // Prefetches `bytes` bytes into L2. Preconditions: `bytes` is a multiple of 16; the address is aligned to 16.
 __device__ __forceinline__ void prefetch_l2(const void* from, unsigned bytes) {
   // CUDA 11.8 knows compute capability 9.0, but not this instruction.
@@ -153,6 +183,13 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
 }
 __device__ __forceinline__ void store_relaxed(unsigned long long* to, unsigned long long x) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
+
+// The number of the multiprocessor that the thread runs on. Some numbers may be missing.
+__device__ __forceinline__ unsigned multiprocessor() {
+  unsigned number;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(number));
+  return number;
 }
 
 // A barrier of the block that its warps may reach at different places of the program: __syncthreads() is defined where

@@ -30,6 +30,7 @@ VOXELS = "kernels/regions/voxels.cuh"
 REGION_SUMS = "kernels/regions/sums.cuh"
 GROUPS = "kernels/regions/groups.cuh"
 REGIONS = "kernels/regions/regions.cuh"
+SEQUENCES = "kernels/sequence/sequences.cuh"
 RECURSION = "kernels/sequence/recursion.cuh"
 FRAMES = "kernels/sequence/frames.cuh"
 ALIGNMENT = "kernels/sequence/alignment.cuh"
@@ -536,9 +537,17 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no barrier between rounds of warps",
         RECURSION,
-        "step_chunks",
-        r"(kChunk \+ lane, sent\); } } )block_barrier\(\);",
-        r"\1",
+        "take_turns",
+        r"block_barrier\(\);",
+        "",
+        ("sequences",),
+    ),
+    Mutant(
+        "a block behind all others that takes the first walk again",
+        SEQUENCES,
+        "claimed_task",
+        r"if \(other >= others\) walk = atomicAdd\(claims, 1u\);",
+        "if (other >= others) walk = 0;",
         ("sequences",),
     ),
     Mutant(
@@ -561,9 +570,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "exponent of the wrong chunk of the other direction",
         RECURSION,
-        "store",
-        r"blank = f <= turn \?",
-        "blank = f < turn ?",
+        "shared_of",
+        r"f <= ",
+        "f < ",
         ("sequences",),
     ),
     Mutant(

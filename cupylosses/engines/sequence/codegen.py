@@ -10,18 +10,21 @@ from cupylosses.jit.kernel import Kernel
 
 #: Positions of a block of the recursion, at most; longer targets take several blocks.
 BAND = 64
-#: Threads of each of them.
-ROLES = 3
+#: Threads of each of them, at most (``kRoles``).
+ROLES = {"first": 3, "second": 4}
 #: Threads of a block, at most.
-THREADS = {"prepare": 256, "first": ROLES * BAND, "second": ROLES * BAND, "finish": 128, "gradient": 128}
-#: Bytes of shared memory for each position of a block of the recursion: three chunks of ``Slot``.
-SLOT_BYTES = 384
+THREADS = {"prepare": 256, "finish": 128, "gradient": 128} | {kind: count * BAND for kind, count in ROLES.items()}
+#: Bytes of shared memory for 32 positions of a block of the recursion (``Group``), by arithmetic.
+GROUP_BYTES = {
+    "first": {"float32": 14592, "float64": 14848},
+    "second": {"float32": 19200, "float64": 19456},
+}
+#: Blocks of the second half for each multiprocessor, at most, whose posteriors two warps of a group store.
+MOST_SPLIT = 3
 #: Frames of a chunk, by arithmetic (``kChunkFrames``).
 CHUNK = {"float32": 8, "float64": 4}
 #: Blocks that a multiprocessor is to hold, of float32 and float64 arithmetic.
-BLOCKS = {"first": (4, 2), "second": (2, 1), "gradient": (6, 3)}
-#: Blocks of the second half that a multiprocessor has registers for, in float32, by the chunks on their way.
-BLOCKS_BY_AHEAD = {1: 4, 2: 3}
+BLOCKS = {"first": (4, 2), "second": (4, 2), "gradient": (6, 3)}
 
 #: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
 PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
@@ -33,7 +36,7 @@ class SequenceKernel(Kernel):
 
     ``dtype`` is that of the first operand, ``result`` that of the value. ``added`` is the kind of a gradient; of
     "first" and "finish" it says whether frames have a log-sum-exp. ``stores`` is True if the first half stores its
-    products. ``ahead`` is the number of chunks of them that are on their way in the second half.
+    products. ``roles`` is the number of threads for each position of the recursion.
     """
 
     loss: Definition
@@ -42,7 +45,7 @@ class SequenceKernel(Kernel):
     result: str = "float32"
     added: str = PLAIN
     stores: bool = False
-    ahead: int = 2
+    roles: int = ROLES["first"]
 
     compute = property(lambda self: "float64" if self.dtype == "float64" else "float32")
     storage = property(lambda self: (self.dtype,))
@@ -67,7 +70,7 @@ class SequenceKernel(Kernel):
         if self.kind == "first":
             parts.append("stores" if self.stores else "value")
         if self.kind == "second":
-            parts.append({1: "one_ahead", 2: "two_ahead"}[self.ahead])
+            parts.append({3: "three_roles", 4: "four_roles"}[self.roles])
         return "_".join(parts)
 
     @property
@@ -85,8 +88,8 @@ class SequenceKernel(Kernel):
             "prepare": ["const void* targets", "const void* input_lengths", "const void* target_lengths",
                         "const void* weights", "const bool* mask", "const double* expected", "SequenceStatus* status",
                         memory],
-            "first": [x, memory, lattice, grad_output],
-            "second": [x, memory, lattice, grad_output],
+            "first": [x, memory, lattice, "int* exponents"],
+            "second": [x, memory, lattice, "int* exponents"],
             "finish": [memory, f"{result}* values", f"{result}* value", *divisor],
             "gradient": [x, f"{dtype}* g", memory, f"const {lattice}", grad_output, "int64 per_sample",
                          "double* expected", f"{result}* value", *divisor],
@@ -95,15 +98,15 @@ class SequenceKernel(Kernel):
     def glue(self) -> str:
         more = {
             "prepare": ["int64 words"],
-            "first": ["int64 walks", "int64 links"],
+            "first": ["int64 walks", "int64 links", "int64 most"],
             "gradient": ["int64 finishes", "int64 frames"],
         }
         fixed = ["const Sequences shape", *more.get(self.kind, [])]
         signature = ", ".join([*self.arguments, *fixed])
-        bounds = str(THREADS[self.kind])
+        bounds = str(self.roles * BAND if self.kind == "second" else THREADS[self.kind])
         if self.kind in BLOCKS:
             blocks = BLOCKS[self.kind][self.compute == "float64"]
-            bounds += f", {BLOCKS_BY_AHEAD[1] if self.ahead == 1 else blocks}"
+            bounds += f", {min(blocks, MOST_SPLIT) if self.roles == ROLES['second'] else blocks}"
         body = "\n".join(f"  {line}" for line in self._body())
         return (
             f"using Compute = {STORAGE[self.compute][0]};\n"
@@ -120,21 +123,27 @@ class SequenceKernel(Kernel):
         stores = str(self.stores).lower()
         # Walks of one band wait for no other, and need no number.
         number = "shape.bands > 1 ? start_number(at.started + {}, {}) : blockIdx.x"
-        walk = "walk_half<{}>(shape, x, at.samples, at.labels, lattice, at.meeting, at.columns, at.broken, {});"
+        walk = (
+            "walk_half<{}>(shape, x, at.samples, at.labels, lattice, exponents, at.meeting, at.columns, at.broken, {});"
+        )
         if self.kind == "prepare":
             return ["if (blockIdx.x >= shape.samples) empty_columns(shape, "
                     "reinterpret_cast<unsigned long long*>(at.columns), words);",
                     "else prepare_sample(shape, targets, input_lengths, target_lengths, weights, mask, expected, "
                     "at.used, at.samples, at.labels, at.broken, at.ticket, at.started, status);"]  # fmt: skip
-        fresh = "if (is_fresh(grad_output, at.used)) return;"
         if self.kind == "second":
-            return [fresh, walk.format(f"2, true, {self.ahead}, Compute", number.format(1, "gridDim.x"))]
+            return [walk.format(f"2, true, {self.roles}, Compute", number.format(1, "gridDim.x"))]
         if self.kind == "first":
-            own = walk.format(f"1, {stores}, 2, Compute", number.format(0, "static_cast<unsigned>(walks)"))
-            lines = [fresh, f"if (blockIdx.x < walks) {own}"]
-            links = "link_labels(at.samples[blockIdx.x - walks], at.labels, at.links);"
-            lines += [f"else if (blockIdx.x < walks + links) {links}"] * self.stores
-            reads = "blockIdx.x - walks - links, gridDim.x - walks - links"
+            own = f"most == 0 ? {number.format(0, 'all')} : task"
+            lines = [
+                "const unsigned all = static_cast<unsigned>(walks);",
+                "const unsigned task = most == 0 ? blockIdx.x : "
+                "claimed_task(at.started + 2, static_cast<unsigned>(most), all, gridDim.x - all);",
+                f"if (task < all) {walk.format(f'1, {stores}, {self.roles}, Compute', own)}",
+            ]
+            links = "link_labels(at.samples[task - walks], at.labels, at.links);"
+            lines += [f"else if (task < walks + links) {links}"] * self.stores
+            reads = "static_cast<unsigned>(task - walks - links), static_cast<unsigned>(gridDim.x - walks - links)"
             lines += [f"else read_frames(shape, x, at.samples, at.sums, at.broken, {reads});"] * (self.added == SOFTMAX)
             return lines
         if self.kind == "finish":

@@ -7,10 +7,11 @@
     finish      without gradients: losses, and their sum
     gradient    with gradients: the same, and the gradient of each frame
 
-Forward of a reduced loss writes the gradient for the expected ``grad_output``. Backward launches
-the halves and the gradient again, which leave at once if that was right.
+Forward of a reduced loss writes the gradient for the expected ``grad_output``. Backward launches the gradient again,
+which leaves at once if that was right; else it reads the posteriors, which stay until then.
 
-The memory of a call is sized by shapes alone. The lattice, by far the largest part, lives only within forward.
+The memory of a call is sized by shapes alone. By far the largest part is the lattice: a word for each state of each
+frame, which is the posterior in the end, and exponents, which live only within forward.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from cupylosses.engines.sequence.call import Static, constant_divisor, names, si
 from cupylosses.engines.sequence.codegen import (
     BAND,
     BLOCKS,
-    BLOCKS_BY_AHEAD,
     CHUNK,
+    GROUP_BYTES,
+    MOST_SPLIT,
     OF_LOGITS,
     PLAIN,
     ROLES,
-    SLOT_BYTES,
     SOFTMAX,
     THREADS,
     SequenceKernel,
@@ -54,6 +55,8 @@ SHORT_CLASSES = 1024
 AT_ONCE = 2
 #: Bytes of posteriors that a warp keeps in shared memory there, and all that a block does (``ShortFrames``).
 SHORT_ROW, SHORT_BYTES = 4096, 19520
+#: Bytes in front of the buffers of a call: `used`, `ticket` and `started` with its ``kClaims`` (``Buffers``).
+HEADER = 1072
 #: Codes of dtypes, as kernels read integers and weights (``load_integer``, ``load_weight``).
 _INTEGERS = {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": -1}
 _WEIGHTS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 3}
@@ -73,6 +76,7 @@ class Speculation:
         self.device, self.strides = device, plan.operand_strides
         self.pointers = [device.address(x) for x in arrays]
         self._plan, self._memory, self._divisor = plan, memory, divisor
+        self.lattice: Any = None
         self._captured = stream != 0 and device.capturing()
         self.gradient: Any = None
 
@@ -86,8 +90,15 @@ class Speculation:
             return False
         expected = device.expectation(self._plan.slot)
         self._plan.write_again(
-            device, pointers[0], self._memory, self._divisor, grad_output, self.gradient, expected=expected
-        )
+            device,
+            pointers[0],
+            self._memory,
+            self.lattice,
+            self._divisor,
+            grad_output,
+            self.gradient,
+            expected=expected,
+        )  # fmt: skip
         return True
 
     def release(self) -> None:
@@ -155,22 +166,21 @@ class SequencePlan(CompositePlan):
             8 * found.every,
             columns,
         ]
-        starts, end = [], 32
+        starts, end = [], HEADER
         for size in sized:
             starts.append(end)
             end += -(-size // 16) * 16
         return starts, end
 
-    @property
-    def _lattice_bytes(self) -> int:
-        """A word and an exponent for each state of each frame, and an exponent for each chunk of frames (`Lattice`)."""
-        wide, frames = ITEMSIZE[self.compute], self.sizes.frames
-        chunks = frames // CHUNK[self.compute] + 2
-        # Prefetches read up to 16 bytes behind it.
-        return 2 * self.positions * (frames * (wide + 4) + chunks * 4) + 16
-
     def _lattice(self, device: Device) -> Any:
-        return device.empty((-(-self._lattice_bytes // 8),), (1,), "float64")
+        """A word for each state of each frame. Prefetches and copies read up to 16 bytes behind them."""
+        size = 2 * self.positions * self.sizes.frames * ITEMSIZE[self.compute] + 16
+        return device.empty((-(-size // 8),), (1,), "float64")
+
+    def _exponents(self, device: Device) -> Any:
+        """An exponent for each state of each frame, and one for each state of each chunk of frames (`Lattice`)."""
+        frames = self.sizes.frames
+        return device.empty((2 * self.positions * (frames + frames // CHUNK[self.compute] + 2),), (1,), "int32")
 
     # Launches
 
@@ -219,9 +229,7 @@ class SequencePlan(CompositePlan):
     def _launch(
         self, kind: str, stores: bool = False, finishes: bool = False, verifies: bool = False
     ) -> compiler.Launcher:
-        """The launcher of a kernel. With ``verifies`` it most likely leaves at once, and has few blocks; else it finds
-        the log-sum-exps and links of the first launch.
-        """
+        """The launcher of a kernel. With ``verifies`` it most likely leaves at once, and has few blocks."""
         key = kind, stores, finishes, verifies
         found = self._launchers.get(key)
         if found is None:
@@ -231,25 +239,29 @@ class SequencePlan(CompositePlan):
     def _make(self, kind: str, stores: bool, finishes: bool, verifies: bool) -> compiler.Launcher:
         sized = self.sizes
         fixed: list[Any] = [self.shape_words]
-        blocks, threads, shared, ahead = sized.every, THREADS[kind], 0, 2
+        blocks, threads, shared, roles = sized.every, THREADS[kind], 0, ROLES["first"]
         if kind == "prepare":
             words = 2 * sized.every * (self.bands - 1) * self.column * (ITEMSIZE[self.compute] // 4)
             blocks += min(-(-words // (4 * threads)), 4 * self.machine.processors)
             fixed += [words]
         if kind in ("first", "second"):
             positions = min(-(-self.most // WARP) * WARP, BAND)
-            threads, shared = ROLES * positions, SLOT_BYTES * positions
             blocks = 2 * sized.every * self.bands
-            if kind == "second" and self.compute == "float32":
-                ahead = 2 if blocks <= BLOCKS_BY_AHEAD[2] * self.machine.processors else 1
+            # A warp for each kind of posteriors shortens rounds, which many blocks to a multiprocessor hide anyway.
+            if kind == "second" and blocks <= MOST_SPLIT * self.machine.processors:
+                roles = ROLES[kind]
+            threads, shared = roles * positions, GROUP_BYTES[kind][self.compute] * positions // WARP
         added = PLAIN if kind in ("prepare", "second") else self.added
         if kind in ("first", "finish"):
             added = SOFTMAX if self.added == SOFTMAX else PLAIN
         if kind == "first":
             links = sized.every * stores
-            fixed += [blocks, links]
-            if not verifies:
-                blocks += links + sized.every * -(-sized.frames // self._frames_read(threads)) * (added == SOFTMAX)
+            # Walks that leave room for the others' blocks, and not half of all multiprocessors, are spread evenly.
+            processors, resident = self.machine.processors, BLOCKS["first"][self.compute == "float64"]
+            spreads = processors < 2 * blocks <= 2 * (resident - 1) * processors
+            chooses = -(-blocks // processors) if spreads else 0
+            fixed += [blocks, links, chooses]
+            blocks += links + sized.every * -(-sized.frames // self._frames_read(threads)) * (added == SOFTMAX)
         if kind == "gradient":
             frames = self.gradient_frames(self.input.dtype)
             blocks = sized.every * (-(-sized.frames // frames) + finishes)
@@ -259,13 +271,13 @@ class SequencePlan(CompositePlan):
                 blocks = min(blocks, BLOCKS[kind][self.compute == "float64"] * self.machine.processors)
         dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
         result = self.result if stores or kind not in ("prepare", "first") else "float32"
-        kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores, ahead)
+        kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores, roles)
         return self.machine.launcher(kernel, blocks, threads, fixed, shared)
 
     def _frames_read(self, threads: int) -> int:
         """Frames of which a block of the first launch finds the log-sum-exps (``read_frames``)."""
         vectors = self.sizes.classes * ITEMSIZE[self.input.dtype] // 16
-        lanes = 8 if vectors <= 8 else 16 if vectors <= 16 else WARP
+        lanes = next((x for x in (32, 16, 8, 4, 2) if vectors >= 4 * x), 1)
         return 2 * threads // lanes
 
     @property
@@ -300,16 +312,14 @@ class SequencePlan(CompositePlan):
         self._launch("prepare")(device.stream(), *given, expected, status, device.address(memory))
         return memory
 
-    def walk(self, device: Device, x: int, memory: int, both: bool, unless: int = 0) -> Any:
-        """The recursion; the lattice with the posteriors, if it takes ``both`` halves. Nothing is done if the number at
-        ``unless`` is the ``grad_output`` that gradients were written for.
-        """
+    def walk(self, device: Device, x: int, memory: int, both: bool) -> Any:
+        """The recursion; the lattice with the posteriors, if it takes ``both`` halves."""
         stream = device.stream()
-        lattice = self._lattice(device) if both else None
-        at = 0 if lattice is None else device.address(lattice)
-        self._launch("first", both, verifies=unless != 0)(stream, x, memory, at, unless)
+        lattice, exponents = (self._lattice(device), self._exponents(device)) if both else (None, None)
+        at = (device.address(lattice), device.address(exponents)) if both else (0, 0)
+        self._launch("first", both)(stream, x, memory, *at)
         if both:
-            self._launch("second")(stream, x, memory, at, unless)
+            self._launch("second")(stream, x, memory, *at)
         return lattice
 
     def denominator(self) -> tuple[Plan, tuple[int, ...], float]:
@@ -360,7 +370,7 @@ class SequencePlan(CompositePlan):
         gradients = [device.empty(*self.allocation(0)), *[None] * (len(wanted) - 1)]
         check.gradient = gradients[0]
         x, at = device.address(arrays[0]), device.address(memory)
-        lattice = self.walk(device, x, at, True)
+        check.lattice = lattice = self.walk(device, x, at, True)
         self._launch("gradient", False, True)(
             device.stream(), x, device.address(gradients[0]), at, device.address(lattice), 0, 0, 0,
             device.address(value), *_arguments(divisor),
@@ -372,21 +382,19 @@ class SequencePlan(CompositePlan):
         device: Device,
         x: int,
         memory: Any,
+        lattice: Any,
         divisor: Divisor,
         grad_output: int,
         gradient: Any,
         per_sample: int = 0,
         expected: int = 0,
     ) -> None:
-        """The gradient for a ``grad_output``, from a call's memory; with ``expected`` only if it is another than the
-        one that the gradient was written for, and is expected from now on.
+        """The gradient for a ``grad_output``, from a call's memory and posteriors; with ``expected`` only if it is
+        another than the one that the gradient was written for, and is expected from now on.
         """
-        at = device.address(memory)
-        lattice = self.walk(device, x, at, True, grad_output if expected else 0)
         self._launch("gradient", verifies=expected != 0)(
-            device.stream(), x, device.address(gradient), at, device.address(lattice), grad_output, per_sample,
-            expected, 0,
-            *_arguments(divisor),
+            device.stream(), x, device.address(gradient), device.address(memory), device.address(lattice), grad_output,
+            per_sample, expected, 0, *_arguments(divisor),
         )  # fmt: skip
 
     def run_gradients(
@@ -405,7 +413,8 @@ class SequencePlan(CompositePlan):
             return speculation[1]
         gradients = [device.empty(*self.allocation(0)), *[None] * (len(wanted) - 1)]
         memory = self.prepared(device, arrays, 0, 0)
-        self.write_again(device, pointers[0], memory, divisor, grad_output, gradients[0], int(per_row))
+        lattice = self.walk(device, pointers[0], device.address(memory), True)
+        self.write_again(device, pointers[0], memory, lattice, divisor, grad_output, gradients[0], int(per_row))
         return gradients
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from cupylosses import checks, functional
 from cupylosses.engines.record import KernelRecorder, placeholder
-from cupylosses.engines.sequence.codegen import BLOCKS_BY_AHEAD, SequenceKernel
+from cupylosses.engines.sequence.codegen import ROLES, SequenceKernel
 from cupylosses.engines.sequence.definition import SequenceLoss
 from cupylosses.jit.gpu import Chip
 from tools.gate_subsets import BROADEST, cover
@@ -34,8 +34,8 @@ class SequenceVariants(Variants):
         # Divisors are found by kernels of the pointwise engine.
         found = [x for x in recorder.kernels if isinstance(x, SequenceKernel)]
         # Many samples have another second half than few.
-        halves = [x for x in found if x.kind == "second" and x.compute == "float32"]
-        return list(dict.fromkeys([*found, *[replace(x, ahead=n) for x in halves for n in BLOCKS_BY_AHEAD]]))
+        halves = [x for x in found if x.kind == "second"]
+        return list(dict.fromkeys([*found, *[replace(x, roles=n) for x in halves for n in ROLES.values()]]))
 
     def _call(self, recorder: KernelRecorder, dtype: str, options: Mapping[str, Any]) -> None:
         first, targets, *lengths = [x.name for x in self.loss.operands]
@@ -92,7 +92,7 @@ class SequenceVariants(Variants):
 def kind(variant: SequenceKernel) -> Iterator[Hashable]:
     """The kernel."""
     yield variant.kind
-    yield variant.kind, variant.stores, variant.ahead
+    yield variant.kind, variant.stores, variant.roles
 
 
 def structure(variant: SequenceKernel) -> Iterator[Hashable]:
