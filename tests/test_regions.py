@@ -583,11 +583,11 @@ def test_every_preset_is_documented():
         assert all(f"'{x}'" in text for x in loss.presets), loss.name
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("labels", [torch.int64, torch.uint8])
 def test_logits_that_come_through_shared_memory_give_the_same_bits(dtype, labels):
     """On GPUs with room for them; on others threads load their logits themselves."""
-    classes = 14 if dtype.itemsize == 2 else 5
+    classes = 14
     x = 4 * torch.randn(2, classes, 31, 64, generator=torch.Generator().manual_seed(0))
     y = torch.randint(0, classes, (2, 31, 64), generator=torch.Generator().manual_seed(1)).to(labels)
     x[0, 1], x[0, 2, 3], x[1, :, 7, 5], y[1, 7, 5] = float("-inf"), 80.0, float("nan"), 3

@@ -205,17 +205,12 @@ __device__ __forceinline__ void sum_staged(const Program& program, int64 sample,
     }
 #pragma unroll
     for (int c = 0; c < Program::kClasses; ++c) classes.x[c] = staged.logits(c);
-    // In front of the branch in voxel_targets: behind it the compiler spreads the copies over the arithmetic.
-    VectorOffsets<kVecSize, Program::kWide> ahead = offset;
-    const bool more = vector + kSumThreads < end;
-    if (more) {
-      program.space.offsets(sample, (vector + kSumThreads) * kVecSize, ahead);
-      staged.copy(program, ahead);
-    }
     VoxelTarget targets[kVecSize];
     voxel_targets(program, classes, offset, sample * program.space.voxels + vector * kVecSize, targets);
-    offset = ahead;
-    if (more) next.template load_targets<false>(program, offset);
+    // The last vector is copied again.
+    program.space.offsets(sample, (vector + kSumThreads < end ? vector + kSumThreads : vector) * kVecSize, offset);
+    staged.copy(program, offset);
+    next.template load_targets<false>(program, offset);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       const auto find_softmax = [&](VoxelSoftmax<Program>& softmax, int i) {

@@ -130,14 +130,14 @@ class RegionPlan(Plan):
 
     @property
     def _is_staged(self) -> bool:
-        """True if logits come to threads through shared memory, one vector ahead (``StagedLogits``). The label's logit
-        is taken out there, so no other loss of a voxel may look at it.
+        """True if logits come to threads through shared memory, one vector ahead (``StagedLogits``): those of 16 bits
+        and 11 to 20 classes, of which a thread has pairs of voxels. Others were not faster, or not timed. The label's
+        logit is taken out there, so no other loss of a voxel may look at it.
         """
         x, static = self.layout, self.static
         alone = static.voxel in ("", "row") and not static.smoothed
-        pack = x.vec_size * ITEMSIZE[self.input.dtype]
-        fits = x.wide and 4 <= pack <= 16 and self.compute == "float32"
-        return self._is_apart and alone and fits and self.machine.chip.shared >= region_layout.STAGED_BYTES
+        pairs = x.wide and x.vec_size == 2 and ITEMSIZE[self.input.dtype] == 2
+        return self._is_apart and alone and pairs and self.machine.chip.shared >= region_layout.STAGED_BYTES
 
     def _shared(self, stage: str) -> tuple[int, int]:
         """Bytes of dynamic shared memory of a block, and those for the logits that threads have ahead."""
