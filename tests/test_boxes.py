@@ -22,6 +22,7 @@ from cupylosses.engines.boxes.definition import BOX_FORMAT, FORMATS, BoxLoss
 from cupylosses.testing.boxes.check import LAYOUTS, draw
 from cupylosses.testing.boxes.eager import twin
 from cupylosses.testing.check import Check, perform
+from cupylosses.testing.host.execution import execution
 from cupylosses.testing.tolerance import same_bits
 
 LOSSES = [getattr(F, x) for x in registry(BoxLoss)]
@@ -389,3 +390,25 @@ def test_wrong_types(operands: Any, options: Mapping[str, Any], message: str) ->
 
 def test_formats_are_described() -> None:
     assert BOX_FORMAT.choices == tuple(FORMATS) and all(f"'{x}'" in BOX_FORMAT.doc for x in FORMATS)
+
+
+@by_name
+def test_pairs_of_any_size_are_near_those_in_double_beside_pairs_at_edges(function):
+    """Pairs that are evaluated tentatively first, pairs whose tentative value is no number, and both in one batch."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.tensor([1, 2**-55, 0.75 * 2**62, 1, 2**-50, 2**60, 8, 1]).repeat(64)[:, None]
+    a, b = (torch.rand(512, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    a[:, 2:], b[:, 2:] = a[:, :2] + a[:, 2:] + 0.5, b[:, :2] + b[:, 2:] + 0.5
+    a, b = a.float() * sizes, b.float() * sizes
+    a[5::64], b[5::64] = 0.0, 0.0
+    a[11::64, 1], b[21::64, 2] = nan, inf
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        x, y = a.to(dtype).requires_grad_(), b.to(dtype).requires_grad_()
+        with execution():
+            value = function(x, y, eps=0.0)
+            gradients = torch.autograd.grad(value.sum(), (x, y))
+        # Of the largest, factors of the gradients are below the range of floats.
+        found.append((value.double(), *[(g.double() * sizes)[sizes[:, 0] < 2**61] for g in gradients]))
+    for in_float, in_double in zip(*found, strict=True):
+        torch.testing.assert_close(in_float, in_double, rtol=2e-5, atol=2e-5, equal_nan=True)

@@ -18,7 +18,7 @@ from cupylosses import nn
 from cupylosses.definition.registry import registry
 from cupylosses.engines.record import KernelRecorder, placeholder
 from cupylosses.engines.regions.definition import RegionLoss
-from cupylosses.engines.regions.layout import VoxelStream, gradient_chunks, layout
+from cupylosses.engines.regions.layout import GRADIENT_THREADS, VoxelStream, gradient_chunks, gradient_piece, layout
 from cupylosses.jit.gpu import Chip
 from cupylosses.testing import host
 from cupylosses.testing.check import Check, perform
@@ -571,9 +571,35 @@ def test_chunks_of_a_few_samples_are_one_wave_of_blocks(itemsize, classes, heavy
     chunks, per_chunk = gradient_chunks(x, 132)
     assert per_chunk % 128 == 0 and per_chunk // 128 * vec_size * classes >= 28
     assert (chunks - 1) * per_chunk < voxels // vec_size <= chunks * per_chunk
+    # With logits in shared memory: pieces of the value's chunks, in two waves of up to six blocks.
+    piece = gradient_piece(x, 132)
+    assert piece % GRADIENT_THREADS == 0
+    assert samples * x.chunks * -(-x.per_chunk // piece) <= 2 * 6 * 132
 
 
 def test_every_preset_is_documented():
     for loss in registry(RegionLoss).values():
         text = getattr(F, loss.name).__doc__
         assert all(f"'{x}'" in text for x in loss.presets), loss.name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("labels", [torch.int64, torch.uint8])
+def test_logits_that_come_through_shared_memory_give_the_same_bits(dtype, labels):
+    """On GPUs with room for them; on others threads load their logits themselves."""
+    classes = 14
+    x = 4 * torch.randn(2, classes, 31, 64, generator=torch.Generator().manual_seed(0))
+    y = torch.randint(0, classes, (2, 31, 64), generator=torch.Generator().manual_seed(1)).to(labels)
+    x[0, 1], x[0, 2, 3], x[1, :, 7, 5], y[1, 7, 5] = float("-inf"), 80.0, float("nan"), 3
+    y[0][y[0] == 1] = 2  # whose logits are not infinite
+    results = []
+    for shared in (48 << 10, 227 << 10):
+        with host.execution() as device:
+            device.chip = Chip(shared, clusters=True)
+            z = x.to(dtype).requires_grad_()
+            value = F.dice_ce_loss(z, y, ignore_index=3)
+            (gradient,) = torch.autograd.grad(value, z)
+        results.append((value, gradient))
+    for of_plain, of_staged in zip(*results, strict=True):
+        assert torch.isfinite(of_plain).all()
+        assert torch.equal(of_plain, of_staged)

@@ -43,13 +43,17 @@ def call_signature(operands: Sequence[str]) -> list[str]:
     ]
 
 
-def loss_head(compute: str, heavy: int = 0) -> list[str]:
-    """The first lines of a functor ``Loss`` of ``pointwise/``, whose elements are not evaluated tentatively first."""
+def loss_head(compute: str, heavy: int = 0, tried: bool = False) -> list[str]:
+    """The first lines of a functor ``Loss`` of ``pointwise/``, with ``tried`` one whose elements are all evaluated
+    tentatively first.
+    """
+    usual = ["  __device__ __forceinline__ bool usual() const { return true; }"]
     return [
         "struct Loss {",
         f"  using Compute = {compute};",
         f"  static constexpr int kHeavy = {heavy};",
-        "  static constexpr bool kTriedFirst = false;",
+        f"  static constexpr bool kTriedFirst = {str(tried).lower()};",
+        *usual * tried,
     ]
 
 

@@ -10,15 +10,15 @@ _OPERANDS = (Operand("boxes1", "The predicted boxes."), Operand("boxes2", "The b
 _EPS = Parameter("eps", 1e-7, "Added to divisors, in the square of the unit of the boxes.", minimum=0.0)
 
 _OVERLAP = {
-    "overlap_width": "smaller(boxes1_x2, boxes2_x2) - larger(boxes1_x1, boxes2_x1)",
-    "overlap_height": "smaller(boxes1_y2, boxes2_y2) - larger(boxes1_y1, boxes2_y1)",
-    "overlap": "where(overlap_width > 0 && overlap_height > 0, overlap_width * overlap_height, 0)",
+    "overlap_width": "smaller_edge(boxes1_x2, boxes2_x2) - larger_edge(boxes1_x1, boxes2_x1)",
+    "overlap_height": "smaller_edge(boxes1_y2, boxes2_y2) - larger_edge(boxes1_y1, boxes2_y1)",
+    "overlap": "positive_area(overlap_width, overlap_height)",
     "joint": "boxes1_width * boxes1_height + boxes2_width * boxes2_height - overlap",
 }
 _IOU = {**_OVERLAP, "iou": "ratio(overlap, joint + eps)"}
 _HULL = {
-    "hull_width": "larger(boxes1_x2, boxes2_x2) - smaller(boxes1_x1, boxes2_x1)",
-    "hull_height": "larger(boxes1_y2, boxes2_y2) - smaller(boxes1_y1, boxes2_y1)",
+    "hull_width": "larger_edge(boxes1_x2, boxes2_x2) - smaller_edge(boxes1_x1, boxes2_x1)",
+    "hull_height": "larger_edge(boxes1_y2, boxes2_y2) - smaller_edge(boxes1_y1, boxes2_y1)",
 }
 _DISTANCE = {
     **_IOU,
@@ -79,6 +79,7 @@ iou_loss = define_boxes(
     let={**_OVERLAP, "iou": "floored(ratio(overlap, floored(joint, eps)), eps)"},
     value="where(mode == 0, 1 - iou, where(mode == 1, 1 - square(iou), -log(iou)))",
     reference=_iou_reference,
+    tentative=True,
     positional="boxes1 boxes2 reduction eps",
     convention=f"{_TIES} Below eps the derivative of union and IoU is 0.",
     cases=({}, {"mode": "linear"}, {"mode": "square"}),
@@ -103,6 +104,7 @@ generalized_box_iou_loss = define_boxes(
     let={**_IOU, **_HULL, "hull": "hull_width * hull_height"},
     value="1 - iou + ratio(hull - joint, hull + eps)",
     reference=_generalized_reference,
+    tentative=True,
     positional="boxes1 boxes2 reduction eps",
     convention=_TIES,
     cases=({}, {"eps": 0.0}),
@@ -131,6 +133,7 @@ distance_box_iou_loss = define_boxes(
     let=_DISTANCE,
     value="1 - iou + apart",
     reference=_distance_reference,
+    tentative=True,
     positional="boxes1 boxes2 reduction eps",
     convention=_TIES,
     cases=({}, {"eps": 0.0}),
@@ -171,6 +174,7 @@ complete_box_iou_loss = define_boxes(
     },
     value="1 - iou + apart + alpha * v",
     reference=_complete_reference,
+    tentative=True,
     positional="boxes1 boxes2 reduction eps",
     convention=f"{_TIES} a is a constant in every derivative, as in the publication. A box without width and height "
     "has the angle 0, with gradient 0.",

@@ -221,6 +221,11 @@ __device__ __forceinline__ Pack<Components<Scalar, kCount>, 1> load_scalars(cons
   return pack;
 }
 
+// Elements of several components are loaded and stored without hints to the caches: 2^22 pairs of boxes take 2 us less
+// of 57 on an H200 than with those of streams.
+template <class Storage>
+constexpr bool kHasComponents = (ElementOf<Storage, void>::kComponents > 1);
+
 template <int kVecSize, class S>
 __device__ __forceinline__ typename LoadedOf<S, kVecSize>::type load(const S& source, int64 offset) {
   if constexpr (S::kAccess == Access::kShifted && kVecSize > 1) {
@@ -230,7 +235,7 @@ __device__ __forceinline__ typename LoadedOf<S, kVecSize>::type load(const S& so
     return {load_scalars(source.pointer, offset)};
   } else if constexpr (S::kAccess == Access::kSplat) {
     return {load_reused<1>(source.pointer + offset)};
-  } else if constexpr (S::kAccess == Access::kReused) {
+  } else if constexpr (S::kAccess == Access::kReused || kHasComponents<typename S::Storage>) {
     return {load_reused<kVecSize>(source.pointer + offset)};
   } else {
     return {load_stream<kVecSize>(source.pointer + offset)};
@@ -272,7 +277,12 @@ __device__ __forceinline__ void store_tile(const TileSink<Storage, kAlong, kA, k
 
 template <int kVecSize, class Storage, class Compute>
 __device__ __forceinline__ void store(const Sink<Storage>& sink, int64 offset, const Compute (&x)[kVecSize]) {
-  store_stream<kVecSize>(sink.pointer + offset, NarrowPack<Storage, kVecSize>::from(x));
+  const auto pack = NarrowPack<Storage, kVecSize>::from(x);
+  if constexpr (kHasComponents<Storage>) {
+    store_pack<kVecSize>(sink.pointer + offset, pack);
+  } else {
+    store_stream<kVecSize>(sink.pointer + offset, pack);
+  }
 }
 template <int kVecSize, class Compute>
 __device__ __forceinline__ void store(Absent, int64, const Compute (&)[kVecSize]) {
@@ -414,8 +424,10 @@ __device__ __forceinline__ void set_gradient(T& gradient, const Dual<T, kMask>& 
 template <class T, int kCount, unsigned kMask>
 __device__ __forceinline__ void set_gradient(Components<T, kCount>& gradient, const Dual<T, kMask>& y, int slot,
                                              T factor) {
+  // A NaN in place of the factor is in every product.
+  const T by = (kMask & kTentative) != 0 || y.value == y.value ? factor : y.value;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) set_gradient(gradient.component[i], y, slot + i, factor);
+  for (int i = 0; i < kCount; ++i) gradient.component[i] = tangent_or_zero(y, slot + i) * by;
 }
 
 // Gradients of a vector of each operand.
@@ -596,6 +608,8 @@ struct Pointwise {
   __device__ __forceinline__ void visit(Cursor& cursor, Compute& sum, Scale& scale, Sums& sums) const {
     Registers<kVecSize> vectors[kBatch];
     bool present[kBatch], row_present[kBatch];
+    constexpr bool kTriedTogether = Loss::kTriedFirst && kComponents && !kEndsRows && kWhole;
+    const Cursor begin = cursor;
     int64 row_sum = 0;
     if constexpr (kEndsRows) row_sum = cursor.row_sum;
 #pragma unroll
@@ -609,13 +623,47 @@ struct Pointwise {
       }
       layout.advance(cursor);
     }
+    if constexpr (kTriedTogether) {
+      // All vectors of the batch before the first branch: it keeps the compiler from interleaving them.
+      Results<kVecSize> results[kBatch];
+      const Compute before = sum, factor = scale.factor();
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-      settle(vectors[u], Slots{});
-      evaluate<kVecSize, kWhole>(vectors[u], present[u], sum, scale.factor(), sums, Slots{});
-      if constexpr (kEndsRows) {
-        end_row(sums, row_present[u], row_sum + u * Layout::kDown * layout.strips, Slots{});
+      for (int u = 0; u < kBatch; ++u) {
+        settle(vectors[u], Slots{});
+        evaluate_all<kTentative>(vectors[u], true, sum, factor, results[u]);
       }
+      if (is_finite(sum)) {
+#pragma unroll
+        for (int u = 0; u < kBatch; ++u) keep(vectors[u], results[u], sums, Slots{});
+      } else {
+        sum = before;
+        visit_edges(begin, kBatch, sum, factor, sums);
+      }
+    } else {
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        settle(vectors[u], Slots{});
+        evaluate<kVecSize, kWhole>(vectors[u], present[u], sum, scale.factor(), sums, Slots{});
+        if constexpr (kEndsRows) {
+          end_row(sums, row_present[u], row_sum + u * Layout::kDown * layout.strips, Slots{});
+        }
+      }
+    }
+  }
+
+  // Vectors of which not all tentative values are finite. They are loaded again, so that others need no registers for
+  // what was loaded.
+  __device__ __forceinline__ void visit_edges(Cursor cursor, int count, Compute& sum, Compute factor,
+                                              Sums& sums) const {
+#pragma unroll 1
+    for (int u = 0; u < count; ++u) {
+      Registers<kVecSize> vector;
+      Results<kVecSize> results;
+      load_all(cursor, 0, vector, Slots{});
+      settle(vector, Slots{});
+      settle_edges(vector, true, sum, factor, results);
+      keep(vector, results, sums, Slots{});
+      layout.advance(cursor);
     }
   }
 
@@ -737,6 +785,13 @@ struct Pointwise {
       evaluate_all<0u>(x, kWhole || present, sum, scale, results);
     }
     if (!kWhole && !present) return;
+    keep(x, results, sums, Slots{});
+  }
+
+  // Stores the results of a vector, and adds up those that are summed.
+  template <int kWidth, int... kSlot>
+  __device__ __forceinline__ void keep(const Registers<kWidth>& x, const Results<kWidth>& results, Sums& sums,
+                                       Indices<kSlot...>) const {
     if constexpr (kStoresValues) store_to<kElementStream, kWidth>(element, x.element_offset, results.value);
     (store_to<kOperands + kSlot, kWidth>(get<kSlot>(sinks), x.sink_offset[kSlot],
                                          get<kSlot>(results.gradients).element),

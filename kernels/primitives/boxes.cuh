@@ -21,6 +21,7 @@ __device__ __forceinline__ double scalar_angle(double width, double height) {
 
 // The angle of the vector (x, y) to the axis x, from -pi to pi, to 1.3 units in the last place; 0 for the vector (0,
 // 0). No branch, unlike atan2f. Preconditions: no component is infinite, or beyond 2^126.
+template <bool kNowhere>
 __device__ __forceinline__ float scalar_direction(float y, float x) {
   const float across = fabsf(y), along = fabsf(x);
   const bool steep = across > along;
@@ -30,16 +31,30 @@ __device__ __forceinline__ float scalar_direction(float y, float x) {
   const float polynomial = scalar_polynomial(squared, -0.3333315253f, 0.199937731f, -0.1421105266f, 0.1066599339f,
                                              -0.0755218938f, 0.0432115644f, -0.0163677447f, 0.0029206460f);
   const float turned = force_computed(fmaf(polynomial, quotient * squared, quotient));
-  const float acute = larger == 0.0f ? 0.0f : (steep ? 1.57079633f - turned : turned);
+  const float angle = steep ? 1.57079633f - turned : turned, acute = kNowhere && larger == 0.0f ? 0.0f : angle;
   return copysign(x < 0.0f ? 3.14159265f - acute : acute, y);
 }
+template <bool kNowhere>
 __device__ __forceinline__ double scalar_direction(double y, double x) {
   return atan2(y, x);
 }
 
-// a / b, and 0 with derivatives 0 where both are 0.
+// a / b, and 0 with derivatives 0 where both are 0. Tentatively a product with the reciprocal of b as it is: NaN or
+// infinite where that is 0, infinite or NaN, so that b needs no power of two to bring it near 1.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> ratio(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  if constexpr (((kA | kB) & kTentative) != 0) {
+    const T inverse = scalar_divide_roughly(T(1), b.value), rough = a.value * inverse;
+    // NaN from 2^126 on, where the reciprocal is 0.
+    const T marked = scalar_fma(b.value * T(4), T(0), rough);
+    const T quotient = scalar_fma(scalar_fma(-rough, b.value, a.value), inverse, marked);
+    auto y = chain(a, b, quotient, inverse, -(quotient * inverse));
+#pragma unroll
+    for (int k = 0; k < kMaxOperands; ++k) {
+      if (has<kA & kB>(k)) y.tangent[k] = inverse * scalar_fma(-quotient, b.tangent[k], a.tangent[k]);
+    }
+    return y;
+  }
   const bool undefined = (a.value == T(0)) & (b.value == T(0));
   const QuotientAndInverse<T> by = scalar_divide_and_invert(a.value, b.value);
   const T close = force_computed(by.quotient), reciprocal = force_computed(by.inverse);
@@ -51,6 +66,40 @@ __device__ __forceinline__ Dual<T, kA | kB> ratio(const Dual<T, kA>& a, const Du
     if (has<kA & kB>(k)) y.tangent[k] = inverse * scalar_fma(-quotient, b.tangent[k], a.tangent[k]);
   }
   return y;
+}
+
+// The derivative of the larger of two numbers by the first: 1, 0, or 1/2 where they are equal. Tentatively also 1/2
+// where one is NaN, and with it the value.
+template <bool kTried, class T>
+__device__ __forceinline__ T scalar_share_of_larger(T a, T b) {
+  const T tied = kTried || a == b ? T(0.5) : scalar_nan(T());
+  return a < b || b < a ? (a > b ? T(1) : T(0)) : tied;
+}
+
+// min(a, b) of edges of boxes. Where both are equal, each has the derivative 1/2. The derivatives of a and b must be
+// finite: that of the side that is not chosen is multiplied by 0.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> smaller_edge(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  constexpr bool kTried = ((kA | kB) & kTentative) != 0;
+  const T share = T(1) - scalar_share_of_larger<kTried>(a.value, b.value);
+  return chain(a, b, smaller_or_nan(a.value, b.value), share, T(1) - share);
+}
+
+// max(a, b) of edges of boxes. Where both are equal, each has the derivative 1/2. The derivatives of a and b must be
+// finite: that of the side that is not chosen is multiplied by 0.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> larger_edge(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  constexpr bool kTried = ((kA | kB) & kTentative) != 0;
+  const T share = scalar_share_of_larger<kTried>(a.value, b.value);
+  return chain(a, b, larger_or_nan(a.value, b.value), share, T(1) - share);
+}
+
+// width * height where both are positive, and otherwise 0 with derivatives 0. Those of width and height must be finite.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> positive_area(const Dual<T, kA>& width, const Dual<T, kB>& height) {
+  const bool positive = (width.value > T(0)) & (height.value > T(0));
+  const T across = positive ? width.value : T(0), down = positive ? height.value : T(0);
+  return chain(width, height, across * down, down, across);
 }
 
 // max(x, floor). The derivative is 0 below the floor, and 1 from there on.
@@ -74,9 +123,9 @@ struct BoxDirection {
   T x;
   T y;
 };
-template <class T>
+template <bool kNowhere, class T>
 __device__ __forceinline__ BoxDirection<T> scalar_box_direction(T width, T height) {
-  const bool nowhere = (width == T(0)) & (height == T(0));
+  const bool nowhere = kNowhere && ((width == T(0)) & (height == T(0)));
   return {nowhere ? T(1) : scalar_abs(height), height < T(0) ? -width : width};
 }
 
@@ -95,13 +144,25 @@ template <class T, unsigned kWidth1, unsigned kHeight1, unsigned kWidth2, unsign
 __device__ __forceinline__ Dual<T, kWidth1 | kHeight1 | kWidth2 | kHeight2> angle_between(
     const Dual<T, kWidth1>& width1, const Dual<T, kHeight1>& height1, const Dual<T, kWidth2>& width2,
     const Dual<T, kHeight2>& height2) {
-  const BoxDirection<T> a = scalar_box_direction(width1.value, height1.value);
-  const BoxDirection<T> b = scalar_box_direction(width2.value, height2.value);
+  constexpr bool kTried = ((kWidth1 | kHeight1 | kWidth2 | kHeight2) & kTentative) != 0;
+  const BoxDirection<T> a = scalar_box_direction<!kTried>(width1.value, height1.value);
+  const BoxDirection<T> b = scalar_box_direction<!kTried>(width2.value, height2.value);
   const T across = scalar_fma(b.y, a.x, -(a.y * b.x)), along = scalar_fma(a.x, b.x, a.y * b.y);
-  const T value = scalar_direction(across, along);
+  T value = scalar_direction<!kTried>(across, along);
   T slope1 = T(0), slope2 = T(0);
-  if constexpr (kDifferentiated<kWidth1 | kHeight1>) slope1 = scalar_angle_slope(width1.value, height1.value);
-  if constexpr (kDifferentiated<kWidth2 | kHeight2>) slope2 = scalar_angle_slope(width2.value, height2.value);
+  if constexpr (kTried) {
+    // Also in kernels without derivatives: their values have the same bits.
+    const T squared1 = scalar_fma(width1.value, width1.value, height1.value * height1.value);
+    const T squared2 = scalar_fma(width2.value, width2.value, height2.value * height2.value);
+    slope1 = scalar_divide_roughly(T(1), squared1);
+    slope2 = scalar_divide_roughly(T(1), squared2);
+    // NaN where a square or its reciprocal leaves the range of the fast division.
+    value = scalar_fma(scalar_fma(squared1, T(4), T(4) * squared2), T(0), value);
+    value = scalar_fma(slope1 + slope2, T(0), value);
+  } else {
+    if constexpr (kDifferentiated<kWidth1 | kHeight1>) slope1 = scalar_angle_slope(width1.value, height1.value);
+    if constexpr (kDifferentiated<kWidth2 | kHeight2>) slope2 = scalar_angle_slope(width2.value, height2.value);
+  }
   const auto of_first = chain(width1, height1, value, -(height1.value * slope1), width1.value * slope1);
   return of_first + chain(width2, height2, T(0), height2.value * slope2, -(width2.value * slope2));
 }

@@ -14,6 +14,8 @@
 // 1. Each block takes one chunk of a sample, the last chunk first: L2 still has what kernel 1 read last. A thread takes
 //    vectors of the chunk in turn, in registers if there are few classes; otherwise it reads them three times, of which
 //    L1 and L2 serve two.
+//    With logits that come through shared memory (write_staged_gradients) blocks are two waves, and their threads have
+//    one vector on its way during the arithmetic of another.
 // 2. While the first vectors are on their way, the block's threads load the sample's coefficients into shared memory,
 //    times grad_output. Blocks are small, so that others compute meanwhile.
 //
@@ -29,12 +31,10 @@
 // (element_loss), if the loss of the voxel is not finite.
 template <unsigned kMode, class Program, class Classes, class Coeffs, class Store>
 __device__ __forceinline__ bool label_gradient(const Program& program, const Classes& classes,
-                                               const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
-                                               const VoxelTarget& target, int i, const Coeffs& coeffs,
-                                               typename Program::Compute voxel_scale, const Store& store) {
+                                               const VoxelSoftmax<Program>& softmax, const VoxelTarget& target, int i,
+                                               const Coeffs& coeffs, typename Program::Compute voxel_scale,
+                                               const Store& store) {
   using Compute = typename Program::Compute;
-  VoxelSoftmax<Program> softmax;
-  softmax.find_apart(program, classes, offset, i, target);
   const Compute at_label = coeffs.of_label(target.label);
   Compute sum = Compute(0);
 #pragma unroll
@@ -149,7 +149,9 @@ __device__ __forceinline__ bool gradient_of_voxel(const Program& program, const 
                                                   const VoxelTarget& target, int i, const Coeffs& coeffs,
                                                   typename Program::Compute voxel_scale, const Store& store) {
   if constexpr (Program::kLabelApart) {
-    return label_gradient<kMode>(program, classes, offset, target, i, coeffs, voxel_scale, store);
+    VoxelSoftmax<Program> softmax;
+    softmax.find_apart(program, classes, offset, i, target);
+    return label_gradient<kMode>(program, classes, softmax, target, i, coeffs, voxel_scale, store);
   } else {
     return gradient_of_classes<kMode, kInput, kTarget>(program, classes, target, i, coeffs, voxel_scale, store);
   }
@@ -290,6 +292,20 @@ __device__ __forceinline__ void load_coefficients(const Program& program, const 
   }
 }
 
+// Clears the gradients of voxels that do not count.
+template <class Program>
+__device__ __forceinline__ void clear_uncounted(
+    const VoxelTarget (&targets)[Program::kVecSize],
+    Pack<typename Program::Input, Program::kVecSize> (&of_classes)[Program::kUnroll]) {
+  bool whole = true;
+#pragma unroll
+  for (int i = 0; i < Program::kVecSize; ++i) whole = whole && targets[i].sound;
+  if (whole) return;
+  const PackMask<typename Program::Input, Program::kVecSize> mask(targets);
+#pragma unroll
+  for (int c = 0; c < Program::kClasses; ++c) mask.apply(of_classes[c]);
+}
+
 // Writes the gradients of the chunk of this block. A sample has `chunks` of `vectors_per_chunk`. `numbers` are 3 C of
 // Compute in shared memory. Preconditions: a block for each chunk of all samples; `vectors_per_chunk` is a multiple of
 // blockDim.x.
@@ -346,16 +362,7 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
           if constexpr (kTarget) put(by_target[c], first, of_targets[c]);
         }
       }
-      if constexpr (Program::kLabelApart && kInput) {
-        bool whole = true;
-#pragma unroll
-        for (int i = 0; i < kVecSize; ++i) whole = whole && targets[i].sound;
-        if (!whole) {
-          const PackMask<typename Program::Input, kVecSize> mask(targets);
-#pragma unroll
-          for (int c = 0; c < Program::kClasses; ++c) mask.apply(of_inputs[c]);
-        }
-      }
+      if constexpr (Program::kLabelApart && kInput) clear_uncounted<Program>(targets, of_inputs);
 #pragma unroll
       for (int c = 0; c < Program::kClasses; ++c) {
         if constexpr (kInput) {
@@ -375,5 +382,88 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
           program.space.class_stride[kGradientsOfInputs], program.space.class_stride[kGradientsOfTargets]};
       voxel_gradient<kInput, kTarget>(program, classes, offset, target, 0, coeffs, voxel_scale, store);
     }
+  }
+}
+
+constexpr int kGradientThreads = 128;  // engines/regions/layout.py: GRADIENT_THREADS
+
+// The same for labels, with logits that come through shared memory (StagedLogits). A chunk is one of kernel 1, of which
+// a block writes the gradients of a piece from its last vectors on: first the last pieces of all chunks, which kernel 1
+// read last. `numbers` are 3 C of Compute, rounded up to 16 bytes, and the logits of a vector of each thread behind
+// them. Preconditions: blockDim.x is kGradientThreads; a block for each piece; `vectors_per_piece` is a multiple of
+// blockDim.x.
+template <class Program, class Groups, class Result>
+__device__ __forceinline__ void write_staged_gradients(const Program& program, const Groups& groups,
+                                                       const double* residual, const Result* grad_output,
+                                                       int64 per_group, int64 chunks, int64 vectors_per_chunk,
+                                                       int64 vectors_per_piece, typename Program::Input* gradients,
+                                                       typename Program::Compute* numbers) {
+  using Compute = typename Program::Compute;
+  using Staged = StagedLogits<Program, kGradientThreads>;
+  constexpr int kCoeffs = (3 * Program::kClasses + 3) / 4 * 4;
+  constexpr int kVecSize = Program::kVecSize;
+  constexpr int kTogether = kVecSize % 2 == 0 && sizeof(typename Program::Input) == 2 ? 2 : 1;
+  // 32 bits hold any number of blocks, and divide faster than 64.
+  const unsigned of_sample = static_cast<unsigned>(chunks);
+  const unsigned all = of_sample * static_cast<unsigned>(program.space.samples);
+  const unsigned piece = blockIdx.x / all, chunk = blockIdx.x - piece * all;
+  const int64 sample = chunk / of_sample, begin = (chunk - sample * of_sample) * vectors_per_chunk;
+  const int64 behind = begin + vectors_per_chunk - piece * vectors_per_piece;
+  const int64 first = max(begin, behind - vectors_per_piece), end = min(behind, program.space.voxels / kVecSize);
+  if (first >= end) return;
+  const Staged staged{reinterpret_cast<typename Staged::Logits*>(numbers + kCoeffs) + threadIdx.x};
+  const SharedCoeffs<Program> coeffs{numbers, program.classes()};
+  int64 vector = end - kGradientThreads + threadIdx.x;
+  VectorOffsets<kVecSize, Program::kWide> offset;
+  program.space.offsets(sample, max(vector, first) * kVecSize, offset);
+  staged.copy(program, offset);
+  ClassesOf<Program> next;
+  next.template load_targets<true>(program, offset);
+  load_coefficients(program, groups, residual, grad_output, per_group, sample, numbers);
+  const Compute voxel_scale =
+      static_cast<Compute>(residual[program.space.samples * 3 * program.classes()] * widen<double>(grad_output[0]));
+  __syncthreads();
+#pragma unroll 1
+  for (; vector >= first; vector -= kGradientThreads) {
+    ClassesOf<Program> classes;
+    classes.t[0] = next.t[0];
+    Compute label_logits[kVecSize];
+    VoxelTarget targets[kVecSize];
+    cp_async_wait_all();
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      targets[i] = voxel_target(program, classes, offset, i);
+      label_logits[i] = staged.take_label(targets[i].label, i);
+    }
+#pragma unroll
+    for (int c = 0; c < Program::kClasses; ++c) classes.x[c] = staged.logits(c);
+    const VectorOffsets<kVecSize, Program::kWide> here = offset;
+    if (vector - kGradientThreads >= first) {
+      program.space.offsets(sample, (vector - kGradientThreads) * kVecSize, offset);
+      staged.copy(program, offset);
+      next.template load_targets<true>(program, offset);
+    }
+    Pack<typename Program::Input, kVecSize> of_inputs[Program::kUnroll];
+#pragma unroll
+    for (int at = 0; at < kVecSize; at += kTogether) {
+      Compute by_input[Program::kUnroll][kTogether];
+      Compute by_target[Program::kUnroll][kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const StoreInRegisters<true, false, kTogether, Program> store{by_input, by_target, i};
+        VoxelSoftmax<Program> softmax;
+        softmax.template find_apart<true>(classes, at + i, targets[at + i], label_logits[at + i]);
+        label_gradient<0u>(program, classes, softmax, targets[at + i], at + i, coeffs, voxel_scale, store);
+      }
+#pragma unroll
+      for (int c = 0; c < Program::kClasses; ++c) put(by_input[c], at, of_inputs[c]);
+    }
+    clear_uncounted<Program>(targets, of_inputs);
+#pragma unroll
+    for (int c = 0; c < Program::kClasses; ++c) {
+      store_voxels<Program>(gradients + c * program.space.class_stride[kGradientsOfInputs], here, kGradientsOfInputs,
+                            of_inputs[c]);
+    }
+    keep_loaded(next.t[0]);
   }
 }

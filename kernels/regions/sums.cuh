@@ -5,7 +5,8 @@
 //
 // Few classes (sum_in_registers):
 // 1. A block takes chunks in turn; a thread takes vectors of the chunk in turn, and adds to 3 C numbers: at most 64
-//    voxels in the arithmetic type.
+//    voxels in the arithmetic type. Logits of labels come through shared memory one vector ahead (sum_staged) on GPUs
+//    that have room for them.
 // 2. Threads leave their numbers in columns of shared memory, up to 32 at a time, and each lane of a warp adds up a
 //    column over the threads of the warp. Lanes exchange nothing: NVRTC puts a YIELD into the loop over
 //    voxels, because of the atomic in report_label, and lanes that have left the loop may run ahead of those that have
@@ -108,17 +109,16 @@ struct ThreadSums<Program, true> {
   }
 };
 
-// Adds a voxel.
-template <class Program, class Classes>
-__device__ __forceinline__ void add_voxel(const Program& program, const Classes& classes,
-                                          const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
-                                          const VoxelTarget& target, int i, ThreadSums<Program>& sums) {
+// Adds a voxel, of which `find_softmax` finds the softmax with kLabelApart.
+template <class Program, class Classes, class FindSoftmax>
+__device__ __forceinline__ void add_voxel(const Program& program, const Classes& classes, const VoxelTarget& target,
+                                          int i, const FindSoftmax& find_softmax, ThreadSums<Program>& sums) {
   using Compute = typename Program::Compute;
   if (target.spoilt) sums.spoilt += Compute(1);
   VoxelSoftmax<Program> softmax;
   if constexpr (Program::kLabelApart) {
     // A voxel that does not count has logits of 0, and adds zeros.
-    softmax.find_apart(program, classes, offset, i, target);
+    find_softmax(softmax, i);
     const Compute factor = target.sound ? softmax.inv_sum : Compute(0);
 #pragma unroll
     for (int c = 0; c < Program::kClasses; ++c) {
@@ -154,10 +154,80 @@ __device__ __forceinline__ void add_voxel(const Program& program, const Classes&
   }
 }
 
-// `columns` is shared memory: `columns_of_sums` of engines/regions/layout.py.
+// The targets of a vector, whose first voxel has number `first`. Reports those that are no classes, and with
+// kLabelApart clears the logits of voxels that do not count.
+template <class Program, class Classes>
+__device__ __forceinline__ void voxel_targets(const Program& program, Classes& classes,
+                                              const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
+                                              int64 first, VoxelTarget (&targets)[Program::kVecSize]) {
+  constexpr int kVecSize = Program::kVecSize;
+  bool whole = true;
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) {
+    targets[i] = voxel_target(program, classes, offset, i);
+    whole = whole && targets[i].sound;
+  }
+  if constexpr (!Program::kDense) {
+    if (!whole) {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        if (!targets[i].spoilt) continue;
+        report_label(program.status, program.site, first + i, classes.label(i), program.space.classes);
+      }
+      if constexpr (Program::kLabelApart) classes.keep(PackMask<typename Program::Input, kVecSize>(targets));
+    }
+  }
+}
+
+// Adds the vectors of this thread from `first` to `end`, with the next one on its way during the arithmetic of each.
 template <class Program>
+__device__ __forceinline__ void sum_staged(const Program& program, int64 sample, int64 first, int64 end,
+                                           const StagedLogits<Program, kSumThreads>& staged,
+                                           ThreadSums<Program>& sums) {
+  using Compute = typename Program::Compute;
+  constexpr int kVecSize = Program::kVecSize;
+  if (first + threadIdx.x >= end) return;
+  VectorOffsets<kVecSize, Program::kWide> offset;
+  program.space.offsets(sample, (first + threadIdx.x) * kVecSize, offset);
+  staged.copy(program, offset);
+  ClassesOf<Program> next;
+  next.template load_targets<false>(program, offset);
+#pragma unroll 1
+  for (int64 vector = first + threadIdx.x; vector < end; vector += kSumThreads) {
+    ClassesOf<Program> classes;
+    classes.t[0] = next.t[0];
+    Compute label_logits[kVecSize];
+    cp_async_wait_all();
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      const VoxelTarget target = voxel_target(program, classes, offset, i);
+      label_logits[i] = staged.take_label(target.label, i);
+    }
+#pragma unroll
+    for (int c = 0; c < Program::kClasses; ++c) classes.x[c] = staged.logits(c);
+    VoxelTarget targets[kVecSize];
+    voxel_targets(program, classes, offset, sample * program.space.voxels + vector * kVecSize, targets);
+    // The last vector is copied again.
+    program.space.offsets(sample, (vector + kSumThreads < end ? vector + kSumThreads : vector) * kVecSize, offset);
+    staged.copy(program, offset);
+    next.template load_targets<false>(program, offset);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      const auto find_softmax = [&](VoxelSoftmax<Program>& softmax, int i) {
+        softmax.template find_apart<true>(classes, i, targets[i], label_logits[i]);
+      };
+      add_voxel(program, classes, targets[i], i, find_softmax, sums);
+    }
+    // Taken apart here and no sooner: the compiler would wait for the load.
+    keep_loaded(next.t[0]);
+  }
+  cp_async_wait_all();
+}
+
+// `columns` is shared memory: `columns_of_sums` of engines/regions/layout.py.
+template <bool kStaged, class Program>
 __device__ __forceinline__ void sum_in_registers(const Program& program, int64 chunks, int64 vectors_per_chunk,
-                                                 double* partials, typename Program::Compute* columns) {
+                                                 double* partials, typename Program::Compute* columns, int staged_at) {
   using Compute = typename Program::Compute;
   using Sums = ThreadSums<Program>;
   constexpr int kVecSize = Program::kVecSize, kNumbers = Sums::kInColumns + Sums::kInRegisters;
@@ -168,8 +238,13 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
   for (int64 chunk = blockIdx.x; chunk < total; chunk += gridDim.x) {
     const int64 sample = chunk / chunks, first = (chunk - sample * chunks) * vectors_per_chunk;
     Sums sums(columns);
+    if constexpr (kStaged) {
+      using Staged = StagedLogits<Program, kSumThreads>;
+      const Staged staged{reinterpret_cast<typename Staged::Logits*>(columns + staged_at * kSumThreads) + threadIdx.x};
+      sum_staged(program, sample, first, min(first + vectors_per_chunk, vectors), staged, sums);
+    }
 #pragma unroll 1
-    for (int64 turn = threadIdx.x; turn < vectors_per_chunk; turn += kSumThreads) {
+    for (int64 turn = threadIdx.x; !kStaged && turn < vectors_per_chunk; turn += kSumThreads) {
       const int64 vector = first + turn;
       if (vector >= vectors) break;
       VectorOffsets<Program::kVecSize, Program::kWide> offset;
@@ -177,25 +252,14 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
       ClassesOf<Program> classes;
       classes.template load<false>(program, offset);
       VoxelTarget targets[kVecSize];
-      bool whole = true;
+      voxel_targets(program, classes, offset, sample * program.space.voxels + vector * kVecSize, targets);
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        targets[i] = voxel_target(program, classes, offset, i);
-        whole = whole && targets[i].sound;
+        const auto find_softmax = [&](VoxelSoftmax<Program>& softmax, int i) {
+          if constexpr (Program::kLabelApart) softmax.find_apart(program, classes, offset, i, targets[i]);
+        };
+        add_voxel(program, classes, targets[i], i, find_softmax, sums);
       }
-      if constexpr (!Program::kDense) {
-        if (!whole) {
-#pragma unroll
-          for (int i = 0; i < kVecSize; ++i) {
-            if (!targets[i].spoilt) continue;
-            report_label(program.status, program.site, sample * program.space.voxels + vector * kVecSize + i,
-                         classes.label(i), program.space.classes);
-          }
-          if constexpr (Program::kLabelApart) classes.keep(PackMask<typename Program::Input, kVecSize>(targets));
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kVecSize; ++i) add_voxel(program, classes, offset, targets[i], i, sums);
     }
     if constexpr (Sums::kInColumns > 0) {
       __syncthreads();

@@ -162,6 +162,11 @@ struct ClassesOf {
     for (int c = 0; c < Program::kClasses; ++c) {
       x[c] = load_voxels<kLast, Program>(program.input + c * program.space.class_stride[kInputs], offset, kInputs);
     }
+    load_targets<kLast>(program, offset);
+  }
+  template <bool kLast>
+  __device__ __forceinline__ void load_targets(const Program& program,
+                                               const VectorOffsets<kVecSize, Program::kWide>& offset) {
 #pragma unroll
     for (int c = 0; c < (Program::kDense ? Program::kClasses : 1); ++c) {
       t[c] = load_voxels<kLast, Program>(program.target + c * program.space.class_stride[kTargets], offset, kTargets);
@@ -171,6 +176,25 @@ struct ClassesOf {
     Compute y[kVecSize];
     unpack(x[c], y);
     return y[i];
+  }
+  // The largest logit of a voxel. Those of 16 bits are compared in pairs of voxels.
+  __device__ __forceinline__ Compute largest(int i) const {
+    using Storage = typename Program::Input;
+    if constexpr (sizeof(Storage) == 2 && kVecSize % 2 == 0 && kHasPairMax) {
+      Pack<Storage, 2> pair;
+      unsigned& word = reinterpret_cast<unsigned&>(pair);
+      word = reinterpret_cast<const unsigned*>(&x[0])[i / 2];
+#pragma unroll
+      for (int c = 1; c < Program::kClasses; ++c) {
+        word = max_pair(word, reinterpret_cast<const unsigned*>(&x[c])[i / 2], Storage{});
+      }
+      return widen_element<Compute>(pair, i % 2);
+    } else {
+      Compute y = input(0, i);
+#pragma unroll
+      for (int c = 1; c < Program::kClasses; ++c) y = max_ignoring_nan(y, input(c, i));
+      return y;
+    }
   }
   __device__ __forceinline__ Compute target(int c, int i) const {
     return widen<Compute>(t[Program::kDense ? c : 0].element[i]);
@@ -258,18 +282,23 @@ struct VoxelSoftmax {
                                              const VectorOffsets<Program::kVecSize, Program::kWide>& offset, int i,
                                              const VoxelTarget& target) {
     const int label = target.label;
-    label_logit = widen<Compute>(
+    const Compute logit = widen<Compute>(
         program.input[offset.at(kInputs, i) + static_cast<int64>(label) * program.space.class_stride[kInputs]]);
-    label_logit = target.sound ? label_logit : Compute(0);
-    max_logit = classes.input(0, i);
-#pragma unroll
-    for (int c = 1; c < Program::kClasses; ++c) max_logit = max_ignoring_nan(max_logit, classes.input(c, i));
+    find_apart<false>(classes, i, target, logit);
+  }
+  // With kLabelOut the label's logit is -inf among the classes.
+  template <bool kLabelOut, class Classes>
+  __device__ __forceinline__ void find_apart(const Classes& classes, int i, const VoxelTarget& target, Compute logit) {
+    const int label = target.label;
+    label_logit = target.sound ? logit : Compute(0);
+    max_logit = classes.largest(i);
+    if constexpr (kLabelOut) max_logit = max_ignoring_nan(max_logit, label_logit);
     pivot = label;
     others = Compute(0);
 #pragma unroll
     for (int c = 0; c < Program::kClasses; ++c) {
       e[c] = difference_exponential(classes.input(c, i), max_logit);
-      e[c] = c == label ? Compute(0) : e[c];
+      if constexpr (!kLabelOut) e[c] = c == label ? Compute(0) : e[c];
       others += e[c];
     }
     // As in row_result, for which the compiler then finds it and the sum once.
@@ -505,5 +534,46 @@ __device__ __forceinline__ VoxelCost<typename Program::Compute> voxel_cost(const
       total += program.loss(variable<0u, 0>(log_p), t, weight, variable<0u, 3>(Compute(program.space.classes))).value;
     }
     return {total, Compute(1)};
+  }
+}
+
+// The logits of a thread's next vector, which come to shared memory during the arithmetic of the one before: a pack for
+// each class and thread. A thread reads what it copied itself. There the label's logit is taken out, and -inf left in
+// its place, whose exponential is 0: among registers that would take a comparison and a selection for every class.
+template <class Program, int kThreads>
+struct StagedLogits {
+  using Compute = typename Program::Compute;
+  using Input = typename Program::Input;
+  static constexpr int kVecSize = Program::kVecSize;
+  using Logits = Pack<Input, kVecSize>;
+  Logits* own;
+
+  __device__ __forceinline__ void copy(const Program& program,
+                                       const VectorOffsets<kVecSize, Program::kWide>& offset) const {
+#pragma unroll
+    for (int c = 0; c < Program::kClasses; ++c) {
+      cp_async_bytes<sizeof(Logits)>(own + c * kThreads,
+                                     program.input + c * program.space.class_stride[kInputs] + offset.at(kInputs, 0));
+    }
+  }
+  __device__ __forceinline__ Logits logits(int c) const {
+    return own[c * kThreads];
+  }
+  __device__ __forceinline__ Compute take_label(int label, int i) const {
+    Input& element = own[label * kThreads].element[i];
+    const Compute logit = widen<Compute>(element);
+    element = Narrow<Input>::from(-scalar_infinity(Compute()));
+    return logit;
+  }
+};
+
+// Keeps the compiler from using the elements of a pack before this point.
+template <class Storage, int kVecSize>
+__device__ __forceinline__ void keep_loaded(Pack<Storage, kVecSize>& pack) {
+  using Register = typename WordOf<(sizeof(pack) < 4 ? sizeof(pack) : 4)>::type;
+#pragma unroll
+  for (int r = 0; r < static_cast<int>(sizeof(pack) / sizeof(Register)); ++r) {
+    Register& word = reinterpret_cast<Register*>(&pack)[r];
+    word = static_cast<Register>(opaque(static_cast<unsigned>(word)));
   }
 }

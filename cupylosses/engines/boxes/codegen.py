@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.boxes.definition import BOX_FORMAT, COMPONENTS, FORMATS, BoxLoss
 from cupylosses.engines.pointwise.codegen import ACCESS
-from cupylosses.engines.pointwise.layout import BLOCKS_PER_SM_OTHERS, MAX_THREADS, TILED, max_rank
+from cupylosses.engines.pointwise.layout import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_THREADS, TILED, max_rank
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, loss_head, written_at
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR
@@ -29,8 +29,15 @@ KINDS = {
 }
 SUMS = frozenset({"broadcast_gradient", "combine_slices"})
 
-#: Vectors of a batch of a lane. Few, so that warps have nearly equal numbers of batches of millions of boxes.
+#: Vectors of a batch of a lane. Few, so that warps have nearly equal numbers of batches of millions of boxes; but pairs
+#: of boxes of 16 bits are bound by instructions, of which a batch has some of its own.
 UNROLL = 4
+UNROLL_OF_PAIRS = 8
+
+
+def unroll_of(vec_size: int) -> int:
+    """Vectors of a batch of a lane, by boxes of a vector."""
+    return UNROLL_OF_PAIRS if vec_size == 2 else UNROLL
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,7 @@ def _functor(kernel: BoxKernel) -> Iterator[str]:
     """The loss as a functor of boxes, each a tuple of dual numbers, of the weight and of the mask."""
     loss, compute = kernel.loss, STORAGE[kernel.compute][0]
     used = set(re.findall(r"\w+", " ".join([*loss.let.values(), loss.value])))
-    yield from loss_head(compute, loss.heavy)
+    yield from loss_head(compute, loss.heavy, loss.tentative and kernel.compute == "float32")
     yield from (f"  double {x}_;" for x in kernel.numbers)
     yield ""
     yield from call_signature(kernel.names)
@@ -213,7 +220,7 @@ def _entry(kernel: BoxKernel) -> Iterator[str]:
         if kernel.layout in TILED:
             layout = f"TiledLayout<{streams}, {rank}>"
         parameter, local = "const __grid_constant__ Layout layout", []
-    unroll = f"<{UNROLL}>"
+    unroll = f"<{unroll_of(kernel.vec_size)}>"
     element, call = {
         "value": ("Absent{}", f"reduce_value{unroll}(program, chunks, memory, divisor, value)"),
         "value_and_gradient": (
@@ -234,7 +241,9 @@ def _entry(kernel: BoxKernel) -> Iterator[str]:
     yield ""
     # 128 registers per thread: eight derivatives of each intermediate result. Four take 80 or fewer of dense operands
     # with corners, which leaves room for a third block.
-    yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {BLOCKS_PER_SM_OTHERS})'
+    few = kernel.layout == "flat" and kernel.compute == "float32" and sum(kernel.gradients) <= 1
+    blocks = BLOCKS_PER_SM if few else BLOCKS_PER_SM_OTHERS
+    yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {blocks})'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, 'int64 chunks', parameter])}) {{"
     yield from local
     yield from counted_divisor(kernel.counted, kernel.kind != "value")

@@ -74,6 +74,8 @@ class BoxLoss(Definition):
 
     ``let``        named parts of the value, expressions of the parts of boxes (`PARTS`).
     ``value``      the value of a pair of boxes, an expression of these.
+    ``tentative``  True if the value is infinite or NaN wherever a quotient or an angle in it is. Boxes are then
+                   evaluated without the edges of these first, and once more where the value is not finite.
     ``reference``  the value through the array API: a function of ``xp``, of the operands (..., 4), and of parameters
                    and flags by name.
     """
@@ -82,6 +84,7 @@ class BoxLoss(Definition):
     let: Mapping[str, str] = field(default_factory=dict)
     reference: Callable[..., Any]
     heavy: int = 1
+    tentative: bool = False
 
     #: Operands with one number for each box: none but weight and mask.
     row_operands: ClassVar[tuple[str, ...]] = ()
@@ -109,7 +112,7 @@ class BoxLoss(Definition):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        own = (self.operands, self.value, self.let, self.constants, self.parameters, self.flags)
+        own = (self.operands, self.value, self.let, self.constants, self.parameters, self.flags, self.tentative)
         return (*own, code_of(getattr(self.reference, "__wrapped__", self.reference)))
 
     @cached_property

@@ -14,7 +14,7 @@ from typing import cast
 
 from cupylosses.call import Call
 from cupylosses.engines.base import Engine, Machine, Step, TensorSpec, Wanted
-from cupylosses.engines.boxes.codegen import UNROLL, BoxKernel
+from cupylosses.engines.boxes.codegen import BoxKernel, unroll_of
 from cupylosses.engines.boxes.definition import COMPONENTS, BoxLoss
 from cupylosses.engines.pointwise import layout as pointwise_layout
 from cupylosses.engines.pointwise.layout import Stream
@@ -41,7 +41,9 @@ class BoxLaunch:
     def __init__(self, plan: BoxPlan, streams: Sequence[Stream]) -> None:
         self.plan = plan
         self.layout = pointwise_layout.layout(plan.rows_shape, streams, micro_tile=1)
-        self.chunks = pointwise_layout.chunks(self.layout.vectors, self.layout.vec_size, UNROLL)
+        self.chunks = pointwise_layout.chunks(
+            self.layout.vectors, self.layout.vec_size, unroll_of(self.layout.vec_size)
+        )
         self.threads = pointwise_layout.threads(self.chunks)
         self.blocks = pointwise_layout.grid(self.chunks, self.threads, plan.machine.processors)
         self.warps = self.blocks * self.threads // gpu.WARP

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from cupylosses.definition.expressions import cuda, in_double, names_in
 from cupylosses.engines.regions.call import NUMBERS, Static
 from cupylosses.engines.regions.definition import RegionLoss
-from cupylosses.engines.regions.layout import GRADIENT_THREADS, THREADS, resident
+from cupylosses.engines.regions.layout import (
+    GRADIENT_THREADS,
+    THREADS,
+    columns_of_sums,
+    resident,
+    staged_gradient_blocks,
+)
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.glue import STORAGE, call_signature, counted_divisor, written_at
 from cupylosses.jit.kernel import Kernel
@@ -64,6 +70,7 @@ class RegionKernel(Kernel):
     vec_size: int
     wide: bool
     many: bool
+    staged: bool = False
     counted: bool = False
 
     files = FILES
@@ -95,7 +102,13 @@ class RegionKernel(Kernel):
             parts += [] if s.background else ["foreground"]
             parts += [f"power-of-{s.gamma_over}"] if s.power else []
         parts += [s.voxel] if s.voxel else []
-        parts += ["smoothed"] * s.smoothed + ["wide"] * self.wide + ["apart"] * self.many + ["counted"] * self.counted
+        parts += (
+            ["smoothed"] * s.smoothed
+            + ["wide"] * self.wide
+            + ["apart"] * self.many
+            + ["staged"] * self.staged
+            + ["counted"] * self.counted
+        )
         if self.kind == "from_residual":
             parts += ["grad" + "".join([str(int(x)) for x in self.gradients])]
         return "_".join(parts)
@@ -201,12 +214,15 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     )
     yield f"using Rules = GroupRules<{', '.join([*rules, *map(_bool, switches)])}>;"
     yield f"using Groups = GroupProgram<Rules, {class_weight}>;"
-    fixed = ["int64 ignored", "int64 site", "int64 chunks", "int64 per_chunk", "const __grid_constant__ Space space"]
+    fixed = ["int64 ignored", "int64 site", "int64 chunks", "int64 per_chunk"]
+    fixed += ["int64 per_piece"] * (kind == "from_residual" and kernel.staged) + ["const __grid_constant__ Space space"]
     blocks = resident(kernel.held, ITEMSIZE[kernel.compute], bool(static.voxel)) if kind != "groups" else 1
     yield ""
     threads = THREADS
     if kind == "from_residual":
         threads, blocks = GRADIENT_THREADS, blocks * THREADS // GRADIENT_THREADS
+        if kernel.staged:
+            blocks = staged_gradient_blocks(kernel.held)
     yield f'extern "C" __global__ void __launch_bounds__({threads}, {blocks})'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
     if kind == "value":
@@ -223,7 +239,9 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
         yield "  extern __shared__ uint4 staged[];"
         if kernel.held:
             columns = "reinterpret_cast<Program::Compute*>(staged)"
-            yield f"  sum_in_registers(program, chunks, per_chunk, partials, {columns});"
+            apart = static.kind == "labels" and (static.activation, static.overlap) == ("softmax", "product")
+            at = columns_of_sums(kernel.held, apart)
+            yield f"  sum_in_registers<{_bool(kernel.staged)}>(program, chunks, per_chunk, partials, {columns}, {at});"
         else:
             yield "  sum_in_tiles(program, chunks, per_chunk, partials, reinterpret_cast<double*>(staged));"
     if kind == "value":
@@ -249,7 +267,12 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
         names = ("input_gradients", "target_gradients")
         given = [n if w else "nullptr" for n, w in zip(names, kernel.gradients, strict=True)]
         yield "  extern __shared__ uint4 staged[];"
-        yield f"  write_gradients<{', '.join(map(_bool, kernel.gradients))}>("
-        yield f"      program, groups, residual, grad_output, per_group, chunks, per_chunk, {', '.join(given)},"
-        yield "      reinterpret_cast<Program::Compute*>(staged));"
+        coeffs = "reinterpret_cast<Program::Compute*>(staged)"
+        common = "program, groups, residual, grad_output, per_group, chunks, per_chunk"
+        if kernel.staged:
+            yield f"  write_staged_gradients({common}, per_piece,"
+            yield f"                         {given[0]}, {coeffs});"
+        else:
+            yield f"  write_gradients<{', '.join(map(_bool, kernel.gradients))}>("
+            yield f"      {common}, {', '.join(given)}, {coeffs});"
     yield "}"

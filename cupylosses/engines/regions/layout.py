@@ -41,6 +41,9 @@ GRADIENT_BLOCKS = 64
 RECORD = 6
 #: Shared memory that the kernels declare, at most.
 DECLARED_BYTES = 24 << 10
+#: Shared memory that a block can opt in to, from which on logits come through it: there is room for all blocks of a
+#: multiprocessor.
+STAGED_BYTES = 160 << 10
 #: Blocks of a multiprocessor, by the number of classes in registers up to which so many have room; of others 2.
 RESIDENT = ((2, 4), (5, 3))
 
@@ -154,6 +157,17 @@ def gradient_chunks(x: Layout, processors: int) -> tuple[int, int]:
     least = -(-GRADIENT_NUMBERS // (x.classes * x.vec_size))
     turns = min(tiles, max(least, -(-x.samples * tiles // (processors * GRADIENT_BLOCKS))))
     return -(-tiles // turns), turns * GRADIENT_THREADS
+
+
+def staged_gradient_blocks(held: int) -> int:
+    """Blocks of a multiprocessor that write gradients of logits which come through shared memory."""
+    return 6 if held <= 14 else 5
+
+
+def gradient_piece(x: Layout, processors: int) -> int:
+    """Vectors of a chunk that one of these blocks writes the gradients of: in all, the blocks are two waves."""
+    pieces = max(1, 2 * staged_gradient_blocks(x.held) * processors // (x.samples * x.chunks))
+    return GRADIENT_THREADS * -(-x.per_chunk // (pieces * GRADIENT_THREADS))
 
 
 def resident(held: int, number: int, heavy: bool) -> int:

@@ -121,31 +121,64 @@ class RegionPlan(Plan):
             found = self._launchers[key] = self._load(stage, wanted, counted)
         return found
 
+    @property
+    def _is_apart(self) -> bool:
+        """``kLabelApart``."""
+        static = self.static
+        kinds = static.kind, static.activation, static.overlap
+        return kinds == ("labels", "softmax", "product") and self.layout.held > 0
+
+    @property
+    def _is_staged(self) -> bool:
+        """True if logits come to threads through shared memory, one vector ahead (``StagedLogits``): those of 16 bits
+        and 11 to 20 classes, of which a thread has pairs of voxels. Others were not faster, or not timed. The label's
+        logit is taken out there, so no other loss of a voxel may look at it.
+        """
+        x, static = self.layout, self.static
+        alone = static.voxel in ("", "row") and not static.smoothed
+        pairs = x.wide and x.vec_size == 2 and ITEMSIZE[self.input.dtype] == 2
+        return self._is_apart and alone and pairs and self.machine.chip.shared >= region_layout.STAGED_BYTES
+
+    def _shared(self, stage: str) -> tuple[int, int]:
+        """Bytes of dynamic shared memory of a block, and those for the logits that threads have ahead."""
+        x, number = self.layout, ITEMSIZE[self.compute]
+        logits = x.held * x.vec_size * ITEMSIZE[self.input.dtype]
+        if stage == "from_residual":
+            return 3 * x.classes * number, logits * region_layout.GRADIENT_THREADS
+        if stage == "groups":
+            return 0, 0
+        if not x.held:
+            return 24 * x.classes, 0
+        columns = region_layout.columns_of_sums(x.held, self._is_apart)
+        return columns * region_layout.THREADS * number, logits * region_layout.THREADS
+
     def _load(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         x, static = self.layout, self.static
+        shared, ahead = self._shared(stage)
+        staged = ahead > 0 and self._is_staged
+        if staged:
+            shared = -(-shared // 16) * 16 + ahead
         kernel = RegionKernel(
             self.loss, stage, self.input.dtype, self.target.dtype,
             "" if self.class_weight is None else self.class_weight.dtype,
             "" if self.weight is None else self.weight.dtype, static.masked, self.result, self.compute,
             _of_kernel(static, stage),
-            tuple(wanted[:2]), x.held, x.vec_size, x.wide, x.many, counted,
+            tuple(wanted[:2]), x.held, x.vec_size, x.wide, x.many, staged, counted,
         )  # fmt: skip
-        blocks, threads, shared = 1, region_layout.THREADS, 0
+        blocks, threads = 1, region_layout.THREADS
+        piece: tuple[int, ...] = ()
         chunks, per_chunk = x.chunks, x.per_chunk
         if stage in ("value", "sums"):
             blocks = min(x.samples * x.chunks, 32 * self.machine.processors)
-            shared = 24 * x.classes
-            if x.held:
-                # ``kLabelApart``
-                apart = static.kind == "labels" and (static.activation, static.overlap) == ("softmax", "product")
-                columns = region_layout.columns_of_sums(x.held, apart)
-                shared = columns * region_layout.THREADS * ITEMSIZE[self.compute]
         if stage == "from_residual":
             threads = region_layout.GRADIENT_THREADS
-            chunks, per_chunk = region_layout.gradient_chunks(x, self.machine.processors)
-            blocks = x.samples * chunks
-            shared = 3 * x.classes * ITEMSIZE[self.compute]
-        fixed = (static.ignore_index, self.site, chunks, per_chunk, x.words)
+            if staged:
+                per_piece = region_layout.gradient_piece(x, self.machine.processors)
+                blocks, piece = x.samples * chunks * -(-per_chunk // per_piece), (per_piece,)
+            else:
+                chunks, per_chunk = region_layout.gradient_chunks(x, self.machine.processors)
+                blocks = x.samples * chunks
+        fixed = (static.ignore_index, self.site, chunks, per_chunk, *piece, x.words)
         return self.machine.launcher(kernel, blocks, threads, fixed, shared)
 
     def unreduced_step(self, counted: bool) -> Step:
