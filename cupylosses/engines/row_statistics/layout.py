@@ -63,8 +63,8 @@ LONG_BYTES = 48 << 10
 RESIDENT_THREADS = 768
 #: Blocks of a multiprocessor that look for stale gradients.
 CHECKING = 2
-#: Chunks that rows are cut into until a chunk takes more rows than a block at once, twice as many where a warp copies a
-#: row element by element; and the most that it takes then.
+#: Chunks that rows are cut into until a chunk takes more rows than a block at once, twice as many where a warp copies
+#: rows of three operands element by element; and the most that it takes then.
 CHUNKS = 8192
 MAX_ROUNDS = 64
 
@@ -173,7 +173,7 @@ def layout(
         value_ahead = value_ahead if cluster > 1 else ahead
         taken = team * parts // width
     at_once, most = threads * cluster // width, CHUNKS
-    if kind == "lanes" and vec_size == 1 and width == WARP and 16 // widest >= KEPT_BYTES:
+    if kind == "lanes" and vec_size == 1 and width == WARP and 16 // widest >= KEPT_BYTES and read > COPIED_OPERANDS:
         most *= 2
     rounds = max(1, min(rows * cluster // (at_once * most), MAX_ROUNDS))
     wide = all(_whole(x, shape, vec_size) for x in vectors)
