@@ -18,13 +18,14 @@ __device__ __forceinline__ Dual<T, kDot | kX | kY> cosine(const Dual<T, kDot>& d
   const T y = yy.value + eps.value;
   // NaN of the other vector is in the product.
   const bool nowhere = xx.value == T(0) || yy.value == T(0);
-  // Roots of both factors: their product may overflow.
-  const T length = nowhere ? T(1) : scalar_square_root(x) * scalar_square_root(y);
-  const T quotient = dot.value / length;
+  // Inverses of both lengths: their product may overflow. Two quotients in place of four, each of which a row waits
+  // for.
+  const T inverse_x = nowhere ? T(0) : T(1) / scalar_square_root(x);
+  const T inverse_y = nowhere ? T(0) : T(1) / scalar_square_root(y);
+  const T quotient = nowhere ? dot.value : dot.value * inverse_x * inverse_y;
   const T value = quotient > T(1) ? T(1) : (quotient < T(-1) ? T(-1) : quotient);
   const T half = T(-0.5) * value;
-  return chain(dot, xx, yy, value, nowhere ? T(0) : T(1) / length, nowhere ? T(0) : half / x,
-               nowhere ? T(0) : half / y);
+  return chain(dot, xx, yy, value, inverse_x * inverse_y, half * inverse_x * inverse_x, half * inverse_y * inverse_y);
 }
 
 // dot / (max(|x|, eps) max(|y|, eps)), the cosine of two vectors from their product and their squared lengths, and

@@ -212,13 +212,14 @@ __device__ __forceinline__ int exponent_of(int x) {
 // The type of the index of a class: lanes of a warp share short rows only.
 template <class Group>
 using IndexOf = Choose<Group::kMultiWarp, int64, int>;
-// Loads vectors that lie `step` elements apart, `left` of them or as many as there is room for.
+// Loads vectors that lie `step` elements apart, `left` of them or as many as there is room for. Each is read once, but
+// loads that are evict-first are slower (docs/performance.md).
 template <int kVecSize, int kVectors, class Input, class Index>
 __device__ __forceinline__ void load_vectors(const Input* from, int step, Index left,
                                              Pack<Input, kVecSize> (&x)[kVectors]) {
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    if (k < left) x[k] = load_stream<kVecSize>(from + static_cast<Index>(k) * step);
+    if (k < left) x[k] = load_reused<kVecSize>(from + static_cast<Index>(k) * step);
   }
 }
 // An integer from 0 to 2^32 - 1 in double: the mantissa of 2^52 + n, without a conversion.
@@ -707,16 +708,18 @@ __device__ __forceinline__ void take_vectors(const Pack<typename Program::Input,
   unsigned active[kElements] = {};
 #pragma unroll 1
   for (int first = 0; first < length; first += kFields) {
-    unsigned counted = 0, pair = (1u << kAbove) + 1u;
-#pragma unroll 1
-    for (int j = first; j < min(first + kFields, length); ++j) {
-      const Score smallest = __shfl_sync(0xffffffffu, lane.smallest, j);
+    unsigned counted = 0;
+#pragma unroll
+    for (int field = 0; field < kFields; ++field) {
+      // Asked of the first, too, a register would be spilled.
+      if (field > 0 && first + field >= length) break;
+      const Score smallest = __shfl_sync(0xffffffffu, lane.smallest, first + field);
+      const unsigned pair = (1u << kAbove) + (1u << field * kFieldBits);
 #pragma unroll
       for (int e = 0; e < kElements; ++e) {
         // The comparison is true of NaN.
         add_unless_less(score[e], smallest, pair, active[e]);
       }
-      pair += (pair & ((1u << kAbove) - 1u)) * ((1u << kFieldBits) - 1u);
     }
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
@@ -789,6 +792,16 @@ struct ListAhead {
   Pack<Input, kVecSize> x[kVectors];
   Input own;
 
+  // Has a row brought to L2 of which `start` will load a part only: the loads of the others wait for nothing else.
+  __device__ __forceinline__ void prefetch(const Program& program, const Group& group, int rank,
+                                           const int64 (&offset)[kRowStreams]) {
+    if constexpr (sizeof(Input) * kVecSize == 16 && !Program::kMasked) {
+      const RowVectors<Input, kVecSize, Index> view(program.input, offset[kLogits],
+                                                    static_cast<Index>(program.space.classes));
+      if (rank != 0 || view.vectors <= kVectors * group.num_threads()) return;
+      prefetch_l2(program.input + offset[kLogits] + view.head, static_cast<unsigned>(view.vectors) * 16u);
+    }
+  }
   // Starts the loads of a row, whose labels are `next`. Preconditions: every thread of the group calls it together.
   __device__ __forceinline__ void start(const Program& program, const Group& group, int rank,
                                         const int64 (&offset)[kRowStreams]) {
@@ -1199,6 +1212,7 @@ __device__ __forceinline__ double list_row(const Program& program, const Group& 
   if (has_next) {
     program.space.offsets(next, of_next);
     ahead.next = label_of_lane(program, of_next);
+    if constexpr (!Group::kMultiWarp) ahead.prefetch(program, group, rank, of_next);
   }
   bool counts = exists;
   if constexpr (Program::kMasked) counts = counts && program.mask[offset[kRowMask]];

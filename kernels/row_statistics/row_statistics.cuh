@@ -15,8 +15,9 @@
 // 3. The threads go through the same features again and write the gradients. A thread keeps its vectors of the row in
 //    its own part of shared memory if there is room (kHeld): registers would hold them as doubles beside those of step
 //    2, and leave room for half as many rows. Elements of 16 bits are kept as the upper words of doubles, so that they
-//    are converted once (upper_t). The second read of a longer row mostly comes from a cache. The blocks of a row
-//    prefetch their next one to L2 before step 2, so that memory has work meanwhile.
+//    are converted once (upper_t). With kCopied all vectors of a thread are copied there asynchronously at once, where
+//    otherwise kAhead of each operand are in flight. The second read of a longer row mostly comes from a cache. The
+//    blocks of a row prefetch their next one to L2 before step 2, so that memory has work meanwhile.
 // 4. A chunk of rows leaves one partial sum of values, and the block that arrives last adds them.
 //
 // Each element is read once (twice if not kHeld), and each gradient written once. Which features a thread takes follows
@@ -250,29 +251,27 @@ struct RowsOfFeatures {
   Dimensions<kStreams, kRank> outer;
 };
 
-// Warps that share a part of a row, at most.
-constexpr int kMaxPartWarps = 16;
-
-// `width` neighbouring lanes of a warp share a row.
+// kWidth neighbouring lanes of a warp share a row. The width and the threads of a block are constants, so that the
+// compiler adds the distance of two vectors to an address of shared memory.
+template <int kWidth, int kThreads>
 struct LanesOfRow {
   static constexpr bool kBlockWide = false;
   static constexpr int kRounds = 1, kBlocks = 1;
-  int width;
 
   __device__ __forceinline__ static int rank() {
     return 0;
   }
   __device__ __forceinline__ int lane(int) const {
-    return threadIdx.x % width;
+    return threadIdx.x % kWidth;
   }
   __device__ __forceinline__ int lanes() const {
-    return width;
+    return kWidth;
   }
   __device__ __forceinline__ int group() const {
-    return threadIdx.x / width;
+    return threadIdx.x / kWidth;
   }
   __device__ __forceinline__ int groups() const {
-    return blockDim.x / width;
+    return kThreads / kWidth;
   }
   __device__ __forceinline__ void enter() const {
   }
@@ -285,20 +284,23 @@ struct LanesOfRow {
   // together.
   template <class Evaluate, class Statistics>
   __device__ __forceinline__ auto finish(const Evaluate& evaluate, Statistics& statistics, double exponent) const {
-    for (int offset = width / 2; offset > 0; offset /= 2) statistics.merge_lanes(offset, exponent);
+#pragma unroll
+    for (int offset = kWidth / 2; offset > 0; offset /= 2) statistics.merge_lanes(offset, exponent);
     return evaluate(statistics);
   }
 };
 
-// Words of 4 bytes of a statistic, as they travel between blocks.
+// Stores x at `place` in each of `blocks` blocks of the cluster, and reports its bytes to their `barrier`.
+// Preconditions: those of store_dsmem_async; all lanes of a warp call it together.
 template <class T>
-__device__ __forceinline__ void store_everywhere(T& place, const T& x, int blocks) {
-  static_assert(sizeof(T) % 4 == 0, "what is shared travels in words of 4 bytes");
+__device__ __forceinline__ void store_everywhere(T& place, const T& x, int blocks, BytesBarrier& barrier) {
+  using Word = unsigned long long;
+  static_assert(sizeof(T) % sizeof(Word) == 0, "statistics travel in words of 8 bytes");
   const int rank = threadIdx.x % 32;
   if (rank >= blocks) return;
 #pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(T) / 4); ++i) {
-    store_dsmem(reinterpret_cast<unsigned*>(&place) + i, rank, reinterpret_cast<const unsigned*>(&x)[i]);
+  for (int i = 0; i < static_cast<int>(sizeof(T) / sizeof(Word)); ++i) {
+    store_dsmem_async(reinterpret_cast<Word*>(&place) + i, rank, reinterpret_cast<const Word*>(&x)[i], barrier);
   }
 }
 
@@ -310,26 +312,32 @@ __device__ __forceinline__ void store_everywhere(T& place, const T& x, int block
 // 2. The first warp of each block adds up those of all warps, and evaluates for the block (`finish`): double precision
 //    is dear, and other warps leave their issue slots to the rows of other blocks.
 //
-// Preconditions: all threads of all blocks of the row call each function together; kParts divides 32.
-template <int kParts, int kRounds_, bool kCluster>
+// In a cluster the statistics of a row arrive by asynchronous stores, which a barrier in each block counts. A barrier
+// of the cluster would release all writes of its threads, and so wait for their gradients. Rows take two places for
+// statistics in turn: a warp shows those of the next row once it has its coefficients of this one, so when a block has
+// all statistics of the next row, every block has read those of this one.
+//
+// Preconditions: all threads of all blocks of the row call each function together; kParts divides 32; blocks have
+// kThreads threads.
+template <int kParts, int kRounds_, bool kCluster, int kThreads>
 struct BlocksOfRow {
   static constexpr bool kBlockWide = true;
   static constexpr int kRounds = kRounds_, kBlocks = kCluster ? kParts : 1, kTeams = kParts / (kBlocks * kRounds);
+  static constexpr int kTeamSize = kThreads / kTeams, kTeamWarps = kTeamSize / 32, kWarps = kParts * kTeamWarps;
+
+  mutable unsigned turn;  // number of the row among those of this block
 
   __device__ __forceinline__ static int rank() {
     return kCluster ? static_cast<int>(cluster_rank()) : 0;
   }
-  __device__ __forceinline__ static int team_size() {
-    return blockDim.x / kTeams;
-  }
   __device__ __forceinline__ static int part(int round) {
-    return kCluster ? rank() : round * kTeams + static_cast<int>(threadIdx.x) / team_size();
+    return kCluster ? rank() : round * kTeams + static_cast<int>(threadIdx.x) / kTeamSize;
   }
   __device__ __forceinline__ int lane(int round) const {
-    return part(round) * team_size() + static_cast<int>(threadIdx.x) % team_size();
+    return part(round) * kTeamSize + static_cast<int>(threadIdx.x) % kTeamSize;
   }
   __device__ __forceinline__ int lanes() const {
-    return kParts * team_size();
+    return kParts * kTeamSize;
   }
   __device__ __forceinline__ int group() const {
     return 0;
@@ -337,24 +345,34 @@ struct BlocksOfRow {
   __device__ __forceinline__ int groups() const {
     return 1;
   }
-  // Shared memory of another block must not be written before that block has started, nor after it has ended.
+  // Shared memory of another block must not be written before that block has started: the first row waits for it.
   __device__ __forceinline__ void enter() const {
-    if constexpr (kCluster) cluster_arrive();
+    if constexpr (kCluster) {
+      if (threadIdx.x == 0) {
+        start_barrier(barriers()[0]);
+        start_barrier(barriers()[1]);
+      }
+      cluster_arrive_relaxed();
+    }
   }
+  // Nor after it has ended: with its last row a block has all that the others write.
   __device__ __forceinline__ void leave() const {
-    if constexpr (kCluster) cluster_wait();
+    if constexpr (kCluster) {
+      if (turn == 0) cluster_wait();
+    }
   }
 
   // Adds what the threads have found in a round.
   template <class Statistics>
   __device__ __forceinline__ void contribute(Statistics& statistics, int round, double exponent) const {
     for (int offset = 16; offset > 0; offset /= 2) statistics.merge_lanes(offset, exponent);
-    const int warps = team_size() / 32, warp = static_cast<int>(threadIdx.x) % team_size() / 32;
-    Statistics& place = of_warps<Statistics>()[part(round) * warps + warp];
+    const int warp = static_cast<int>(threadIdx.x) % kTeamSize / 32;
+    Statistics& place = of_warps<Statistics>(turn)[part(round) * kTeamWarps + warp];
     if constexpr (kCluster) {
-      // All blocks have read those of the last row.
-      cluster_wait();
-      store_everywhere(place, statistics, kBlocks);
+      if (turn == 0) cluster_wait();
+      BytesBarrier& barrier = barriers()[turn % 2];
+      if (threadIdx.x == 0) expect_bytes(barrier, kWarps * sizeof(Statistics));
+      store_everywhere(place, statistics, kBlocks, barrier);
     } else if (threadIdx.x % 32 == 0) {
       place = statistics;
     }
@@ -365,16 +383,15 @@ struct BlocksOfRow {
     using Row = decltype(evaluate(statistics));
     __shared__ Row row;
     if constexpr (kCluster) {
-      cluster_arrive();
-      cluster_wait();
+      await_bytes(barriers()[turn % 2], turn / 2 % 2);
     } else {
       __syncthreads();
     }
     if (threadIdx.x < 32) {
-      const int warps = team_size() / 32;
-      const Statistics* const own = of_warps<Statistics>() + threadIdx.x % kParts * warps;
+      const Statistics* const own = of_warps<Statistics>(turn) + threadIdx.x % kParts * kTeamWarps;
       statistics = own[0];
-      for (int warp = 1; warp < warps; ++warp) statistics.merge(own[warp], exponent);
+#pragma unroll 4
+      for (int warp = 1; warp < kTeamWarps; ++warp) statistics.merge(own[warp], exponent);
 #pragma unroll
       for (int offset = 1; offset < kParts; offset *= 2) statistics.merge_lanes(offset, exponent);
       const Row found = evaluate(statistics);
@@ -382,15 +399,19 @@ struct BlocksOfRow {
     }
     // Also keeps the next row from being contributed to too early.
     __syncthreads();
-    if constexpr (kCluster) cluster_arrive();
+    ++turn;
     return row;
   }
 
  private:
   // Statistics of the warps of all parts, in order.
   template <class Statistics>
-  __device__ __forceinline__ static Statistics* of_warps() {
-    __shared__ Statistics found[kParts * kMaxPartWarps];
+  __device__ __forceinline__ static Statistics* of_warps(unsigned turn) {
+    __shared__ Statistics found[kCluster ? 2 : 1][kWarps];
+    return found[kCluster ? turn % 2 : 0];
+  }
+  __device__ __forceinline__ static BytesBarrier* barriers() {
+    __shared__ BytesBarrier found[2];
     return found;
   }
 };
@@ -421,6 +442,13 @@ struct Pointee<const T*> {
 template <class T>
 struct Pointee<T*> {
   using type = T;
+};
+
+template <class T>
+struct ElementTuple;
+template <class... P>
+struct ElementTuple<Tuple<P...>> {
+  using type = Tuple<typename Pointee<P>::type...>;
 };
 
 template <int kVecSize, class T>
@@ -466,7 +494,7 @@ struct RowResult {
 // Value is differentiated with respect to the statistics if kOfStatistics, and to the labels of kLabelMask.
 template <class Summands_, class Value_, class Vectors_, class Labels_, class VectorSinks_, class LabelSinks_,
           class Mask_, class Layout_, bool kOfStatistics, unsigned kLabelMask, int kVecSize_, bool kWide_, bool kHeld_,
-          int kAhead_>
+          bool kCopied_, int kAhead_, int kThreads_>
 struct RowStatistics {
   static constexpr int kVecSize = kVecSize_, kAhead = kAhead_;
   static constexpr bool kHeld = kHeld_;
@@ -485,6 +513,12 @@ struct RowStatistics {
   // Bytes of the largest vector, and of the largest one that is kept.
   static constexpr int kVectorBytes = largest_size(static_cast<const Packs*>(nullptr));
   static constexpr int kKeptBytes = largest_size(static_cast<const KeptPacks*>(nullptr));
+  // True if vectors are copied to where they are kept, as they are: no element has 16 bits.
+  static constexpr bool kCopied = kCopied_ && kHasCpAsync;
+  static_assert(!kCopied_ || (kWide_ && kHeld_), "only whole vectors that are kept are copied");
+  // Kept vectors that a thread takes together: more of them take registers that rows need.
+  static constexpr int kTogether = kVectorBytes < 16 ? 4 : 1;
+  static constexpr int kTogetherInBlocks = kCopied || !kHeld_ || kVecSize > 4 ? kTogether : 2;
   using Statistics = StatisticsOf<Summands_, StatisticSlots>;
   using Rounded = Choose<kVectorBytes == 8 * kVecSize, double, float>;
   using Row = RowResult<kStatistics, kLabels>;
@@ -516,6 +550,12 @@ struct RowStatistics {
     return found;
   }
 
+  // The labels of a row as loaded, of which nothing has been asked yet.
+  using LoadedLabels = typename ElementTuple<Labels_>::type;
+  __device__ __forceinline__ void load_labels(const int64 (&at)[kStreams], LoadedLabels& loaded) const {
+    load_labels(at, loaded, LabelSlots{});
+  }
+
   // True if the row counts.
   __device__ __forceinline__ bool counts(const int64 (&at)[kStreams]) const {
     if constexpr (IsWritten<Mask_>::value) {
@@ -533,7 +573,23 @@ struct RowStatistics {
     total.clear();
     const int64 step = static_cast<int64>(group.lanes()) * kVecSize;
     int64 first = static_cast<int64>(group.lane(round)) * kVecSize;
-    if constexpr (kKeeps) {
+    if constexpr (kKeeps && kCopied) {
+      constexpr int kUnroll = Group::kBlockWide ? kTogetherInBlocks : kTogether;
+      int kept = first_kept(group, round), vector = kept;
+#pragma unroll 4
+      for (int64 i = first; i < features; i += step, ++vector) copy(vector, i, at, VectorSlots{});
+      // A thread reads none but its own copies, so that they need no barrier.
+      cp_async_wait_all();
+#pragma unroll kUnroll
+      for (; first < features; first += step, ++kept) {
+        KeptPacks packs;
+        take(kept, packs, VectorSlots{});
+#pragma unroll
+        for (int i = 0; i < kVecSize; ++i) {
+          total.add(terms<0u>(packs, i, firsts, VectorSlots{}), summands.exponent());
+        }
+      }
+    } else if constexpr (kKeeps) {
       const int64 end = kHeld_ ? features : first + layout.kept * step;
       add_batches<true, Group::kBlockWide>(first_kept(group, round), first, step, end < features ? end : features, at,
                                            features, firsts, total);
@@ -565,7 +621,7 @@ struct RowStatistics {
                                             int64 features, const Firsts& firsts, Statistics& total) const {
     Packs batch[kAhead];
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) load<kHeld_, kWhole>(at, first + j * step, features, batch[j], VectorSlots{});
+    for (int j = 0; j < kAhead; ++j) load<false, kWhole>(at, first + j * step, features, batch[j], VectorSlots{});
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       if (!kWhole && first + j * step >= features) continue;
@@ -601,9 +657,9 @@ struct RowStatistics {
 
   // Value and coefficients from the statistics of a row. A row whose value is NaN has gradients that are NaN.
   template <bool kGradients>
-  __device__ __forceinline__ Row evaluate(const int64 (&at)[kStreams], const Firsts& firsts,
+  __device__ __forceinline__ Row evaluate(const LoadedLabels& loaded, const Firsts& firsts,
                                           const Statistics& total) const {
-    return evaluate<kGradients>(at, firsts, total, StatisticSlots{}, LabelSlots{}, VectorSlots{});
+    return evaluate<kGradients>(loaded, firsts, total, StatisticSlots{}, LabelSlots{}, VectorSlots{});
   }
 
   // Writes the gradients of the vectors of a row by its coefficients, the factor included. A row that does not count
@@ -636,7 +692,8 @@ struct RowStatistics {
     const int64 step = static_cast<int64>(group.lanes()) * kVecSize;
     const int64 first = static_cast<int64>(group.lane(round)) * kVecSize;
     if constexpr (kHeld_) {
-      write_kept<kSomeAreZero>(first_kept(group, round), first, step, features, at, features, firsts, row, counts);
+      write_kept<kSomeAreZero, Group>(first_kept(group, round), first, step, features, at, features, firsts, row,
+                                      counts);
     } else {
       // From the end back: caches have what was read last.
       const int64 batch_step = kAhead * step, begin = first + layout.kept * step;
@@ -649,7 +706,8 @@ struct RowStatistics {
           write_batch<kSomeAreZero, false>(last, step, at, features, firsts, row, counts);
         }
       }
-      write_kept<kSomeAreZero>(0, first, step, begin < features ? begin : features, at, features, firsts, row, counts);
+      write_kept<kSomeAreZero, Group>(0, first, step, begin < features ? begin : features, at, features, firsts, row,
+                                      counts);
     }
   }
   template <bool kSomeAreZero, bool kWhole>
@@ -667,12 +725,12 @@ struct RowStatistics {
                                StatisticSlots{});
     }
   }
-  // The vectors from `first` to `end` that a thread has kept, one at a time: shared memory is near, and more vectors in
-  // registers would leave room for fewer rows.
-  template <bool kSomeAreZero>
+  // The vectors from `first` to `end` that a thread has kept.
+  template <bool kSomeAreZero, class Group>
   __device__ __forceinline__ void write_kept(int kept, int64 first, int64 step, int64 end, const int64 (&at)[kStreams],
                                              int64 features, const Firsts& firsts, const Row& row, bool counts) const {
-#pragma unroll 1
+    constexpr int kUnroll = Group::kBlockWide ? kTogetherInBlocks : kTogether;
+#pragma unroll kUnroll
     for (; first < end; first += step, ++kept) {
       KeptPacks packs;
       if (counts) take(kept, packs, VectorSlots{});
@@ -686,22 +744,23 @@ struct RowStatistics {
   }
 
  private:
-  // With kLast nobody reads these vectors again; with kWhole they lie within the row.
-  template <bool kLast, bool kWhole, int... kSlot>
+  // With kAgain these vectors are read for the second time; with kWhole they lie within the row.
+  template <bool kAgain, bool kWhole, int... kSlot>
   __device__ __forceinline__ void load(const int64 (&at)[kStreams], int64 first, int64 features, Packs& packs,
                                        Indices<kSlot...>) const {
-    (load_one<kLast, kWhole>(get<kSlot>(vectors) + at[kSlot], layout.step[kSlot], first, features, get<kSlot>(packs)),
+    (load_one<kAgain, kWhole>(get<kSlot>(vectors) + at[kSlot], layout.step[kSlot], first, features, get<kSlot>(packs)),
      ...);
   }
-  template <bool kLast, bool kWhole, class Storage>
+  template <bool kAgain, bool kWhole, class Storage>
   __device__ __forceinline__ void load_one(const Storage* row, int64 step, int64 first, int64 features,
                                            Pack<Storage, kVecSize>& pack) const {
     if constexpr (kWide_) {
       // Vectors are whole: kVecSize divides the features.
       if (!kWhole && first >= features) return;
-      if constexpr (kLast) {
+      if constexpr (kAgain) {
         pack = load_stream<kVecSize>(row + first);
       } else {
+        // Also of rows that are read once: loads that are evict-first take longer.
         pack = load_reused<kVecSize>(row + first);
       }
     } else {
@@ -724,8 +783,20 @@ struct RowStatistics {
   __device__ __forceinline__ char* kept_word(int vector, int slot, int i) const {
     extern __shared__ uint4 staged[];
     const int word = (vector * kVectors + slot) * kKeptWords + i;
-    return reinterpret_cast<char*>(staged) +
-           (word * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kKeptWord;
+    return reinterpret_cast<char*>(staged) + (word * kThreads_ + static_cast<int>(threadIdx.x)) * kKeptWord;
+  }
+  template <int... kSlot>
+  __device__ __forceinline__ void copy(int vector, int64 first, const int64 (&at)[kStreams], Indices<kSlot...>) const {
+    (copy_one(vector, kSlot, get<kSlot>(vectors) + at[kSlot] + first), ...);
+  }
+  template <class Storage>
+  __device__ __forceinline__ void copy_one(int vector, int slot, const Storage* from) const {
+    using P = Pack<Storage, kVecSize>;
+    using Word = typename P::Word;
+#pragma unroll
+    for (int i = 0; i < P::kWords; ++i) {
+      cp_async_bytes<P::kWordBytes>(kept_word(vector, slot, i), reinterpret_cast<const Word*>(from) + i);
+    }
   }
   template <int... kSlot>
   __device__ __forceinline__ void keep(int vector, const Packs& packs, Indices<kSlot...>) const {
@@ -765,6 +836,11 @@ struct RowStatistics {
     }
   }
 
+  template <int... kLabel>
+  __device__ __forceinline__ void load_labels(const int64 (&at)[kStreams], LoadedLabels& loaded,
+                                              Indices<kLabel...>) const {
+    ((get<kLabel>(loaded) = get<kLabel>(labels)[at[kVectors + kLabel]]), ...);
+  }
   template <int... kSlot>
   __device__ __forceinline__ void load_firsts(const int64 (&at)[kStreams], Firsts& found, Indices<kSlot...>) const {
     ((found.of[kSlot] = exactly(get<kSlot>(vectors)[at[kSlot]])), ...);
@@ -791,15 +867,14 @@ struct RowStatistics {
   }
 
   template <bool kGradients, int... kStatistic, int... kLabel, int... kSlot>
-  __device__ __forceinline__ Row evaluate(const int64 (&at)[kStreams], const Firsts& firsts, const Statistics& total,
+  __device__ __forceinline__ Row evaluate(const LoadedLabels& loaded, const Firsts& firsts, const Statistics& total,
                                           Indices<kStatistic...>, Indices<kLabel...>, Indices<kSlot...>) const {
     constexpr unsigned kAll = kOfStatistics ? (1u << kStatistics) - 1u : 0u;
     constexpr unsigned kMask = kGradients ? kAll | kLabelMask << kStatistics : 0u;
     Row row;
     ((row.statistic[kStatistic] = get<kStatistic>(total.each).value(summands.exponent())), ...);
-    const auto y =
-        apply(firsts, Indices<kSlot...>{}, variable<kMask, kStatistic>(row.statistic[kStatistic])...,
-              variable<kMask, kStatistics + kLabel>(widen<double>(get<kLabel>(labels)[at[kVectors + kLabel]]))...);
+    const auto y = apply(firsts, Indices<kSlot...>{}, variable<kMask, kStatistic>(row.statistic[kStatistic])...,
+                         variable<kMask, kStatistics + kLabel>(widen<double>(get<kLabel>(loaded)))...);
     const bool undefined = y.value != y.value;
     row.value = y.value;
     ((row.of_statistic[kStatistic] =
@@ -853,11 +928,9 @@ struct RowStatistics {
   template <class Storage>
   __device__ __forceinline__ void store_one(Storage* sink, int64 row, int64 step, int64 first, int64 features,
                                             const Rounded (&gradient)[kVecSize]) const {
-    if constexpr (kWide_ && !kHeld_) {
-      // Caches keep the elements that are to be read again instead.
+    if constexpr (kWide_) {
+      // L2 keeps the elements that are to be read, again or as prefetched, instead.
       store_stream<kVecSize>(sink + row + first, NarrowPack<Storage, kVecSize>::from(gradient));
-    } else if constexpr (kWide_) {
-      store_pack<kVecSize>(sink + row + first, NarrowPack<Storage, kVecSize>::from(gradient));
     } else {
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
@@ -884,18 +957,21 @@ __device__ __forceinline__ void scale_slope(double& slope, double factor) {
 }
 
 // Value and coefficients of a row that counts, 0 of others. With kGradients they have the factor that `scale(at)` is.
-template <bool kGradients, class Program, class Scale>
+template <bool kGradients, bool kLabelsLoaded, class Program, class Scale>
 struct EvaluateRow {
   const Program& program;
   const Scale& scale;
   const int64 (&at)[Program::kStreams];
   const typename Program::Firsts& firsts;
+  const typename Program::LoadedLabels& loaded;
   bool counts;
 
   __device__ __forceinline__ typename Program::Row operator()(const typename Program::Statistics& total) const {
     typename Program::Row row = {};
     if (!counts) return row;
-    row = program.template evaluate<kGradients>(at, firsts, total);
+    typename Program::LoadedLabels labels = loaded;
+    if constexpr (!kLabelsLoaded) program.load_labels(at, labels);
+    row = program.template evaluate<kGradients>(labels, firsts, total);
     if constexpr (kGradients) {
       const double factor = scale(at);
 #pragma unroll
@@ -918,9 +994,13 @@ __device__ __forceinline__ void take_row(const Program& program, const Group& gr
   const bool counts = exists && program.counts(at);
   typename Program::Statistics total;
   const typename Program::Firsts firsts = program.firsts(at, counts);
+  // On their way while the features are read. Only the first warp of a block wants them, and others need the registers.
+  constexpr bool kLoadsLabels = !Group::kBlockWide;
+  typename Program::LoadedLabels loaded;
+  if (kLoadsLabels && counts) program.load_labels(at, loaded);
   constexpr bool kWrites = kGradients && Program::kVectorMask != 0u;
   // No blocks have brought it to L2 before. More is on its way than threads have registers for.
-  constexpr bool kShares = kWrites && Program::kHeld && Group::kBlocks > 1;
+  constexpr bool kShares = kWrites && Program::kHeld && !Program::kCopied && Group::kBlocks > 1;
   if (kShares && alone && counts && threadIdx.x == 0) program.prefetch_share(group, at);
 #pragma unroll 1
   for (int round = 0; round < Group::kRounds; ++round) {
@@ -929,7 +1009,7 @@ __device__ __forceinline__ void take_row(const Program& program, const Group& gr
   }
   // A row that is not kept is read twice from L2, which has no room for the next one.
   if (Group::kBlockWide && Program::kHeld && group.lane(0) == 0) program.prefetch(next);
-  const EvaluateRow<kGradients, Program, Scale> evaluate{program, scale, at, firsts, counts};
+  const EvaluateRow<kGradients, kLoadsLabels, Program, Scale> evaluate{program, scale, at, firsts, loaded, counts};
   const typename Program::Row row = group.finish(evaluate, total, program.summands.exponent());
   if (!exists) return;
   if constexpr (kGradients) {

@@ -175,6 +175,76 @@ __device__ __forceinline__ void store_dsmem(unsigned* slot, unsigned rank, unsig
 #endif
 }
 
+// A barrier in shared memory that counts the bytes of asynchronous stores (mbarrier), phase by phase. A store to
+// another block that reports to it needs no fence, where a barrier of the cluster waits for all earlier writes of its
+// threads. Before CUDA 12.1 compilers lack such stores, and a phase ends with a barrier of the cluster.
+using BytesBarrier = unsigned long long;
+#if __CUDA_ARCH__ >= 900 && (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ > 0))
+#define HAS_BYTES_BARRIER 1
+#else
+#define HAS_BYTES_BARRIER 0
+#endif
+// An arrival that says no more than that the block has started, and so have its barriers.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if HAS_BYTES_BARRIER
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#else
+  cluster_arrive();
+#endif
+}
+// Preconditions of these: `barrier` is in this block's shared memory; one thread calls the first two.
+__device__ __forceinline__ void start_barrier(BytesBarrier& barrier) {
+#if HAS_BYTES_BARRIER
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(
+                   static_cast<unsigned>(__cvta_generic_to_shared(&barrier)))
+               : "memory");
+#endif
+}
+// The bytes of the phase.
+__device__ __forceinline__ void expect_bytes(BytesBarrier& barrier, unsigned bytes) {
+#if HAS_BYTES_BARRIER
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                   static_cast<unsigned>(__cvta_generic_to_shared(&barrier))),
+               "r"(bytes)
+               : "memory");
+#endif
+}
+// Waits until the bytes of the phase have arrived; `parity` is that of the phase's number. Preconditions: all threads
+// of all blocks of the cluster call it together.
+__device__ __forceinline__ void await_bytes(BytesBarrier& barrier, unsigned parity) {
+#if HAS_BYTES_BARRIER
+  unsigned done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n.reg .pred done;\nmbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n}"
+        : "=r"(done)
+        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(&barrier))), "r"(parity)
+        : "memory");
+  }
+#else
+  cluster_arrive();
+  cluster_wait();
+#endif
+}
+// Writes x to block `rank`'s copy of *slot, and its 8 bytes to that block's copy of `barrier`. Preconditions: both are
+// objects in this block's shared memory; block `rank` is still running.
+__device__ __forceinline__ void store_dsmem_async(unsigned long long* slot, unsigned rank, unsigned long long x,
+                                                  BytesBarrier& barrier) {
+#if HAS_BYTES_BARRIER
+  asm volatile(
+      "{\n.reg .u32 there, counter;\nmapa.shared::cluster.u32 there, %0, %2;\n"
+      "mapa.shared::cluster.u32 counter, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [there], %3, [counter];\n}" ::"r"(
+          static_cast<unsigned>(__cvta_generic_to_shared(slot))),
+      "r"(static_cast<unsigned>(__cvta_generic_to_shared(&barrier))), "r"(rank), "l"(x)
+      : "memory");
+#else
+  store_dsmem(reinterpret_cast<unsigned*>(slot), rank, static_cast<unsigned>(x));
+  store_dsmem(reinterpret_cast<unsigned*>(slot) + 1, rank, static_cast<unsigned>(x >> 32));
+#endif
+}
+
 // Memory that blocks of one launch write and read at the same time: whole words of 64 bits, in no order with others.
 __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* from) {
   unsigned long long x;

@@ -408,7 +408,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "warps of a row but the first left out",
         STATISTICS,
         "finish",
-        r"warp < warps",
+        r"warp < kTeamWarps",
         "warp < 1",
         ("statistics",),
     ),

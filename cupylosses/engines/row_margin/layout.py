@@ -44,10 +44,12 @@ BLOCK_ELEMENTS = 64
 LIST_ELEMENTS = 16
 #: Classes below which vectors must divide a row: it would be nothing but edges.
 FEW_CLASSES = 32
-#: Threads of a block whose warps take rows of their own, and of one that shares a row: at most, and at most if there
-#: are rows for all multiprocessors several times over, whose barriers are then cheaper (twice as many if scores have 16
-#: bits, and one label); and at least.
+#: Threads of a block whose warps take rows of their own, and of such a block where each warp has many rows and sorts no
+#: lists: neighbouring rows are then under way together. Threads of a block that shares a row: at most, and at most if
+#: there are rows for all multiprocessors several times over, whose barriers are then cheaper (twice as many if scores
+#: have 16 bits, and one label); and at least.
 SUBWARP_THREADS = 128
+MANY_CHUNKS_THREADS = 512
 MAX_BLOCK_THREADS = 512
 MANY_ROWS_THREADS = 128
 MANY_ROWS = 512
@@ -175,6 +177,8 @@ def layout(
             shared = of_block * group_bytes(capacity, mask_words, score)
     at_once = {"subwarp": WARP // width, "block": 1, "warp": threads // WARP}[kind]
     chunks = max(1, min(-(-rows // at_once), MAX_CHUNKS))
+    if kind == "subwarp" and not shared and chunks == MAX_CHUNKS:
+        threads = MANY_CHUNKS_THREADS
     rank, together = space_rank(rows, sizes), min(elements // vec_size, TOGETHER)
     return Layout(kind, vec_size, width, threads, chunks, rank, words, together, capacity, mask_words, shared)
 

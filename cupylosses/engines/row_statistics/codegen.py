@@ -64,7 +64,9 @@ class RowKernel(Kernel):
     vec_size: int
     wide: bool
     held: bool
+    copied: bool
     many: bool
+    width: int
     threads: int
     ahead: int
     parts: int
@@ -89,7 +91,8 @@ class RowKernel(Kernel):
         wanted = "".join("1" if x else "0" for x in self.gradients)
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
         parts += [f"grad{wanted}", *(["number"] if self.weight == "number" else [])]
-        parts += [x for x in ("wide", "held", "many", "counted") if getattr(self, x)]
+        parts += [x for x in ("wide", "held", "copied", "many", "counted") if getattr(self, x)]
+        parts += [f"{self.width}-lanes"] if self.layout == "lanes" else []
         parts += [f"norm-{self.norm}"] if self.norm else []
         parts += [f"flags{''.join(map(str, self.flags))}"] if self.flags else []
         parts += [] if self.per_row else ["one"]
@@ -269,9 +272,10 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
 
     streams = 2 * len(names) + 2
     numbers = ", ".join(f"{x}_" for x in _parameters(kernel))
-    group = "LanesOfRow group{static_cast<int>(width)}"
+    group = f"LanesOfRow<{kernel.width}, {kernel.threads}> group{{}}"
     if kernel.layout == "block":
-        group = f"BlocksOfRow<{kernel.parts}, {kernel.rounds}, {str(kernel.cluster > 1).lower()}> group{{}}"
+        clustered = str(kernel.cluster > 1).lower()
+        group = f"BlocksOfRow<{kernel.parts}, {kernel.rounds}, {clustered}, {kernel.threads}> group{{}}"
     rows = "program, group, chunks, rows_per_chunk"
     per_row = str(kernel.per_row).lower()
     call = {
@@ -293,9 +297,10 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     yield (
         f"using Program = RowStatistics<Summands, Value, Vectors, Labels, VectorSinks, LabelSinks, "
         f"{'const bool*' if kernel.mask else 'Absent'}, Layout, {str(of_statistics).lower()}, {mask}u, "
-        f"{kernel.vec_size}, {str(kernel.wide).lower()}, {str(kernel.held).lower()}, {ahead}>;"
+        f"{kernel.vec_size}, {str(kernel.wide).lower()}, {str(kernel.held).lower()}, {str(kernel.copied).lower()}, "
+        f"{ahead}, {kernel.threads}>;"
     )
-    fixed = ["int64 chunks", "int64 rows_per_chunk", "int64 width", "const __grid_constant__ Layout layout"]
+    fixed = ["int64 chunks", "int64 rows_per_chunk", "const __grid_constant__ Layout layout"]
     yield ""
     # 128 registers per thread: vectors of all operands, and their arithmetic in double. 85 where fewer numbers wait for
     # the others of their vector, so that one more block has room; with a mask, that of ccc_loss would be spilled. 168

@@ -19,23 +19,27 @@ from cupylosses.jit.gpu import WARP
 #: Bytes of all operands that a thread reads together, and vectors of less than 16 bytes of each, at most.
 AHEAD_BYTES = 128
 MAX_AHEAD = 8
-#: Vectors of 16 bytes of a row that a lane takes: of short rows, and at most before a block shares the row. Besides its
-#: features a row costs a warp some 400 instructions, and a block of four warps 1,900.
+#: Vectors of 16 bytes of a row that a lane takes of short rows. Besides its features a row costs a warp some 400
+#: instructions, and a block of four warps 1,900.
 FEW_VECTORS = 4
-MOST_VECTORS = 16
+#: Bytes of a row, as it is kept, that a warp takes at most: shared memory has room for too few warps of longer ones.
+WARP_BYTES = 12 << 10
 #: Threads of a block whose lanes share rows, at most and at least, and the bytes of its rows at most.
 LANE_THREADS = 256
 MIN_LANE_THREADS = 64
 LANE_BYTES = 32 << 10
-#: Threads of a block that shares a row, at most and at least; vectors of 16 bytes of each operand that they read
-#: together, at most: more registers leave room for fewer rows.
-BLOCK_AHEAD = 2
+#: Vectors of 16 bytes of each operand that a thread reads together where it writes gradients, at most: more registers
+#: leave room for fewer rows.
+BATCH = 2
+#: Threads of a block that shares a row, at most and at least.
 MAX_BLOCK_THREADS = 512
 MIN_BLOCK_THREADS = 64
 #: Vectors that threads read together of rows that shared memory has no room for, of which a multiprocessor has one
-#: block; and where no gradients are written, the bytes of all operands.
+#: block; where no gradients are written, the bytes of all operands; and shared memory of that block at most: what is in
+#: flight takes the L1 cache, which has the rest.
 LONG_AHEAD = 4
 LONG_AHEAD_BYTES = 256
+LONG_ROOM = 128 << 10
 #: Of blocks that share a multiprocessor, the threads of one at most, and the bytes of its row.
 SHARING_THREADS = 256
 SHARING_BYTES = 100 << 10
@@ -43,17 +47,24 @@ SHARING_BYTES = 100 << 10
 #: clusters.
 PART_BYTES = 64 << 10
 MAX_PARTS = 8
+#: Bytes of a row above which it has two parts at least: more blocks of fewer threads, which are less often at the same
+#: step.
+WHOLE_BYTES = 40 << 10
+#: Operands whose vectors of 16 bytes blocks copy asynchronously, at most: with three a thread is faster if it adds up
+#: the first vectors while others are on their way. Lanes copy shorter vectors.
+COPIED_OPERANDS = 2
 #: Bytes of an element that is kept in shared memory, at least.
 KEPT_BYTES = 4
 #: Shared memory that kernels declare, at most: statistics of each warp, and the result of a row.
-DECLARED_BYTES = 8 << 10
+DECLARED_BYTES = 14 << 10
 #: Rows from this size on are taken by blocks that stay, and prefetch their next row; threads of those that share a
 #: multiprocessor.
 LONG_BYTES = 48 << 10
 RESIDENT_THREADS = 768
 #: Blocks of a multiprocessor that look for stale gradients.
 CHECKING = 2
-#: Chunks that rows are cut into until a chunk takes more rows than a block at once, and the most that it takes then.
+#: Chunks that rows are cut into until a chunk takes more rows than a block at once, twice as many where a warp copies
+#: rows of three operands element by element; and the most that it takes then.
 CHUNKS = 8192
 MAX_ROUNDS = 64
 
@@ -74,7 +85,8 @@ class RowStream:
 class Layout:
     """Launch geometry of rows: ``words`` is the kernel's ``RowsOfFeatures``; ``many`` if rows have several
     dimensions; ``wide`` if vectors are read and written at once; ``held`` if a row stays in shared memory, of which a
-    block then takes ``shared`` bytes; otherwise the row's first vectors may. ``resident`` is the number of blocks of a
+    block then takes ``shared`` bytes, and ``copied`` if its vectors go there without registers; otherwise the row's
+    first vectors may. ``resident`` is the number of blocks of a
     multiprocessor that stay, 0 if the hardware balances them; ``ahead`` that of the vectors of each operand that a
     thread reads together, ``value_ahead`` where it writes no gradients. A row has ``parts``, which a ``cluster`` of
     blocks takes, or one block in ``rounds``.
@@ -97,6 +109,7 @@ class Layout:
     parts: int = 1
     rounds: int = 1
     cluster: int = 1
+    copied: bool = False
 
     def blocks(self, processors: int) -> int:
         """The blocks of a launch: one for each chunk, which the hardware balances, since the registers of a formula
@@ -135,29 +148,34 @@ def layout(
     # thread reads more of them together.
     vec_size = gcd(widest, features)
     narrower = widest // vec_size
-    ahead = value_ahead = _ahead(AHEAD_BYTES, read, narrower)
+    value_ahead = _ahead(AHEAD_BYTES, read, narrower)
     count = features // vec_size
     # Elements of 16 bits are kept in words of 32.
     row = count * read * vec_size * max(KEPT_BYTES, 16 // widest)
     width = power_of_two(max(1, -(-count // (FEW_VECTORS * narrower))))
+    ahead = min(value_ahead, BATCH * narrower)
     parts = cluster = taken = 1
-    if count <= WARP * MOST_VECTORS * narrower:
+    if row <= WARP_BYTES:
         kind, threads, width = "lanes", LANE_THREADS, min(width, WARP)
+        ahead = min(value_ahead, BATCH * narrower * max(1, KEPT_BYTES * widest // 16))
         while threads > MIN_LANE_THREADS and row * (threads // width) > LANE_BYTES:
             threads //= 2
     else:
         # Parts and their threads are those of any chip: the order of additions must not depend on it.
+        parts = 2 if row > WHOLE_BYTES else 1
         while parts < MAX_PARTS and row > parts * PART_BYTES:
             parts *= 2
         most = SHARING_THREADS if row <= parts * SHARING_BYTES else MAX_BLOCK_THREADS
         kind, team = "block", min(max(width // parts, MIN_BLOCK_THREADS), most)
         cluster = parts if clusters else 1
         threads = team if clusters else min(team * parts, MAX_BLOCK_THREADS)
-        width, ahead = threads * cluster, min(ahead, BLOCK_AHEAD * narrower)
+        width = threads * cluster
         value_ahead = value_ahead if cluster > 1 else ahead
         taken = team * parts // width
-    at_once = threads * cluster // width
-    rounds = max(1, min(rows * cluster // (at_once * CHUNKS), MAX_ROUNDS))
+    at_once, most = threads * cluster // width, CHUNKS
+    if kind == "lanes" and vec_size == 1 and width == WARP and 16 // widest >= KEPT_BYTES and read > COPIED_OPERANDS:
+        most *= 2
+    rounds = max(1, min(rows * cluster // (at_once * most), MAX_ROUNDS))
     wide = all(_whole(x, shape, vec_size) for x in vectors)
     sizes, strides = merge(shape, [x.strides for x in streams])
     many = len(sizes) > 1
@@ -165,10 +183,12 @@ def layout(
     each = threads * (row // count)
     shared = -(-count // (width * taken * ahead)) * ahead * taken * each
     held, kept = shared <= room, 0
+    copied = wide and held and min(x.itemsize for x in vectors[:read]) >= KEPT_BYTES
+    copied = copied and (kind == "lanes" if narrower > 1 else kind == "block" and read <= COPIED_OPERANDS)
     if not held:
         ahead = min(LONG_AHEAD * narrower, MAX_AHEAD)
         value_ahead = _ahead(LONG_AHEAD_BYTES, read, narrower)
-        kept = room // (ahead * each) * ahead if taken == 1 else 0
+        kept = min(room, LONG_ROOM) // (ahead * each) * ahead if taken == 1 else 0
         shared = kept * each
     words = [rows, features, kept, *(x.step for x in streams)]
     words += dimension_words(sizes, strides, MAX_RANK if many else 1)
@@ -178,7 +198,7 @@ def layout(
         resident = max(1, min(resident, room // (shared + DECLARED_BYTES)) if held else resident)
     return Layout(
         kind, vec_size, wide, held, width, threads, rounds * at_once, -(-rows // (rounds * at_once)), many, words,
-        shared, resident, ahead, value_ahead, parts, taken, cluster,
+        shared, resident, ahead, value_ahead, parts, taken, cluster, copied,
     )  # fmt: skip
 
 

@@ -118,7 +118,7 @@ class StatisticsPlan(Plan):
         if found is None:
             x = self.layout
             kernel = self._kernel(stage, wanted, counted)
-            fixed = (x.chunks, x.rows_per_chunk, x.width, x.words)
+            fixed = (x.chunks, x.rows_per_chunk, x.words)
             keeps = True in wanted and stage in ("value_and_gradient", "verify_gradient", "gradient")
             found = self.machine.launcher(kernel, self._blocks(stage), x.threads, fixed, x.shared if keeps else 0)
             self._launchers[stage, wanted, counted] = found
@@ -130,7 +130,8 @@ class StatisticsPlan(Plan):
         return RowKernel(
             self.loss, static.flags, static.norm, stage, tuple([t.dtype for t in self.tensors[: self._operands]]),
             self.result, static.weight, static.masked, tuple(wanted[: self._operands]), x.kind, x.vec_size, x.wide,
-            x.held, x.many, x.threads, ahead, x.parts, x.rounds, x.cluster, counted, not self.scalar,
+            x.held, x.copied and True in wanted, x.many, x.width if x.kind == "lanes" else 0, x.threads, ahead,
+            x.parts, x.rounds, x.cluster, counted, not self.scalar,
         )  # fmt: skip
 
     def unreduced_step(self, counted: bool) -> Step:

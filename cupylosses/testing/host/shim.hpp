@@ -523,8 +523,24 @@ inline void cluster_arrive() {
 inline void cluster_wait(HOST_SITE) {
   host_cluster_barrier(file, line);
 }
+inline void cluster_arrive_relaxed() {
+}
 inline void store_dsmem(unsigned* place, unsigned rank, unsigned x) {
   host_store_dsmem(place, rank, x);
+}
+// A phase of a barrier that counts bytes ends for all threads of the cluster at once.
+using BytesBarrier = unsigned long long;
+inline void start_barrier(BytesBarrier&) {
+}
+inline void expect_bytes(BytesBarrier&, unsigned) {
+}
+inline void await_bytes(BytesBarrier&, unsigned, HOST_SITE) {
+  host_cluster_barrier(file, line);
+}
+inline void store_dsmem_async(unsigned long long* place, unsigned rank, unsigned long long x, BytesBarrier&) {
+  unsigned* const words = reinterpret_cast<unsigned*>(place);
+  host_store_dsmem(words, rank, static_cast<unsigned>(x));
+  host_store_dsmem(words + 1, rank, static_cast<unsigned>(x >> 32));
 }
 
 HOST_ACCESS unsigned long long load_relaxed(const unsigned long long* from) {
