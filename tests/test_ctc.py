@@ -248,16 +248,51 @@ def test_uniform_rows_of_any_size(frames: int) -> None:
 # Random samples
 
 
-@pytest.mark.parametrize(("classes", "blank"), [(9, 0), (9, 3), (128, 5), (200, 199), (600, 0), (1101, 3)])
+@pytest.mark.parametrize(
+    ("classes", "blank"), [(9, 0), (9, 3), (128, 5), (200, 199), (600, 0), (1101, 3), (8199, 8190)]
+)
 @pytest.mark.parametrize("logits", [False, True], ids=["log_probs", "logits"])
 @paths
 def test_random_samples(device: str, logits: bool, classes: int, blank: int) -> None:
-    """Of few classes, which 8, 16 or 32 lanes share, of whole vectors, and of more than shared memory has room for."""
+    """Of few classes, which 1 to 32 lanes share, of whole vectors, and of more than shared memory has room for, in one
+    or two windows.
+    """
     given = batch(classes=classes, blank=blank)
     value, slope = given.run(device, f32, logits=logits, blank=blank, reduction="none")
     right = given.expected(logits, blank)
     close(value, right[0], 37)
     close(slope, right[1], 37)
+
+
+@pytest.mark.parametrize("classes", [9, 40, 600, 1101])
+@paths
+def test_logits_far_apart(device: str, classes: int) -> None:
+    """Sums of exponentials that larger logits leave far behind."""
+    given = batch(classes=classes, scale=30.0)
+    value, slope = given.run(device, f32, logits=True, reduction="none")
+    right = given.expected(True)
+    close(value, right[0], 37)
+    close(slope, right[1], 37)
+
+
+@pytest.mark.parametrize("logits", [False, True], ids=["log_probs", "logits"])
+@paths
+def test_many_classes_in_any_layout(device: str, logits: bool) -> None:
+    """Vectors of logits and of gradients that lie alike, differently in each frame, at different places, or apart."""
+    given = batch(classes=1101)
+    value, slope = given.expected(logits)
+    x = given.x.to(device, f32)
+    wide = torch.zeros(37, 5, 1108, device=device)
+    others = [t.to(device) for t in given[1:]]
+    for first in (0, 1, 4):
+        wide[..., first : first + 1101] = x
+        found = run(wide[..., first : first + 1101], *others, logits=logits, reduction="none")
+        close(found[0], value, 37)
+        close(found[1], slope, 37)
+    for order in ((1, 0, 2), (0, 2, 1), (2, 1, 0)):
+        found = run(x.permute(order).contiguous().permute(order), *others, logits=logits, reduction="none")
+        close(found[0], value, 37)
+        close(found[1], slope, 37)
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33])
@@ -277,11 +312,13 @@ def test_numbers_of_frames(device: str, frames: int) -> None:
 
 
 @pytest.mark.addresses
-@pytest.mark.parametrize("labels", [31, 32, 63, 64, 130, 260])
+@pytest.mark.parametrize(("labels", "classes"), [*[(x, 6) for x in (31, 32, 63, 64, 130, 260, 600)], (260, 1030)])
 @paths
-def test_numbers_of_labels(device: str, labels: int) -> None:
-    """Positions that just fill warps and blocks, or just do not, and so many that a warp has room for one frame."""
-    given = batch(2 * labels + 5, 3, 6, labels)
+def test_numbers_of_labels(device: str, labels: int, classes: int) -> None:
+    """Positions that just fill warps and blocks, or just do not, and so many that a warp has room for one frame or for
+    none; and more labels than a block has threads, in frames of many classes.
+    """
+    given = batch(2 * labels + 5, 3, classes, labels)
     value, slope = given.run(device, f32, reduction="none")
     right = given.expected()
     close(value, right[0], given.x.shape[0])
@@ -368,15 +405,16 @@ def test_states_too_far_apart_for_a_shared_exponent(device: str, dtype: torch.dt
             close(slope, right[1], frames)
 
 
+@pytest.mark.parametrize("classes", [4, 1037])
 @paths
-def test_sure_samples_keep_their_digits(device: str) -> None:
+def test_sure_samples_keep_their_digits(device: str, classes: int) -> None:
     """A loss with logits that is nearly 0 is not negative. Of a frame that is nearly one class the gradient is accurate
     relative to what the other classes have in softmax and occ.
     """
     target = torch.tensor([1, 2], device=device)
     path = torch.tensor([0, 1, 1, 0, 2, 2, 0, 0])
     for size in (8.0, 14.0, 40.0):
-        x = torch.zeros(8, 4, dtype=f64)
+        x = torch.zeros(8, classes, dtype=f64)
         x[torch.arange(8), path] = size
         value, slope = run(x.to(device, f32), target, logits=True, reduction="sum")
         exact = truth.in_digits(x.tolist(), [1, 2])
@@ -395,11 +433,12 @@ def test_sure_samples_keep_their_digits(device: str) -> None:
         assert ((slope.cpu().double() - right).abs() <= 1e-6 * parts + around).all()
 
 
+@pytest.mark.parametrize("classes", [6, 96, 4107])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @paths
-def test_dtypes(device: str, dtype: torch.dtype) -> None:
+def test_dtypes(device: str, dtype: torch.dtype, classes: int) -> None:
     """Halves are read as they are and computed in float32; the gradient has their dtype."""
-    given = batch(20, 3, 6, 5)
+    given = batch(20, 3, classes, 5)
     given = given._replace(x=given.x.to(dtype).double())
     value, slope = given.run(device, dtype, logits=True, reduction="none", out_dtype=f64)
     right = given.expected(True)
@@ -466,6 +505,10 @@ def test_large_masks_keep_their_value(device: str) -> None:
         value, slope = run(given, torch.tensor([1, 2], device=device), reduction="sum")
         assert bool(value.isfinite()) is finite and slope.isfinite().all()
         assert not finite or float(value) == pytest.approx(-size, rel=1e-2)
+    x[3] = torch.tensor([-6.7108860e7, -6.7108860e7, -6.7108872e7, -inf])
+    value, slope = run(x, torch.tensor([1, 2], device=device), logits=True, reduction="sum")
+    # Beyond 2^26 a class has none of softmax, although the largest is near.
+    assert value.isfinite() and slope.isfinite().all() and not slope[3, 2:].any()
 
 
 @paths
@@ -488,10 +531,11 @@ def test_nan(device: str) -> None:
     given = torch.cat([x, torch.full_like(x, nan)])
     value, slope = run(given, target, 6, reduction="sum")
     assert torch.equal(value, plain[0]) and torch.equal(slope[:6], plain[1]) and not slope[6:].any()
-    given = x.clone()
-    given[3, 3] = nan
-    value, slope = run(given, target, logits=True, reduction="sum")
-    assert value.isnan() and slope.isnan().all()
+    for wrong in (nan, inf, 1e9):
+        given = x.clone()
+        given[3, 3] = wrong
+        value, slope = run(given, target, logits=True, reduction="sum")
+        assert value.isnan() and slope.isnan().all()
 
 
 @paths

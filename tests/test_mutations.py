@@ -275,6 +275,9 @@ BATTERY: dict[str, Callable[[], None]] = {
     "regions, absent": hosted(region_properties.leaves_absent_classes_out),
     "regions, confident": hosted(region_properties.keeps_the_digits_of_confident_voxels),
     "sequences": hosted(sequence_properties.agrees_with_truth, (61, 9), (400, 70)),
+    "sequences, logits": hosted(
+        partial(sequence_properties.agrees_with_truth, logits=True), (61, 9), (61, 9, 1101, 20.0)
+    ),
     "alignments": hosted(sequence_properties.aligns_as_truth, (61, 9), (150, 70)),
     "records": partial(host_properties.goes_by_the_note_of_each_warp, FUNCTION, FUNCTION.loss, shape=(2503,)),
 }

@@ -10,10 +10,9 @@
 //    arrives last adds the losses in the order of samples.
 // 3. write_gradient: posteriors are divided by the frame's own sum, and those of a class added in the order of
 //    positions. Of few classes, a warp copies the posteriors of a few frames to shared memory, and 8 to 32 lanes take
-//    a frame in one pass over its classes. A block takes a frame of many classes. It writes every class once, and the
-//    distinct labels and the blank once more, of which L2 still has the sectors. Labels of a class are found along
-//    their links. Where one class has more than half of softmax and of occ, its
-//    gradient is (the others' occ) - (the others' softmax).
+//    a frame in one pass over its classes. A block takes a frame of many classes: it puts occ of blank and labels,
+//    which are found along their links, in an array of all classes in shared memory, and writes every class once. Where
+//    one class has more than half of softmax and of occ, its gradient is (the others' occ) - (the others' softmax).
 //
 // Traffic: x read by 1 and again by 3, the gradient written, posteriors read.
 #pragma once
@@ -35,13 +34,6 @@ __device__ __forceinline__ double not_a_number(double) {
   return __longlong_as_double(0xfffLL << 51);
 }
 
-__device__ __forceinline__ float exp_below(float x) {
-  return exp2_ftz(x * 1.4426950408889634f);
-}
-__device__ __forceinline__ double exp_below(double x) {
-  return exp(x);
-}
-
 // A logit as the recursion sees it: infinite or NaN beyond kLargestLogit.
 template <class Compute, class Storage>
 __device__ __forceinline__ Compute logit(Storage stored) {
@@ -50,22 +42,33 @@ __device__ __forceinline__ Compute logit(Storage stored) {
   return x > limit ? not_a_number(x) : x;
 }
 
-// Both frames' logits together, with the same result whichever comes first.
-template <class Compute>
-__device__ __forceinline__ FrameSum<Compute> joined(const FrameSum<Compute>& a, const FrameSum<Compute>& b) {
-  const Compute difference = b.largest - a.largest;
-  const bool second = difference > Compute(0) || (difference == Compute(0) && b.at < a.at);
-  const Compute e = exp_below(difference > Compute(0) ? -difference : difference);
-  FrameSum<Compute> all = second ? b : a;
-  const Compute fewer = second ? a.others : b.others;
-  all.others = all.others + (fewer + Compute(1)) * e;
-  return all;
+// A number as exponents have it: scaled(x) = x / log 2 for the bare power of two, x for exact exponentials.
+__device__ __forceinline__ float scaled(float x) {
+  return x * 1.4426950408889634f;
+}
+__device__ __forceinline__ double scaled(double x) {
+  return x;
+}
+// exp(x) relative to a scaled number. In float the product is not rounded, so that the error of a rounded `shift` is
+// common to all powers that have it: power(-x, -shift) takes back that of x.
+__device__ __forceinline__ float power(float x, float shift) {
+  return exp2_ftz(fmaf(x, 1.4426950408889634f, -shift));
+}
+__device__ __forceinline__ double power(double x, double shift) {
+  return exp(x - shift);
 }
 
 // True if a row can be read and written by vectors of 16 bytes.
 template <class Storage>
 __device__ __forceinline__ bool is_vector(const Storage* row, int64 step) {
   return step == 1 && reinterpret_cast<unsigned long long>(row) % 16 == 0;
+}
+// Classes of a row in front of its first vector of 16 bytes. Precondition: class stride 1.
+template <class Storage>
+__device__ __forceinline__ int classes_before_vectors(const Storage* row, int classes) {
+  constexpr unsigned kVec = 16 / sizeof(Storage);
+  const unsigned place = static_cast<unsigned>(reinterpret_cast<unsigned long long>(row) / sizeof(Storage));
+  return min(static_cast<int>((0u - place) % kVec), classes);
 }
 // The logits are read again by the gradient pass: without a hint.
 template <int kVec, class Storage>
@@ -75,93 +78,165 @@ __device__ __forceinline__ Pack<Storage, kVec> load_vector(const Storage* from) 
   return pack;
 }
 
-// The largest of a few logits, and the others' exponentials. `at(k)` is the class of x[k], ascending. NaN stays in
-// `others`. One logit after the other would be a chain of comparison, exponential and selection. Changes `x`.
-template <int kCount, class Compute, class ClassOf>
-__device__ __forceinline__ FrameSum<Compute> sum_of(Compute (&x)[kCount], const ClassOf& at) {
-  Compute size = Compute(0);
+// The largest of the logits that a lane has read, and the others' exponentials (online softmax). They are relative to a
+// number that follows the largest only where that has left it behind by kFar: few batches rescale.
+template <class Compute>
+struct RunningSum {
+  static constexpr float kFar = 16.0f;
+  Compute largest = -infinity(Compute(0)), others = Compute(0);
+  Compute shift = static_cast<Compute>(-1e38f);  // finite, so that -inf minus it is -inf
+  int place = 0;                                 // that was given with the largest
+
+  // Adds a few logits. NaN goes to `others`, and +inf is left to the caller. Changes `x`.
+  template <int kCount>
+  __device__ __forceinline__ void add(Compute (&x)[kCount], int at) {
+    static_assert((kCount & (kCount - 1)) == 0, "the logits play a tournament");
+    // The loser of each comparison is one of the others: this leaves out the largest without comparing with it again.
 #pragma unroll
-  for (int k = 0; k < kCount; ++k) size = max_ignoring_nan(size, x[k] < Compute(0) ? -x[k] : x[k]);
-  if (size > static_cast<Compute>(kLargestLogit)) {
+    for (int span = 1; span < kCount; span *= 2) {
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) x[k] = logit<Compute>(x[k]);
+      for (int k = 0; k < kCount; k += 2 * span) play(x[k], x[k + span]);
+    }
+    place = x[0] > largest ? at : place;
+    play(largest, x[0]);
+    const Compute needed = scaled(largest);
+    if (needed > shift + Compute(kFar)) {
+      others *= power(Compute(0), needed - shift);
+      shift = needed;
+    }
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) x[k] = power(x[k], shift);
+#pragma unroll
+    for (int span = 1; span < kCount; span *= 2) {
+#pragma unroll
+      for (int k = 0; k < kCount; k += 2 * span) x[k] += x[k + span];
+    }
+    others += x[0];
   }
-  FrameSum<Compute> sum = {x[0], Compute(0), 0};
-#pragma unroll
-  for (int k = 1; k < kCount; ++k) sum.largest = max_ignoring_nan(sum.largest, x[k]);
-  int first = 0, equal = 0;
-#pragma unroll
-  for (int k = kCount - 1; k >= 0; --k) {
-    const bool is_largest = x[k] == sum.largest;
-    const Compute e = exp_below(x[k] - sum.largest);
-    sum.others += is_largest ? Compute(0) : e;
-    first = is_largest ? k : first;
-    equal += is_largest;
+
+ private:
+  static __device__ __forceinline__ void play(Compute& winner, Compute& loser) {
+    const Compute smaller = smaller_or_nan(winner, loser);
+    winner = max_ignoring_nan(winner, loser);
+    loser = smaller;
   }
-  sum.others += static_cast<Compute>(equal > 1 ? equal - 1 : 0);
-  sum.at = at(first);
-  return sum;
+};
+
+// Lanes that share a frame: a power of two. Rows that are read by vectors have four of them for each lane, if they have
+// as many.
+template <class Storage>
+__device__ __forceinline__ int lanes_of(const Sequences& shape) {
+  const int64 vectors = shape.classes * static_cast<int64>(sizeof(Storage)) / 16;
+  if (shape.x_class != 1) return vectors <= 8 ? 8 : vectors <= 16 ? 16 : 32;
+  return vectors >= 128 ? 32 : vectors >= 64 ? 16 : vectors >= 32 ? 8 : vectors >= 16 ? 4 : vectors >= 8 ? 2 : 1;
 }
 
-// Lanes that share a frame: a power of two. Rows that are read by vectors have four of them in flight for each lane, if
-// they have as many.
+// Vectors of a lane that are on their way, and those that are added together. More of 16-bit logits would spill
+// registers.
 template <class Storage>
-__device__ __forceinline__ int lanes_of(const Sequences& shape, const Storage* x) {
-  constexpr int kVec = 16 / sizeof(Storage);
-  const int64 vectors = shape.classes / kVec;
-  const bool aligned = ((shape.x_frame | shape.x_inner | shape.x_outer) & (kVec - 1)) == 0;
-  if (aligned && vectors >= 4 && is_vector(x, shape.x_class)) {
-    return vectors >= 128 ? 32 : vectors >= 64 ? 16 : vectors >= 32 ? 8 : vectors >= 16 ? 4 : vectors >= 8 ? 2 : 1;
+constexpr int kReadAhead = sizeof(Storage) == 2 ? 2 : 4;
+template <class Storage>
+constexpr int kReadTogether = sizeof(Storage) == 2 ? 1 : 2;
+
+// Adds the vectors behind `from`, of which a lane takes that of its rank among `lanes` and every `lanes`-th one behind.
+// A place is the number of the first vector that is added with others.
+template <class Compute, class Storage>
+__device__ __forceinline__ void add_vectors(RunningSum<Compute>& sum, const Storage* from, int vectors, int rank,
+                                            int lanes) {
+  constexpr int kVec = 16 / sizeof(Storage), kAhead = kReadAhead<Storage>, kTogether = kReadTogether<Storage>;
+  from += rank * kVec;
+  Pack<Storage, kVec> raw[kAhead];
+  auto load = [&](int i, int v) {
+    if (v + lanes * i < vectors) raw[i] = load_vector<kVec>(from + lanes * i * kVec);
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) load(i, rank);
+  int v = rank;
+#pragma unroll 1
+  for (int left = vectors; left >= lanes * kAhead; left -= lanes * kAhead, v += lanes * kAhead) {
+    from += lanes * kAhead * kVec;
+#pragma unroll
+    for (int i = 0; i < kAhead; i += kTogether) {
+      Compute x[kTogether * kVec];
+#pragma unroll
+      for (int k = 0; k < kTogether * kVec; ++k) x[k] = widen<Compute>(raw[i + k / kVec].element[k % kVec]);
+      sum.add(x, v + lanes * i);
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) load(i + j, v + lanes * kAhead);
+    }
   }
-  return vectors <= 8 ? 8 : vectors <= 16 ? 16 : 32;
+  // The last ones are fewer.
+#pragma unroll
+  for (int i = 0; i < kAhead; i += kTogether) {
+    if (v - rank + lanes * i >= vectors) break;
+    Compute x[kTogether * kVec];
+#pragma unroll
+    for (int k = 0; k < kTogether * kVec; ++k) {
+      const Compute read = widen<Compute>(raw[i + k / kVec].element[k % kVec]);
+      x[k] = v + lanes * (i + k / kVec) < vectors ? read : -infinity(read);
+    }
+    sum.add(x, v + lanes * i);
+  }
 }
 
 // The sums of a frame, in each of the `lanes` lanes that share it. Preconditions: all lanes of the warp; `lanes` is a
 // power of two.
 template <class Compute, class Storage>
-__device__ __forceinline__ FrameSum<Compute> read_frame(const Storage* row, int64 classes, int64 step, int lanes) {
-  constexpr int kVec = 16 / sizeof(Storage), kAhead = 4;
-  const int rank = threadIdx.x % lanes;
-  // Finite, so that no difference of two of them is NaN.
-  FrameSum<Compute> sum = {static_cast<Compute>(-3e38f), Compute(0), 0};
-  int64 c = rank;
-  if (is_vector(row, step)) {
-    const int vectors = static_cast<int>(classes) / kVec;
-    int v = rank;
-    for (; v + lanes * (kAhead - 1) < vectors; v += lanes * kAhead) {
-      Pack<Storage, kVec> raw[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) raw[i] = load_vector<kVec>(row + (v + lanes * i) * kVec);
-      // Of 16-bit logits, more at once would spill registers.
-      constexpr int kTogether = kAhead * kVec > 16 ? 16 / kVec : kAhead;
-#pragma unroll
-      for (int i = 0; i < kAhead; i += kTogether) {
-        Compute x[kTogether * kVec];
-#pragma unroll
-        for (int k = 0; k < kTogether * kVec; ++k) x[k] = widen<Compute>(raw[i + k / kVec].element[k % kVec]);
-        sum = joined(sum, sum_of(x, [&](int k) -> int64 { return (v + lanes * (i + k / kVec)) * kVec + k % kVec; }));
-      }
-    }
-    for (; v < vectors; v += lanes) {
-      const Pack<Storage, kVec> raw = load_vector<kVec>(row + v * kVec);
-      Compute x[kVec];
-#pragma unroll
-      for (int k = 0; k < kVec; ++k) x[k] = widen<Compute>(raw.element[k]);
-      sum = joined(sum, sum_of(x, [&](int k) -> int64 { return v * kVec + k; }));
-    }
-    c = vectors * kVec + rank;
+__device__ __forceinline__ FrameSum<Compute> read_frame(const Storage* row, int classes, int64 step, int lanes) {
+  constexpr int kVec = 16 / sizeof(Storage);
+  const int lane = threadIdx.x % 32, rank = lane % lanes;
+  const int head = step == 1 ? classes_before_vectors(row, classes) : 0;
+  const int vectors = step == 1 ? (classes - head) / kVec : 0;
+  RunningSum<Compute> sum;
+  if (lanes == 32) {
+    add_vectors(sum, row + head, vectors, rank, 32);
+  } else {
+    add_vectors(sum, row + head, vectors, rank, lanes);
   }
-  for (; c < classes; c += lanes) {
+  // Of the other classes a place is -1 - c.
+  for (int i = rank; i < classes - vectors * kVec; i += lanes) {
+    const int c = i < head ? i : i + vectors * kVec;
     Compute x[1] = {widen<Compute>(row[c * step])};
-    sum = joined(sum, sum_of(x, [&](int) -> int64 { return c; }));
+    sum.add(x, -1 - c);
   }
-  for (int offset = lanes / 2; offset > 0; offset /= 2) {
-    const FrameSum<Compute> other = {__shfl_xor_sync(0xffffffffu, sum.largest, offset),
-                                     __shfl_xor_sync(0xffffffffu, sum.others, offset),
-                                     __shfl_xor_sync(0xffffffffu, sum.at, offset)};
-    sum = joined(sum, other);
+  auto largest_of_lanes = [&] {
+    Compute largest = sum.largest;
+    for (int offset = lanes / 2; offset > 0; offset /= 2)
+      largest = max_ignoring_nan(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+    return largest;
+  };
+  Compute largest = largest_of_lanes();
+  // Where the largest is within the limits, and its distance to the lower one has no exponential, logits below that
+  // count for nothing anyway.
+  constexpr Compute kLimit = static_cast<Compute>(kLargestLogit);
+  const bool ordinary = largest <= kLimit && largest >= Compute(1000) - kLimit;
+  if (__any_sync(0xffffffffu, !ordinary)) {
+    RunningSum<Compute> limited;
+    for (int c = rank; c < classes; c += lanes) {
+      Compute x[1] = {logit<Compute>(row[c * step])};
+      limited.add(x, -1 - c);
+    }
+    if (!ordinary) sum = limited;
+    largest = largest_of_lanes();
   }
-  return sum;
+  const int own_first = lane - rank;
+  const unsigned have = __ballot_sync(0xffffffffu, sum.largest == largest) >> own_first & (0xffffffffu >> (32 - lanes));
+  const int winner = own_first + max(__ffs(static_cast<int>(have)) - 1, 0);
+  // Of a frame whose logits are all -inf the largest is finite, so that no difference is NaN.
+  largest = larger_or_nan(largest, -kLimit);
+  Compute others = sum.others * power(-largest, -sum.shift);
+  if (lane != winner) others += power(Compute(0), scaled(largest - sum.largest));
+  for (int offset = lanes / 2; offset > 0; offset /= 2) others += __shfl_xor_sync(0xffffffffu, others, offset);
+  // One that the others do not outweigh is the only one so large.
+  int at = -1 - sum.place;
+  if (lane == winner && sum.place >= 0 && others < Compute(1)) {
+    for (int v = sum.place; v < vectors && v < sum.place + lanes * kReadTogether<Storage>; v += lanes) {
+      const int c = head + v * kVec;
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) at = widen<Compute>(row[c + k]) == largest ? c + k : at;
+    }
+  }
+  return {largest, others, __shfl_sync(0xffffffffu, at, winner)};
 }
 
 // The sums of all frames, by blocks `block`, `block` + `blocks`, ...: each takes a few frames of a sample at a time.
@@ -169,8 +244,8 @@ template <class Compute, class Storage>
 __device__ __forceinline__ void read_frames(const Sequences& shape, const Storage* x, const Sample* samples,
                                             FrameSum<Compute>* sums, unsigned* broken, unsigned block,
                                             unsigned blocks) {
-  const int lanes = lanes_of(shape, x), warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const unsigned together = 32u / static_cast<unsigned>(lanes), taken = 2u * warps * together;
+  const int lanes = lanes_of<Storage>(shape), warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const unsigned together = 32u / static_cast<unsigned>(lanes), taken = warps * together;
   const unsigned runs = (static_cast<unsigned>(shape.frames) + taken - 1) / taken;
   const unsigned count = static_cast<unsigned>(shape.samples), all = runs * count;
   for (unsigned i = block; i < all; i += blocks) {
@@ -179,18 +254,16 @@ __device__ __forceinline__ void read_frames(const Sequences& shape, const Storag
     const int64 n = i % count;
     const int frames = samples[n].frames;
     const Storage* const logits = x + shape.x_offset(n);
-    for (int part = 0; part < 2; ++part) {
-      const int64 first = static_cast<int64>(run) * taken + (part * warps + warp) * together;
-      if (first >= frames) break;
-      // Lanes behind the last frame read that once more.
-      const int64 t = first + threadIdx.x % 32 / lanes;
-      const int64 row = t < frames ? t : frames - 1;
-      const FrameSum<Compute> sum =
-          read_frame<Compute>(logits + row * shape.x_frame, shape.classes, shape.x_class, lanes);
-      if (t < frames && threadIdx.x % lanes == 0) {
-        sums[n * shape.frames + t] = sum;
-        if (sum.others != sum.others) atomicOr(broken + n, kNanLogit);
-      }
+    const int64 first = static_cast<int64>(run) * taken + warp * together;
+    if (first >= frames) continue;
+    // Lanes behind the last frame read that once more.
+    const int64 t = first + threadIdx.x % 32 / lanes;
+    const int64 row = t < frames ? t : frames - 1;
+    const FrameSum<Compute> sum =
+        read_frame<Compute>(logits + row * shape.x_frame, static_cast<int>(shape.classes), shape.x_class, lanes);
+    if (t < frames && threadIdx.x % lanes == 0) {
+      sums[n * shape.frames + t] = sum;
+      if (sum.others != sum.others) atomicOr(broken + n, kNanLogit);
     }
   }
 }
@@ -273,122 +346,262 @@ __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, c
   }
 }
 
-// The gradient of a frame, by `group` threads: a warp, or the block, which all call it together. `posteriors` are those
-// of the recursion, and each warp adds up all of them. kPlain: 0 but for labels; kOfLogits: plus exp(x); kSoftmax: plus
-// softmax.
+// kPlain: minus the posteriors. kOfLogits: exp(x) minus them; kSoftmax: softmax minus them.
 enum GradientKind { kPlain, kOfLogits, kSoftmax };
-constexpr int kKept = 4;
 
-template <GradientKind kKind, class Mantissa, class Storage>
-__device__ __forceinline__ void write_frame(const Sequences& shape, const Storage* x, Storage* g, const int* labels,
-                                            const unsigned* links, const Mantissa* posteriors, int size,
-                                            const FrameSum<Mantissa>& sum, Mantissa scale, int group) {
-  const int lane = threadIdx.x % 32, rank = threadIdx.x % group, warp = rank / 32, warps = group / 32;
-  const Mantissa inverse = Mantissa(1) / (Mantissa(1) + sum.others);
-  // The class that has more than half of softmax, or none.
-  const int likely = kKind == kSoftmax && sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
-  auto probability = [&](Storage stored) -> Mantissa {
-    const Mantissa z = logit<Mantissa>(stored);
-    if constexpr (kKind == kSoftmax) return exp_below(z - sum.largest) * inverse;
-    if constexpr (kKind == kOfLogits) return static_cast<Mantissa>(exp(z));
-    return Mantissa(0);
-  };
-  auto before = [&](int c) -> Mantissa {
-    if constexpr (kKind == kPlain) return Mantissa(0);
-    return probability(x[c * shape.x_class]);
-  };
-  // A lane has positions lane, lane + 32, ...: the first kKept of them in registers.
-  Mantissa kept[kKept], of_blank = 0, of_labels = 0, of_others = 0;
-  auto add = [&](int j, Mantissa blank, Mantissa label) {
-    of_blank += blank;
-    of_labels += label;
-    if (likely >= 0) {
-      of_others += likely != static_cast<int>(shape.blank) ? blank : Mantissa(0);
-      of_others += j < size - 1 && labels[j] != likely ? label : Mantissa(0);
-    }
-  };
-  // Posteriors of labels are on their way while all classes are written, most of which need none.
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    const int j = lane + 32 * i;
-    kept[i] = j < size - 1 ? posteriors[size + j] : Mantissa(0);
+// What is added to minus the posteriors of a frame's classes.
+template <GradientKind kKind, class Mantissa>
+struct FrameSoftmax {
+  Mantissa shift = 0, factor = 1;
+
+  __device__ __forceinline__ FrameSoftmax() {
   }
-  constexpr int kVec = 16 / sizeof(Storage);
-  int done = 0;
-  if (is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
-    const int vectors = static_cast<int>(shape.classes) / kVec;
-    auto write_vector = [&](int v, const Pack<Storage, kVec>& raw) {
-      Mantissa found[kVec];
+  __device__ __forceinline__ explicit FrameSoftmax(const FrameSum<Mantissa>& sum) {
+    if constexpr (kKind == kSoftmax) {
+      shift = scaled(sum.largest);
+      factor = power(-sum.largest, -shift) / (Mantissa(1) + sum.others);
+    }
+  }
+  // Of a stored logit, times `multiple` in place of `factor`.
+  template <class Storage>
+  __device__ __forceinline__ Mantissa of(Storage stored, Mantissa multiple) const {
+    if constexpr (kKind == kSoftmax) {
+      // None is above the largest that counts: there the loss is NaN.
+      const Mantissa z = widen<Mantissa>(stored), lowest = static_cast<Mantissa>(-kLargestLogit);
+      return power(z < lowest ? -infinity(z) : z, shift) * multiple;
+    }
+    if constexpr (kKind == kOfLogits) return static_cast<Mantissa>(exp(logit<Mantissa>(stored))) * multiple;
+    return Mantissa(0);
+  }
+};
+
+// Posteriors of one position: of its blank and its label, and of both without those of one class.
+template <class Mantissa>
+struct PositionPosteriors {
+  Mantissa blank = 0, label = 0, others = 0;
+};
+
+constexpr int kLongThreads = 128;
+// Blocks for frames of many classes that a multiprocessor is to hold. Others than those of compute capability 9.0 would
+// spill registers with six.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+constexpr int kLongBlocks = 5;
+#else
+constexpr int kLongBlocks = 6;
+#endif
+// The sums of what all threads of a block have. Preconditions: there is a barrier behind the use of the result. Ends in
+// a barrier.
+template <class Mantissa>
+__device__ __forceinline__ PositionPosteriors<Mantissa> add_posteriors(PositionPosteriors<Mantissa> mine,
+                                                                       bool has_others) {
+  __shared__ PositionPosteriors<Mantissa> of_warps[kLongThreads / 32];
+  mine.blank = warp_sum(mine.blank);
+  mine.label = warp_sum(mine.label);
+  if (has_others) mine.others = warp_sum(mine.others);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = mine;
+  __syncthreads();
+  PositionPosteriors<Mantissa> all;
 #pragma unroll
-      for (int k = 0; k < kVec; ++k) {
-        found[k] = Mantissa(0);
-        if constexpr (kKind != kPlain) found[k] = probability(raw.element[k]) * scale;
-      }
-      store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
-    };
-    // Beside exact exponentials, or conversions of more than one instruction, more vectors would spill registers.
-    constexpr int kAhead = kKind == kOfLogits ? 1 : kVec == 8 && !kHasCpAsync ? 2 : 4;
-    int v = rank;
-    for (; v + group * (kAhead - 1) < vectors; v += group * kAhead) {
-      Pack<Storage, kVec> raw[kAhead];
+  for (int w = 0; w < kLongThreads / 32; ++w) {
+    all.blank += of_warps[w].blank;
+    all.label += of_warps[w].label;
+    all.others += of_warps[w].others;
+  }
+  return all;
+}
+
+// Frames of many classes are written in windows, of which shared memory has a number for each class.
+template <class Mantissa>
+constexpr int kWindow = 32768 / static_cast<int>(sizeof(Mantissa));
+// Windows of a frame; frames of few classes are not divided.
+template <bool kMany, class Mantissa>
+__device__ __forceinline__ unsigned windows_of(const Sequences& shape) {
+  return kMany ? (static_cast<unsigned>(shape.classes) - 1) / kWindow<Mantissa> + 1 : 1;
+}
+
+// The vectors of frames, which a block reads and writes in turn. The next ones, of the same frame or the next, are on
+// their way while one is written.
+template <GradientKind kKind, class Storage>
+struct LongRows {
+  static constexpr int kVec = 16 / sizeof(Storage);
+  // Beside exact exponentials, or of 16-bit logits, more vectors would spill registers.
+  static constexpr int kAhead = kKind == kOfLogits ? 1 : kVec == 8 && kLongBlocks == 5 ? 2 : 4;
+  static constexpr int kStep = kLongThreads * kAhead;
+  Pack<Storage, kVec> raw[kAhead] = {};
+
+  // Loads vector i of those of a thread, of `left` that lie behind `from`, where the thread's first one lies.
+  __device__ __forceinline__ void load(const Storage* from, int left, int i) {
+    if constexpr (kKind != kPlain) {
+      if (static_cast<int>(threadIdx.x) + kLongThreads * i < left)
+        raw[i] = load_vector<kVec>(from + kLongThreads * i * kVec);
+    }
+  }
+  // Writes what `of` makes of `left` vectors and of the numbers that lie like their elements, and loads the first ones
+  // of `next_left` behind `next`.
+  template <class Mantissa, class Of>
+  __device__ __forceinline__ void write(const Storage* from, Storage* to, const Mantissa* numbers, int left,
+                                        const Storage* next, int next_left, const Of& of) {
+    bool more = true;
+#pragma unroll 1
+    while (more) {
+      more = left > kStep;
+      from = more ? from + kStep * kVec : next;
+      const int behind = more ? left - kStep : next_left;
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        if constexpr (kKind != kPlain) raw[i] = load_vector<kVec>(x + (v + group * i) * kVec);
+        const bool exists = static_cast<int>(threadIdx.x) + kLongThreads * i < left;
+        Pack<Storage, kVec> found;
+        if (exists)
+          found = of(raw[i], *reinterpret_cast<const Pack<Mantissa, kVec>*>(numbers + kLongThreads * i * kVec));
+        load(from, behind, i);
+        if (exists) store_pack(to + kLongThreads * i * kVec, found);
       }
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) write_vector(v + group * i, raw[i]);
+      to += kStep * kVec;
+      numbers += kStep * kVec;
+      left = behind;
     }
-    for (; v < vectors; v += group) {
-      Pack<Storage, kVec> raw;
-      if constexpr (kKind != kPlain) raw = load_vector<kVec>(x + v * kVec);
-      write_vector(v, raw);
-    }
-    done = vectors * kVec;
   }
-  for (int c = done + rank; c < static_cast<int>(shape.classes); c += group) {
-    g[c * shape.g_class] = Narrow<Storage>::from(kKind == kPlain ? Mantissa(0) : before(c) * scale);
+};
+
+// The gradients of classes begin, begin + 1, ... before begin + count in frames first, first + step, ... before `end`.
+// Posteriors are on their way a frame ahead. Preconditions: all threads of a block of kLongThreads; dynamic shared
+// memory of count + 8 numbers, which no thread uses before.
+template <GradientKind kKind, class Mantissa, class Storage>
+__device__ __forceinline__ void write_long_frames(const Sequences& shape, const Storage* x, Storage* g,
+                                                  const int* labels, const unsigned* links, const Mantissa* states,
+                                                  int size, const FrameSum<Mantissa>* sums, Mantissa scale, int first,
+                                                  int step, int end, int begin, int count) {
+  using Rows = LongRows<kKind, Storage>;
+  constexpr int kVec = Rows::kVec;
+  extern __shared__ uint4 staged[];
+  Mantissa* const occ = reinterpret_cast<Mantissa*>(staged);  // times `scale`
+  const int rank = threadIdx.x, blank = static_cast<int>(shape.blank);
+  if (first >= end) return;
+  bool alike = shape.g_class == 1;
+  if constexpr (kKind != kPlain) {
+    alike = alike && shape.x_class == 1 && (shape.x_frame - shape.g_frame) % kVec == 0 &&
+            (reinterpret_cast<unsigned long long>(x) - reinterpret_cast<unsigned long long>(g)) % 16 == 0;
   }
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    if (lane + 32 * i < size) add(lane + 32 * i, posteriors[lane + 32 * i], kept[i]);
-  }
-  for (int j = lane + 32 * kKept; j < size; j += 32) {
-    add(j, posteriors[j], j < size - 1 ? posteriors[size + j] : Mantissa(0));
-  }
-  of_blank = warp_sum(of_blank);
-  of_labels = warp_sum(of_labels);
-  if (likely >= 0) of_others = warp_sum(of_others);
-  const Mantissa share = Mantissa(1) / (of_blank + of_labels);
-  // The rest of softmax, and of occ, for the class that has most of both.
-  auto write = [&](int c, Mantissa of_class) {
-    const Mantissa occ = of_class * share;
-    Mantissa found = before(c) - occ;
-    if (c == likely && occ > Mantissa(0.5)) found = of_others * share - sum.others * inverse;
-    g[c * shape.g_class] = Narrow<Storage>::from(found * scale);
+  const int64 of_step_x = step * shape.x_frame, of_step_g = step * shape.g_frame;
+  const bool moves = alike && of_step_g % kVec != 0;
+  x += first * shape.x_frame + begin * shape.x_class;
+  g += first * shape.g_frame + begin * shape.g_class;
+  // Classes of the window in front of the first vector of a frame: all, where vectors of x are not those of g.
+  auto head_of = [&](const Storage* row) { return alike ? classes_before_vectors(row, count) : count; };
+  // A thread has positions rank, rank + kLongThreads, ...
+  const bool has_label = rank < size - 1;
+  const int own_class = has_label ? labels[rank] : 0;
+  const unsigned own_link = has_label ? links[rank] : kEarlier;
+  FrameSum<Mantissa> next_sum = {Mantissa(0), Mantissa(0), 0};
+  Mantissa next_blank = 0, next_label = 0;
+  auto load_next = [&](int t) {
+    const Mantissa* const posteriors = states + 2 * wide_product(t, size);
+    if (rank < size) next_blank = posteriors[rank];
+    if (has_label) next_label = posteriors[size + rank];
+    if constexpr (kKind == kSoftmax) next_sum = sums[t];
   };
-  // The first occurrence of a class adds the others.
-  auto write_label = [&](int j, Mantissa of_class) {
-    unsigned link = links[j];
-    if (link & kEarlier) return;
-    while (link != 0u) {
-      const int next = static_cast<int>(link) - 1;
-      of_class += posteriors[size + next];
-      link = links[next] & ~kEarlier;
+  load_next(first);
+  int head = head_of(g);
+  Rows rows;
+#pragma unroll
+  for (int i = 0; i < Rows::kAhead; ++i) rows.load(x + head + rank * kVec, (count - head) / kVec, i);
+  for (int i = rank; i < count + kVec; i += kLongThreads) occ[i] = Mantissa(0);
+#pragma unroll 1
+  for (int t = first; t < end; t += step) {
+    const FrameSum<Mantissa> sum = next_sum;
+    const Mantissa* const posteriors = states + 2 * wide_product(t, size);
+    PositionPosteriors<Mantissa> mine = {next_blank, next_label, Mantissa(0)};
+    if (t + step < end) load_next(t + step);
+    // The class that has more than half of softmax, or none.
+    const int likely = kKind == kSoftmax && sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
+    auto others_of = [&](Mantissa at_blank, Mantissa at_label, int c) {
+      return (likely != blank ? at_blank : Mantissa(0)) + (likely != c ? at_label : Mantissa(0));
+    };
+    // The first label of a class adds the others.
+    auto of_class = [&](unsigned link, Mantissa of_label) {
+      while (link != 0u) {
+        const int j = static_cast<int>(link) - 1;
+        of_label += posteriors[size + j];
+        link = links[j] & ~kEarlier;
+      }
+      return of_label;
+    };
+    if (likely >= 0) mine.others = others_of(mine.blank, mine.label, own_class);
+    const Mantissa own_label = mine.label;
+#pragma unroll 2
+    for (int j = rank + kLongThreads; j < size; j += kLongThreads) {
+      const Mantissa at_blank = posteriors[j], at_label = j < size - 1 ? posteriors[size + j] : Mantissa(0);
+      mine.blank += at_blank;
+      mine.label += at_label;
+      if (likely >= 0) mine.others += others_of(at_blank, at_label, j < size - 1 ? labels[j] : blank);
     }
-    write(labels[j], of_class);
-  };
-  // Labels are written over their classes.
-  if (warps == 1) {
-    __syncwarp();
-  } else {
+    // Behind its barrier no thread needs the occ of the frame before.
+    const auto all = add_posteriors(mine, likely >= 0);
+    const Mantissa share = scale / (all.blank + all.label);
+    // Place of the window's first class in `occ`, so that vectors are aligned there too. All frames have the same
+    // labels: other places stay 0 unless that moves.
+    int origin = alike ? kVec - head : 0;
+    auto put = [&](int c, Mantissa found) {
+      const unsigned place = static_cast<unsigned>(c - begin);
+      if (place < static_cast<unsigned>(count)) occ[origin + static_cast<int>(place)] = found;
+    };
+    if (moves && t > first) {
+      const int now = origin;
+      origin = kVec - classes_before_vectors(g - of_step_g, count);
+#pragma unroll 1
+      for (int j = rank; j < size - 1; j += kLongThreads) {
+        if ((links[j] & kEarlier) == 0u) put(labels[j], Mantissa(0));
+      }
+      if (rank == 0) put(blank, Mantissa(0));
+      __syncthreads();
+      origin = now;
+    }
+    // L1 has all posteriors of the frame by now.
+    if ((own_link & kEarlier) == 0u) put(own_class, of_class(own_link, own_label) * share);
+#pragma unroll 1
+    for (int j = rank + kLongThreads; j < size - 1; j += kLongThreads) {
+      const unsigned link = links[j];
+      if ((link & kEarlier) == 0u) put(labels[j], of_class(link, posteriors[size + j]) * share);
+    }
+    if (rank == kLongThreads - 1) put(blank, all.blank * share);
     __syncthreads();
-  }
+    const int next_head = head_of(g + of_step_g), vectors = (count - head) / kVec;
+    // The class that has most of both softmax and occ gets the rest of both. The thread that writes its vector writes
+    // it once more.
+    int rewritten = -1;
+    Mantissa rest = 0;
+    if (likely >= begin && likely - begin < count) {
+      const int place = likely - begin, behind = place - head;
+      const int edge = behind < 0 ? place : place - vectors * kVec;
+      const int owner = behind >= 0 && behind < vectors * kVec ? behind / kVec : edge;
+      const Mantissa most = occ[origin + place], half = Mantissa(0.5) * scale;
+      if (owner % kLongThreads == rank && (most > half || most < -half)) rewritten = place;
+      rest = all.others * share - sum.others / (Mantissa(1) + sum.others) * scale;
+    }
+    const FrameSoftmax<kKind, Mantissa> softmax(sum);
+    const Mantissa multiple = softmax.factor * scale;
+    rows.write(x + head + rank * kVec, g + head + rank * kVec, occ + (rank + 1) * kVec, vectors,
+               x + of_step_x + next_head + rank * kVec, t + step < end ? (count - next_head) / kVec : 0,
+               [&](const Pack<Storage, kVec>& raw, const Pack<Mantissa, kVec>& of_labels) {
+                 Mantissa found[kVec];
 #pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    if (i % warps == warp && lane + 32 * i < size - 1) write_label(lane + 32 * i, kept[i]);
+                 for (int k = 0; k < kVec; ++k) {
+                   found[k] = softmax.of(raw.element[k], multiple) - of_labels.element[k];
+                 }
+                 return NarrowPack<Storage, kVec>::from(found);
+               });
+#pragma unroll 1
+    for (int i = rank; i < count - vectors * kVec; i += kLongThreads) {
+      const int c = i < head ? i : i + vectors * kVec;
+      Storage stored = Storage();
+      if constexpr (kKind != kPlain) stored = x[c * shape.x_class];
+      g[c * shape.g_class] = Narrow<Storage>::from(softmax.of(stored, multiple) - occ[origin + c]);
+    }
+    if (rewritten >= 0) g[rewritten * shape.g_class] = Narrow<Storage>::from(rest);
+    x += of_step_x;
+    g += of_step_g;
+    head = next_head;
   }
-  for (int j = rank + 32 * kKept; j < size - 1; j += group) write_label(j, posteriors[size + j]);
-  if (rank == 0) write(static_cast<int>(shape.blank), of_blank);
 }
 
 // Shared memory of a block about a sample of few labels in frames of few classes. `head` is the first label of each
@@ -490,8 +703,8 @@ struct ShortRun {
   }
 };
 
-// Does what write_frame does for the frames that `run` has loaded, and writes each class once. Preconditions: all lanes
-// of the warp; it ends before all lanes have read the rows.
+// The gradients of the frames that `run` has loaded; each class is written once. Preconditions: all lanes of the warp;
+// it ends before all lanes have read the rows.
 template <GradientKind kKind, class Mantissa, class Storage>
 __device__ __forceinline__ void write_short_frames(const Sequences& shape, const ShortFrames<Mantissa>& few,
                                                    const ShortRun<kKind, Mantissa, Storage>& run, int size) {
@@ -571,23 +784,17 @@ __device__ __forceinline__ void write_short_frames(const Sequences& shape, const
   const int64 own = run.first + run.frame(0), step = run.frame(1) - run.frame(0);
   const Storage* const x = run.x + own * shape.x_frame;
   Storage* const g = run.g + own * shape.g_frame;
-  Mantissa inverse[kAtOnce], share[kAtOnce], rest[kAtOnce];
+  FrameSoftmax<kKind, Mantissa> softmax[kAtOnce];
+  Mantissa share[kAtOnce], rest[kAtOnce];
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {
-    inverse[i] = Mantissa(1) / (Mantissa(1) + sum[i].others);
+    softmax[i] = FrameSoftmax<kKind, Mantissa>(sum[i]);
     share[i] = Mantissa(1) / (of_blank[i] + of_labels[i]);
     if (likely[i] != blank) of_others[i] += of_blank[i];
-    rest[i] = of_others[i] * share[i] - sum[i].others * inverse[i];
+    rest[i] = of_others[i] * share[i] - sum[i].others / (Mantissa(1) + sum[i].others);
   }
   auto gradient = [&](int i, int c, int head, Storage stored) -> Mantissa {
-    Mantissa before = 0;
-    if constexpr (kKind == kSoftmax) {
-      // None is above the largest that counts: there the loss is NaN.
-      Mantissa z = widen<Mantissa>(stored);
-      z = z < static_cast<Mantissa>(-kLargestLogit) ? -infinity(z) : z;
-      before = exp_below(z - sum[i].largest) * inverse[i];
-    }
-    if constexpr (kKind == kOfLogits) before = static_cast<Mantissa>(exp(logit<Mantissa>(stored)));
+    const Mantissa before = softmax[i].of(stored, softmax[i].factor);
     const Mantissa occ = (c == blank ? of_blank[i] : labels[i][head]) * share[i];
     return (c == likely[i] && occ > Mantissa(0.5) ? rest[i] : before - occ) * run.scale;
   };
@@ -634,21 +841,29 @@ __device__ __forceinline__ unsigned runs_of(const Sequences& shape, int frames) 
   return (static_cast<unsigned>(shape.frames) + frames - 1) / frames;
 }
 
-// The gradient of run `block` of `frames` frames, for grad_output of the sample over the divisor.
+// The gradient of a window of a run of `frames` frames, for grad_output of the sample over the divisor. Blocks that
+// follow each other take windows of a run, and runs of all samples.
 //
-// Preconditions: blocks of 128 threads; dynamic shared memory has a ShortFrames if classes are few; no warp reads
-// shared memory of an earlier call.
-template <GradientKind kKind, class Mantissa, class Storage, class Result>
+// Preconditions: blocks of 128 threads; dynamic shared memory has a ShortFrames, whose labels and classes suffice, or
+// with kMany what write_long_frames needs; no warp reads shared memory of an earlier call.
+template <GradientKind kKind, bool kMany, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradient(const Sequences& shape, const Storage* x, Storage* g,
                                                const Sample* samples, const int* labels, const unsigned* links,
                                                const Mantissa* lattice, const FrameSum<Mantissa>* sums,
                                                const unsigned* broken, const Result* grad_output, const double* used,
                                                int64 per_sample, double multiple, const double* count, int frames,
                                                unsigned block) {
-  const unsigned runs = runs_of(shape, frames);
-  const int64 n = block / runs;
-  const int first = static_cast<int>(block % runs) * frames;
-  const int end = first + min(frames, static_cast<int>(shape.frames) - first);
+  const unsigned windows = windows_of<kMany, Mantissa>(shape);
+  const unsigned row = block / windows, samples_in_all = static_cast<unsigned>(shape.samples);
+  const int64 n = row % samples_in_all;
+  // Frames of many classes lie apart, so that blocks which run at the same time share parts of memory.
+  const int run = static_cast<int>(row / samples_in_all), classes = static_cast<int>(shape.classes);
+  const int first = kMany ? run : run * frames, step = kMany ? static_cast<int>(runs_of(shape, frames)) : 1;
+  const int all_frames = static_cast<int>(shape.frames),
+            end = kMany ? all_frames : first + min(frames, all_frames - first);
+  // Windows take whole vectors.
+  const int window = kMany ? ((classes - 1) / static_cast<int>(windows) + 8) / 8 * 8 : classes;
+  const int begin = kMany ? static_cast<int>(block % windows) * window : 0, width = min(window, classes - begin);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   const Sample sample = samples[n];
   const double divisor = count == nullptr ? multiple : multiple * __ldcg(count);
@@ -667,13 +882,18 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   const Mantissa* const states = lattice + Lattice<Mantissa>::row(sample, shape.frames, 0);
   const FrameSum<Mantissa>* const frame_sums = sums + n * shape.frames;
   const int filled = exists && !is_nan ? min(end, sample.frames) : first;
-  for (int64 t = max(filled, first) + warp; t < end; t += warps) {
-    Storage* const row = g + t * shape.g_frame;
+  // Frames of this run that have no gradient: all from one on.
+  const int empty = filled > first ? first + (filled - first + step - 1) / step * step : first;
+  for (int64 t = empty + static_cast<int64>(warp) * step; t < end; t += warps * step) {
+    Storage* const row = g + t * shape.g_frame + begin * shape.g_class;
     const Storage fill = Narrow<Storage>::from(is_nan && t < sample.frames ? not_a_number(Mantissa(0)) : Mantissa(0));
-    for (int64 c = lane; c < shape.classes; c += 32) row[c * shape.g_class] = fill;
+    for (int64 c = lane; c < width; c += 32) row[c * shape.g_class] = fill;
   }
-  using Short = ShortFrames<Mantissa>;
-  if (shape.classes <= kShortClasses && size <= Short::kLabels) {
+  if constexpr (kMany) {
+    write_long_frames<kKind>(shape, x, g, own, next, states, size, frame_sums, static_cast<Mantissa>(scale), first,
+                             step, filled, begin, width);
+  } else {
+    using Short = ShortFrames<Mantissa>;
     Short& few = Short::of_block();
     using Run = ShortRun<kKind, Mantissa, Storage>;
     constexpr int kVec = Run::kVec;
@@ -699,29 +919,21 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
       __syncwarp();  // the rows are still read
       run.first += warps * together;
     }
-  } else {
-    const int group = shape.classes > kShortClasses ? static_cast<int>(blockDim.x) : 32;
-    for (int64 t = first + static_cast<int>(threadIdx.x) / group; t < filled; t += blockDim.x / group) {
-      FrameSum<Mantissa> sum = {Mantissa(0), Mantissa(0), 0};
-      if constexpr (kKind == kSoftmax) sum = frame_sums[t];
-      write_frame<kKind>(shape, x + t * shape.x_frame, g + t * shape.g_frame, own, next, states + 2 * t * size, size,
-                         sum, static_cast<Mantissa>(scale), group);
-    }
   }
 }
 
-// The gradients of runs `block`, `block` + `blocks`, ... of frames of all samples.
-template <GradientKind kKind, class Mantissa, class Storage, class Result>
+// The gradients of windows of runs `block`, `block` + `blocks`, ... of all samples.
+template <GradientKind kKind, bool kMany, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradients(const Sequences& shape, const Storage* x, Storage* g,
                                                 const Sample* samples, const int* labels, const unsigned* links,
                                                 const Mantissa* lattice, const FrameSum<Mantissa>* sums,
                                                 const unsigned* broken, const Result* grad_output, const double* used,
                                                 int64 per_sample, double multiple, const double* count, int frames,
                                                 int64 block, int64 blocks) {
-  const int64 all = static_cast<int64>(runs_of(shape, frames)) * shape.samples;
+  const int64 all = static_cast<int64>(runs_of(shape, frames)) * shape.samples * windows_of<kMany, Mantissa>(shape);
   for (; block < all; block += blocks) {
-    write_gradient<kKind>(shape, x, g, samples, labels, links, lattice, sums, broken, grad_output, used, per_sample,
-                          multiple, count, frames, static_cast<unsigned>(block));
+    write_gradient<kKind, kMany>(shape, x, g, samples, labels, links, lattice, sums, broken, grad_output, used,
+                                 per_sample, multiple, count, frames, static_cast<unsigned>(block));
     __syncthreads();
   }
 }

@@ -23,8 +23,9 @@ GROUP_BYTES = {
 MOST_SPLIT = 3
 #: Frames of a chunk, by arithmetic (``kChunkFrames``).
 CHUNK = {"float32": 8, "float64": 4}
-#: Blocks that a multiprocessor is to hold, of float32 and float64 arithmetic.
-BLOCKS = {"first": (4, 2), "second": (4, 2), "gradient": (6, 3)}
+#: Blocks that a multiprocessor is to hold, of float32 and float64 arithmetic. Most GPUs hold fewer that write gradients
+#: of many classes (``kLongBlocks``).
+BLOCKS = {"first": (4, 2), "second": (4, 2), "gradient": (6, 3), "gradient of many": (6, 3)}
 
 #: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
 PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
@@ -36,7 +37,8 @@ class SequenceKernel(Kernel):
 
     ``dtype`` is that of the first operand, ``result`` that of the value. ``added`` is the kind of a gradient; of
     "first" and "finish" it says whether frames have a log-sum-exp. ``stores`` is True if the first half stores its
-    products. ``roles`` is the number of threads for each position of the recursion.
+    products. ``roles`` is the number of threads for each position of the recursion. ``many`` is True if gradients are
+    of many classes or labels.
     """
 
     loss: Definition
@@ -46,6 +48,7 @@ class SequenceKernel(Kernel):
     added: str = PLAIN
     stores: bool = False
     roles: int = ROLES["first"]
+    many: bool = False
 
     compute = property(lambda self: "float64" if self.dtype == "float64" else "float32")
     storage = property(lambda self: (self.dtype,))
@@ -69,9 +72,16 @@ class SequenceKernel(Kernel):
             parts.append(self.added[1:].lower())
         if self.kind == "first":
             parts.append("stores" if self.stores else "value")
+        if self.many:
+            parts.append("many")
         if self.kind == "second":
             parts.append({3: "three_roles", 4: "four_roles"}[self.roles])
         return "_".join(parts)
+
+    @property
+    def resident(self) -> int:
+        """Blocks that a multiprocessor is to hold."""
+        return BLOCKS[f"{self.kind} of many" if self.many else self.kind][self.compute == "float64"]
 
     @property
     def entry(self) -> str:
@@ -105,8 +115,8 @@ class SequenceKernel(Kernel):
         signature = ", ".join([*self.arguments, *fixed])
         bounds = str(self.roles * BAND if self.kind == "second" else THREADS[self.kind])
         if self.kind in BLOCKS:
-            blocks = BLOCKS[self.kind][self.compute == "float64"]
-            bounds += f", {min(blocks, MOST_SPLIT) if self.roles == ROLES['second'] else blocks}"
+            blocks = min(self.resident, MOST_SPLIT) if self.roles == ROLES["second"] else self.resident
+            bounds += f", {'kLongBlocks' if self.many and self.compute == 'float32' else blocks}"
         body = "\n".join(f"  {line}" for line in self._body())
         return (
             f"using Compute = {STORAGE[self.compute][0]};\n"
@@ -155,7 +165,7 @@ class SequenceKernel(Kernel):
             "  if (blockIdx.x == 0 && threadIdx.x == 0) *expected = widen<double>(*grad_output);",
             "}",
             f"if (blockIdx.x < finishes) {finish.format(values='static_cast<Result*>(nullptr)')}",
-            f"else write_gradients<{self.added}>(shape, x, g, at.samples, at.labels, at.links, lattice, at.sums, "
-            "at.broken, grad_output, at.used, per_sample, multiple, count, static_cast<int>(frames), "
-            "blockIdx.x - finishes, gridDim.x - finishes);",
+            f"else write_gradients<{self.added}, {str(self.many).lower()}>(shape, x, g, at.samples, at.labels, "
+            "at.links, lattice, at.sums, at.broken, grad_output, at.used, per_sample, multiple, count, "
+            "static_cast<int>(frames), blockIdx.x - finishes, gridDim.x - finishes);",
         ]

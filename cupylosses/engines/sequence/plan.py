@@ -47,10 +47,14 @@ from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 from cupylosses.jit.gpu import WARP
 
-#: Frames of a block that writes gradients of many classes, or posteriors of positions (``kFrames``).
+#: Frames of a block that writes posteriors of positions (``kFrames``).
 FRAMES = 16
+#: Frames of a block that writes gradients of many classes, at most.
+MOST_FRAMES = 2
 #: Classes that are few (``kShortClasses``).
 SHORT_CLASSES = 1024
+#: Bytes of shared memory for a window of more classes, at most (``kWindow``).
+WINDOW_BYTES = 32768
 #: Frames that a lane takes at once where classes are few (``kAtOnce``; where that is less, blocks take more rounds).
 AT_ONCE = 2
 #: Bytes of posteriors that a warp keeps in shared memory there, and all that a block does (``ShortFrames``).
@@ -264,39 +268,54 @@ class SequencePlan(CompositePlan):
             blocks += links + sized.every * -(-sized.frames // self._frames_read(threads)) * (added == SOFTMAX)
         if kind == "gradient":
             frames = self.gradient_frames(self.input.dtype)
-            blocks = sized.every * (-(-sized.frames // frames) + finishes)
+            blocks = sized.every * (self.windows * -(-sized.frames // frames) + finishes)
             fixed += [sized.every * finishes, frames]
             shared = self.gradient_shared
-            if verifies:
-                blocks = min(blocks, BLOCKS[kind][self.compute == "float64"] * self.machine.processors)
         dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
         result = self.result if stores or kind not in ("prepare", "first") else "float32"
-        kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores, roles)
+        many = kind == "gradient" and self.many
+        kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores, roles, many)
+        if kind == "gradient" and verifies:
+            blocks = min(blocks, kernel.resident * self.machine.processors)
         return self.machine.launcher(kernel, blocks, threads, fixed, shared)
 
     def _frames_read(self, threads: int) -> int:
         """Frames of which a block of the first launch finds the log-sum-exps (``read_frames``)."""
         vectors = self.sizes.classes * ITEMSIZE[self.input.dtype] // 16
         lanes = next((x for x in (32, 16, 8, 4, 2) if vectors >= 4 * x), 1)
-        return 2 * threads // lanes
+        return threads // lanes
 
     @property
     def gradient_shared(self) -> int:
-        """Bytes of dynamic shared memory of a block that writes gradients (``ShortFrames``)."""
-        return SHORT_BYTES if self.sizes.classes <= SHORT_CLASSES else 0
+        """Bytes of dynamic shared memory of a block that writes gradients (``ShortFrames``, ``write_long_frames``)."""
+        if not self.many:
+            return SHORT_BYTES
+        # Windows take whole vectors, and one more.
+        window = (-(-self.sizes.classes // self.windows) + 7) // 8 * 8
+        return (window + 8) * ITEMSIZE[self.compute]
+
+    @property
+    def many(self) -> bool:
+        """True if frames have more classes, or samples more positions, than a ``ShortFrames`` has room for."""
+        return self.sizes.classes > SHORT_CLASSES or 2 * self.most * ITEMSIZE[self.compute] > SHORT_ROW
+
+    @property
+    def windows(self) -> int:
+        """Parts of a frame of many classes that a block takes (``windows_of``)."""
+        return -(-self.sizes.classes * ITEMSIZE[self.compute] // WINDOW_BYTES)
 
     def gradient_frames(self, dtype: str) -> int:
         """Frames of a block that writes gradients of this dtype."""
         found = self.sizes
-        if found.classes > SHORT_CLASSES:
-            return FRAMES
+        resident = SequenceKernel(self.loss, "gradient", many=self.many, dtype=dtype).resident * self.machine.processors
+        if self.many:
+            return min(max(found.every * self.windows * found.frames // resident, 1), MOST_FRAMES)
         # As many rounds of its warps, which take several frames each where classes are few (``write_short_frames``), as
         # make waves of blocks short. To begin takes as long as a round.
         vectors = found.classes * ITEMSIZE[dtype] // 16
         lanes = 8 if vectors <= 16 else 16 if vectors <= 32 else WARP
         frames = min(AT_ONCE * WARP // lanes, SHORT_ROW // ITEMSIZE[self.compute] // (2 * self.most))
         together = THREADS["gradient"] // WARP * max(frames, 1)
-        resident = BLOCKS["gradient"][self.compute == "float64"] * self.machine.processors
 
         def time(rounds: int) -> int:
             blocks = found.every * -(-found.frames // (together * rounds))

@@ -191,6 +191,8 @@ class PosteriorKernel(Kernel):
     loss: Definition
     dtype: str
     by_position: bool
+    #: True if they are of many classes or labels.
+    many: bool = False
 
     kind = "posteriors"
     narrow = False
@@ -202,7 +204,7 @@ class PosteriorKernel(Kernel):
     @property
     def title(self) -> str:
         """The kernel in words, for error messages and file names."""
-        return f"{self.loss.name}_{STORAGE[self.dtype][1]}_of_{OF[self.by_position]}"
+        return f"{self.loss.name}_{STORAGE[self.dtype][1]}_of_{OF[self.by_position]}{'_many' * self.many}"
 
     @property
     def entry(self) -> str:
@@ -222,9 +224,9 @@ class PosteriorKernel(Kernel):
             # The gradient of a loss for -1.
             nothing = f"static_cast<const {compute}*>(nullptr)"
             call = (
-                f"write_gradient<kPlain>(shape, {nothing}, out, at.samples, at.labels, at.links, lattice, at.sums, "
-                "at.broken, static_cast<const double*>(nullptr), at.used, 0, -1.0, nullptr, "
-                "static_cast<int>(frames), blockIdx.x);"
+                f"write_gradient<kPlain, {str(self.many).lower()}>(shape, {nothing}, out, at.samples, at.labels, "
+                "at.links, lattice, at.sums, at.broken, static_cast<const double*>(nullptr), at.used, 0, -1.0, "
+                "nullptr, static_cast<int>(frames), blockIdx.x);"
             )
         return (
             f'extern "C" __global__ void __launch_bounds__({THREADS["gradient"]}, {RESIDENT})\n'
@@ -256,10 +258,13 @@ class PosteriorPlan(SequencePlan):
         auxiliary: Sequence[int],
     ) -> Any:
         if self._write is None:
-            kernel = PosteriorKernel(self.loss, self.result, self.static.by_position)
+            of_many = self.many and not self.static.by_position
+            kernel = PosteriorKernel(self.loss, self.result, self.static.by_position, of_many)
             frames = FRAMES if self.static.by_position else self.gradient_frames(self.result)
             blocks = self.sizes.every * -(-self.sizes.frames // frames)
-            shared = 0 if self.static.by_position else self.gradient_shared
+            shared = 0
+            if not self.static.by_position:
+                blocks, shared = blocks * self.windows, self.gradient_shared
             self._write = self.machine.launcher(kernel, blocks, THREADS["gradient"], (self.shape_words, frames), shared)
         found = device.empty(self.shape, self.strides, self.result)
         memory = self.prepared(device, arrays, 0, int(scalars[-1]))

@@ -8,26 +8,32 @@ from cupylosses import functional
 from tools.sequence.truth import best_path, in_float64
 
 
-def _samples(frames: int, labels: int, ties: bool = False) -> tuple[torch.Tensor, ...]:
+def _samples(
+    frames: int, labels: int, ties: bool = False, classes: int = 5, scale: float = 2.0
+) -> tuple[torch.Tensor, ...]:
     """Log-probabilities of three samples, one of them full, with repeated labels; multiples of 1/2 with ``ties``."""
     generator = torch.Generator().manual_seed(0)
-    x = 2 * torch.randn(frames, 3, 5, generator=generator)
+    x = scale * torch.randn(frames, 3, classes, generator=generator)
     x = (2 * x).round() / 2 if ties else x
-    targets = torch.randint(1, 5, (3, labels), generator=generator)
+    targets = torch.randint(1, classes, (3, labels), generator=generator)
     targets[:, 1::3] = targets[:, ::3][:, : targets[:, 1::3].shape[1]]
     return x, targets, torch.tensor([frames, frames - 1, frames - 7]), torch.tensor([labels, labels - 1, labels // 2])
 
 
-def agrees_with_truth(frames: int, labels: int) -> None:
+def agrees_with_truth(frames: int, labels: int, classes: int = 5, scale: float = 2.0, logits: bool = False) -> None:
     """Losses and gradients match float64."""
-    x, targets, ends, lengths = _samples(frames, labels)
+    x, targets, ends, lengths = _samples(frames, labels, classes=classes, scale=scale)
     x = x.requires_grad_()
-    found = functional.ctc_loss(x, targets, ends, lengths, reduction="none")
+    function = functional.ctc_loss_with_logits if logits else functional.ctc_loss
+    found = function(x, targets, ends, lengths, reduction="none")
     (slope,) = torch.autograd.grad(found.sum(), x)
     for n, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
-        loss, occ = in_float64(x.detach()[:end, n].double().numpy(), targets[n, :length].tolist())
+        rows = x.detach()[:end, n].double()
+        rows = rows.log_softmax(-1) if logits else rows
+        loss, occ = in_float64(rows.numpy(), targets[n, :length].tolist())
+        right = rows.exp() - torch.from_numpy(occ) if logits else -torch.from_numpy(occ)
         assert abs(float(found[n].detach()) - loss) <= 1e-5 + 1e-6 * abs(loss)
-        assert float((slope[:end, n].double() + torch.from_numpy(occ)).abs().max()) <= 2e-6
+        assert float((slope[:end, n].double() - right).abs().max()) <= 2e-6
 
 
 def aligns_as_truth(frames: int, labels: int) -> None:

@@ -15,8 +15,8 @@ from cupylosses.jit.gpu import Chip
 from tools.gate_subsets import BROADEST, cover
 from tools.variants import Compiled, Variants
 
-#: Frames, samples, classes and labels. A kernel depends on none of them.
-FRAMES, SAMPLES, CLASSES, LABELS = 256, 8, 64, 40
+#: Frames, samples and labels, on which no kernel depends; few classes and many.
+FRAMES, SAMPLES, LABELS, FEW, MANY = 256, 8, 40, 64, 5000
 
 
 class SequenceVariants(Variants):
@@ -29,18 +29,18 @@ class SequenceVariants(Variants):
         dtypes = ("float32", "bfloat16") if fast else checks.FLOATING
         results = (None, "float32") if fast else (None, *checks.FLOATING)
         kinds = [{}] if self.loss.logits else [{}, {"gradient": "logits"}]
-        for dtype, result, kind, reduction in product(dtypes, results, kinds, ("mean", "none")):
-            self._call(recorder, dtype, {**kind, "reduction": reduction, "out_dtype": result})
+        for dtype, result, kind, reduction, classes in product(dtypes, results, kinds, ("mean", "none"), (FEW, MANY)):
+            self._call(recorder, dtype, classes, {**kind, "reduction": reduction, "out_dtype": result})
         # Divisors are found by kernels of the pointwise engine.
         found = [x for x in recorder.kernels if isinstance(x, SequenceKernel)]
         # Many samples have another second half than few.
         halves = [x for x in found if x.kind == "second"]
         return list(dict.fromkeys([*found, *[replace(x, roles=n) for x in halves for n in ROLES.values()]]))
 
-    def _call(self, recorder: KernelRecorder, dtype: str, options: Mapping[str, Any]) -> None:
+    def _call(self, recorder: KernelRecorder, dtype: str, classes: int, options: Mapping[str, Any]) -> None:
         first, targets, *lengths = [x.name for x in self.loss.operands]
         arrays = {
-            first: placeholder(dtype, (FRAMES, SAMPLES, CLASSES)),
+            first: placeholder(dtype, (FRAMES, SAMPLES, classes)),
             targets: placeholder("int64", (SAMPLES, LABELS)),
         }
         arrays |= {x: placeholder("int64", (SAMPLES,)) for x in lengths}
@@ -82,7 +82,7 @@ class SequenceVariants(Variants):
     def described(variant: SequenceKernel) -> Mapping[str, str]:
         return {
             "dtypes": f"{variant.dtype} {variant.result}",
-            "layout": " ".join([variant.added, *(["stores"] if variant.stores else [])]),
+            "layout": " ".join([variant.added, *["stores"] * variant.stores, *["many"] * variant.many]),
             "access": "",
             "gradients": "",
             "flags": "",
@@ -92,16 +92,16 @@ class SequenceVariants(Variants):
 def kind(variant: SequenceKernel) -> Iterator[Hashable]:
     """The kernel."""
     yield variant.kind
-    yield variant.kind, variant.stores, variant.roles
+    yield variant.kind, variant.stores, variant.roles, variant.many
 
 
 def structure(variant: SequenceKernel) -> Iterator[Hashable]:
     """Besides, the kind of gradient."""
     yield from kind(variant)
-    yield variant.kind, variant.added
+    yield variant.kind, variant.added, variant.many
 
 
 def dtypes(variant: SequenceKernel) -> Iterator[Hashable]:
     """Besides, the dtypes."""
     yield from structure(variant)
-    yield variant.kind, variant.dtype, variant.result
+    yield variant.kind, variant.dtype, variant.result, variant.many
