@@ -391,8 +391,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "last label forgotten",
         MARGIN,
         "take_vectors",
-        r"min\(first \+ kFields, length\)",
-        "min(first + kFields, length - 1)",
+        r"first \+ field >= length",
+        "first + field >= length - 1",
         ("margins of lists",),
     ),
     Mutant(
