@@ -238,7 +238,7 @@ __device__ __forceinline__ typename LoadedOf<S, kVecSize>::type load(const S& so
   } else if constexpr (S::kAccess == Access::kReused || kHasComponents<typename S::Storage>) {
     return {load_reused<kVecSize>(source.pointer + offset)};
   } else {
-    return {load_stream<kVecSize>(source.pointer + offset)};
+    return {load_reused<kVecSize>(source.pointer + offset)};
   }
 }
 
@@ -255,7 +255,7 @@ __device__ __forceinline__ LoadedTile<Storage, kAlong, kA, kB> load_tile(
     if constexpr (kAlong == Along::kNeither) {
       x.pack[v] = load_reused<Vectors::kWidth>(pointer);
     } else {
-      x.pack[v] = load_stream<Vectors::kWidth>(pointer);
+      x.pack[v] = load_reused<Vectors::kWidth>(pointer);
     }
   }
   return x;

@@ -241,7 +241,7 @@ def _entry(kernel: BoxKernel) -> Iterator[str]:
     yield ""
     # 128 registers per thread: eight derivatives of each intermediate result. Four take 80 or fewer of dense operands
     # with corners, which leaves room for a third block.
-    few = kernel.layout == "flat" and kernel.compute == "float32" and sum(kernel.gradients) <= 1
+    few = kernel.layout == "flat" and kernel.compute == "float32"
     blocks = BLOCKS_PER_SM if few else BLOCKS_PER_SM_OTHERS
     yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {blocks})'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, 'int64 chunks', parameter])}) {{"
