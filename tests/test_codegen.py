@@ -227,7 +227,7 @@ def test_as_many_operands_fit_as_kernels_have_tangents() -> None:
             result="float32",
             layout="rows",
             vec_size=4,
-            access=("stream", "stream", "reused", "splat", "stream", "stream", "none"),
+            access=("stream", "stream", "stream", "splat", "stream", "stream", "none"),
             gradients=(True, False, False, True, True, False),
         )
     )

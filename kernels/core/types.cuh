@@ -186,8 +186,8 @@ __device__ __forceinline__ Compute widen_element(const Pack<bfloat16_t, kVecSize
   }
 }
 
-// Loads a pack whose elements are read once: marked evict-first in the caches. Precondition of all loads and stores of
-// packs: `pointer` is aligned to the pack's words.
+// Loads a pack whose elements are not read again: marked evict-first in the caches. Precondition of all loads and
+// stores of packs: `pointer` is aligned to the pack's words.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ Pack<Storage, kVecSize> load_stream(const Storage* pointer) {
   using P = Pack<Storage, kVecSize>;
@@ -199,7 +199,7 @@ __device__ __forceinline__ Pack<Storage, kVecSize> load_stream(const Storage* po
   return pack;
 }
 
-// Loads a pack whose elements other threads read too (a broadcast operand): kept in the caches.
+// Loads a pack without a hint to the caches.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ Pack<Storage, kVecSize> load_reused(const Storage* pointer) {
   using P = Pack<Storage, kVecSize>;

@@ -59,7 +59,7 @@ SUMS = frozenset({"broadcast_gradient", "combine_slices"}) | SUMS_OF_VALUES
 
 #: Spelling of the accesses of a layout.
 ACCESS = {
-    "stream": "kStream", "reused": "kReused", "splat": "kSplat", "shifted": "kShifted", "scalars": "kScalars",
+    "stream": "kStream", "splat": "kSplat", "shifted": "kShifted", "scalars": "kScalars",
 }  # fmt: skip
 
 #: Spelling of the accesses of micro-tiles.

@@ -216,7 +216,7 @@ def _tiled(
     tile = _micro_tiles(sizes, ordered, streams, most)
     if min(sizes[:2]) < (TILE if tile.a * tile.b == 1 else TILE_OF_VECTORS):
         return None
-    access = ("reused",) * len(streams)
+    access = ("stream",) * len(streams)
     if tile != Tile():
         access = tuple(_access_of_tiles(s) for s in ordered)
     return Layout(TILED[len(sizes) > 3], tile.a * tile.b, sizes, ordered, access, tile)
@@ -405,9 +405,7 @@ def _shiftable(stream: Stream, strides: Sequence[int], sizes: Sequence[int], vec
 
 
 def _access(strides: Sequence[int], vec_size: int, flat: bool) -> str:
-    if strides[0] == 0 and (flat or vec_size > 1):
-        return "splat"
-    return "reused" if 0 in strides else "stream"
+    return "splat" if strides[0] == 0 and (flat or vec_size > 1) else "stream"
 
 
 def chunks(vectors: int, vec_size: int, unroll: int = 0) -> int:

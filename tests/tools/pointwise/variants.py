@@ -104,9 +104,10 @@ class PointwiseVariants(Variants):
     def described(variant: PointwiseKernel) -> Mapping[str, str]:
         flags = [x.name for x, on in zip(variant.loss.flags, variant.flags, strict=True) if on]
         gradients = [x.name for x, wanted in zip(variant.loss.operands, variant.gradients, strict=True) if wanted]
+        sums = " ".join(f"{x[0]} {x[1]}" if x else "none" for x in variant.sums)
         return {
             "dtypes": " ".join(variant.storage),
-            "layout": f"{variant.layout} by columns" if variant.columns else variant.layout,
+            "layout": variant.layout + " by columns" * variant.columns + f", sums {sums}" * bool(sums),
             "access": " ".join(variant.access),
             "gradients": " ".join(gradients),
             "flags": " ".join(flags),

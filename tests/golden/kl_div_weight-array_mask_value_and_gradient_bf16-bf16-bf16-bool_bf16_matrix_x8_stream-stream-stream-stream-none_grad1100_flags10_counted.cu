@@ -16,13 +16,13 @@ struct Loss {
 #line 1 "kl_div.value"
     const auto unweighted = ::lift<float>(where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability)));
     return ::where(mask != 0, ::weighted(weight, unweighted), 0);
-#line 1 "<kl_div_weight-array_mask_value_and_gradient_bf16-bf16-bf16-bool_bf16_matrix_x8_stream-stream-reused-stream-none_grad1100_flags10_counted>.entries"
+#line 1 "<kl_div_weight-array_mask_value_and_gradient_bf16-bf16-bf16-bool_bf16_matrix_x8_stream-stream-stream-stream-none_grad1100_flags10_counted>.entries"
   }
   static constexpr bool kTriedFirst = false;
 };
 
 using Result = bfloat16_t;
-using Sources = Tuple<Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kReused>, Source<bool, Access::kStream>>;
+using Sources = Tuple<Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kStream>, Source<bool, Access::kStream>>;
 using Sinks = Tuple<Sink<bfloat16_t>, Sink<bfloat16_t>, Absent, Absent>;
 using Element = Absent;
 using Layout = StridedLayout<8, 9, 1>;
@@ -32,7 +32,7 @@ kl_div_value_and_gradient_bf16_bool(const bfloat16_t* input_, const bfloat16_t* 
   const double divisor = multiple * __ldcg(count);
   const double scale = divisor == 0.0 ? 0.0 : 1.0 / divisor;
   const Pointwise<Loss, Layout, 8, Sources, Sinks, Element> program{
-      Loss{}, layout, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}, Source<bfloat16_t, Access::kReused>{weight_}, Source<bool, Access::kStream>{mask_}),
+      Loss{}, layout, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}, Source<bfloat16_t, Access::kStream>{weight_}, Source<bool, Access::kStream>{mask_}),
       make_tuple(Sink<bfloat16_t>{input_gradients}, Sink<bfloat16_t>{target_gradients}, Absent{}, Absent{}), Absent{}};
   reduce_value_and_gradient<4>(program, chunks, memory, divisor, scale, value, expected_grad_output, used_grad_output);
 }

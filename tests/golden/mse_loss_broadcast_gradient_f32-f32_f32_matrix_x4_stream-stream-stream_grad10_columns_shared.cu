@@ -7,20 +7,20 @@ struct Loss {
   operator()(const input_& input, const target_& target) const {
 #line 1 "mse_loss.value"
     return ::lift<float>(square(input - target));
-#line 1 "<mse_loss_broadcast_gradient_f32-f32_f32_matrix_x4_reused-stream-stream_grad10_columns_shared>.entries"
+#line 1 "<mse_loss_broadcast_gradient_f32-f32_f32_matrix_x4_stream-stream-stream_grad10_columns_shared>.entries"
   }
   static constexpr bool kTriedFirst = false;
 };
 
 using Result = float;
-using Sources = Tuple<Source<float, Access::kReused>, Source<float, Access::kStream>>;
+using Sources = Tuple<Source<float, Access::kStream>, Source<float, Access::kStream>>;
 using Sinks = Tuple<Sink<float>, Absent>;
 using Element = Source<float, Access::kStream>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
 mse_loss_broadcast_gradient_f32(const float* input_, const float* target_, float* input_gradients, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, int64 lanes, int64 warps, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
   const SumOver<Loss, Sources, Element, 0, 1, 1, 4> program{
-      Loss{}, make_tuple(Source<float, Access::kReused>{input_}, Source<float, Access::kStream>{target_}),
+      Loss{}, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
       Element{grad_output}, kept, reduced};
   const Deposit<float, Result> deposit{
       input_gradients, nullptr, 1.0, scale};
