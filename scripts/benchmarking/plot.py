@@ -130,7 +130,7 @@ def draw(directory: Path, picture: Path) -> None:
         handles = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for _, colour in STYLES.values()]
         labels = [label for label, _ in STYLES.values()]
         figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=12)
-        figure.supxlabel(_caption(elementwise, cross_entropy), fontsize=9, color="#555555")
+        figure.supxlabel(_caption(cross_entropy, elementwise), fontsize=9, color="#555555")
         picture.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(picture, dpi=130, metadata={"Software": None})
         pyplot.close(figure)
@@ -186,15 +186,20 @@ def draw_cliffs(rows: Sequence[Row], picture: Path) -> None:
         pyplot.close(figure)
 
 
-def _caption(*sets: Sequence[Row]) -> str:
-    row = next(r for r in sets[-1] if r["provider"] == OURS)
-    dates = sorted({str(r["date"])[:10] for rows in sets for r in rows if r["provider"] == OURS})
-    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+def _caption(left: Sequence[Row], right: Sequence[Row]) -> str:
     return (
         "Forward and backward with the gradient of the input, all through autograd. 100 % is a copy of as many bytes "
-        f"as must move: operands read once, gradients written once.\n{row['gpu']}, torch {row['torch']}, "
-        f"CuPy {row['cupy']}, {when}."
+        "as must move: operands read once, gradients written once.\n"
+        f"Left: {_measured(left)}. Right: {_measured(right)}."
     )
+
+
+def _measured(rows: Sequence[Row]) -> str:
+    """The GPU, the versions and the days of our rows."""
+    own = [r for r in rows if r["provider"] == OURS]
+    dates = sorted({str(r["date"])[:10] for r in own})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return f"{own[0]['gpu']}, torch {own[0]['torch']}, CuPy {own[0]['cupy']}, {when}"
 
 
 def _draw_bars(axes: Any, groups: Bars) -> None:
