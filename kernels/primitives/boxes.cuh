@@ -39,11 +39,12 @@ __device__ __forceinline__ double scalar_direction(double y, double x) {
   return atan2(y, x);
 }
 
-// a / b, and 0 with derivatives 0 where both are 0. Tentatively a product with the reciprocal of b as it is: NaN or
-// infinite where that is 0, infinite or NaN, so that b needs no power of two to bring it near 1.
+// a / b, and 0 with derivatives 0 where both are 0.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> ratio(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   if constexpr (((kA | kB) & kTentative) != 0) {
+    // A product with the reciprocal of b as it is: NaN or infinite where b is 0, infinite or NaN, so that b needs no
+    // power of two to bring it near 1.
     const T inverse = scalar_divide_roughly(T(1), b.value), rough = a.value * inverse;
     // NaN from 2^126 on, where the reciprocal is 0.
     const T marked = scalar_fma(b.value * T(4), T(0), rough);
