@@ -461,7 +461,7 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
   if constexpr (Program::Hinge::kLinear) {
     if (is_linear) sums = linear_value(sums, smallest, own, program.loss.margin());
   }
-  double value = t.invalid_label ? scalar_nan(0.0) : 0.0;
+  double value = exists && t.invalid_label ? scalar_nan(0.0) : 0.0;
   if (counts) value = t.weight * (sums.value * program.inverse);
   if constexpr (kGradient) {
     // Other threads have written the gradient of the label's vector.
