@@ -387,11 +387,11 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
 
 constexpr int kGradientThreads = 128;  // engines/regions/layout.py: GRADIENT_THREADS
 
-// The same for labels, with logits that come through shared memory (StagedLogits). A chunk is one of kernel 1, of which
-// a block writes the gradients of a piece from its last vectors on: first the last pieces of all chunks, which kernel 1
-// read last. `numbers` are 3 C of Compute, rounded up to 16 bytes, and the logits of a vector of each thread behind
-// them. Preconditions: blockDim.x is kGradientThreads; a block for each piece; `vectors_per_piece` is a multiple of
-// blockDim.x.
+// Gradients for labels, with logits that come through shared memory (StagedLogits). A chunk is one of kernel 1, of
+// which a block writes the gradients of a piece from its last vectors on: first the last pieces of all chunks, which
+// kernel 1 read last. `numbers` are 3 C of Compute, rounded up to 16 bytes, and the logits of a vector of each thread
+// behind them. Preconditions: blockDim.x is kGradientThreads; a block for each piece; `vectors_per_piece` is a multiple
+// of blockDim.x.
 template <class Program, class Groups, class Result>
 __device__ __forceinline__ void write_staged_gradients(const Program& program, const Groups& groups,
                                                        const double* residual, const Result* grad_output,

@@ -206,8 +206,8 @@ __device__ __forceinline__ FrameSum<Compute> read_frame(const Storage* row, int 
     return largest;
   };
   Compute largest = largest_of_lanes();
-  // Where the largest is within the limits, and its distance to the lower one has no exponential, logits below that
-  // count for nothing anyway.
+  // Logits below the lower limit count for nothing, if the largest is so far above it that the exponential of the
+  // distance is 0.
   constexpr Compute kLimit = static_cast<Compute>(kLargestLogit);
   const bool ordinary = largest <= kLimit && largest >= Compute(1000) - kLimit;
   if (__any_sync(0xffffffffu, !ordinary)) {
@@ -349,7 +349,7 @@ __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, c
 // kPlain: minus the posteriors. kOfLogits: exp(x) minus them; kSoftmax: softmax minus them.
 enum GradientKind { kPlain, kOfLogits, kSoftmax };
 
-// What is added to minus the posteriors of a frame's classes.
+// Summands of a frame's gradient beside its posteriors.
 template <GradientKind kKind, class Mantissa>
 struct FrameSoftmax {
   Mantissa shift = 0, factor = 1;

@@ -292,8 +292,8 @@ __device__ __forceinline__ Pair<double> load_pair(const Slot<double>* from) {
   return {load_number(&from->blank), load_number(&from->label)};
 }
 
-// What all lanes of a group read in a frame: the emission of the blank, and the label product of the position before
-// the group's first in the frame before, of which the first frame of a chunk has none.
+// Numbers of a frame that all lanes of a group read: the emission of the blank, and the label product of the position
+// before the group's first in the frame before, of which the first frame of a chunk has none.
 template <class Mantissa>
 struct alignas(4 * sizeof(Mantissa)) Common {
   StoredNumber<Mantissa> blank, passed;
@@ -344,7 +344,7 @@ struct Group {
     constexpr int kBytes = sizeof(Group) - (kPhase == 1 ? sizeof(Group::products) : 0);
     return *reinterpret_cast<Group*>(reinterpret_cast<char*>(staged) + group * kBytes);
   }
-  // What the lane has of the first frame of a chunk; that of the next frames is 32 apart.
+  // The lane's places in the first frame of a chunk; those of the next frames are 32 apart.
   __device__ __forceinline__ StoredNumber<Mantissa>* emissions(int chunk) {
     return &emission[chunk & 1][0][threadIdx.x % 32];
   }
@@ -792,7 +792,7 @@ __device__ __forceinline__ bool emit_chunks(const Half<Mantissa>& half, const Wa
   bool nan = false;
   half.take_turns(-1, [&](int chunk) {
     const int buffer = chunk & 1;
-    // What is looked at here has a round to arrive in.
+    // Loads of label products have a round to arrive in.
     if (half.from != nullptr) {
       receive_chunk(half.from + chunk * kChunk + lane, half.passes(chunk), words, half.shared.common[group][buffer]);
     }
