@@ -201,7 +201,7 @@ __device__ __forceinline__ Pack<Storage, kVecSize> load_stream(const Storage* po
 
 // Loads a pack without a hint to the caches.
 template <int kVecSize, class Storage>
-__device__ __forceinline__ Pack<Storage, kVecSize> load_reused(const Storage* pointer) {
+__device__ __forceinline__ Pack<Storage, kVecSize> load_pack(const Storage* pointer) {
   using P = Pack<Storage, kVecSize>;
   P pack;
 #pragma unroll

@@ -217,7 +217,7 @@ __device__ __forceinline__ Pack<Components<Scalar, kCount>, 1> load_scalars(cons
   Pack<Components<Scalar, kCount>, 1> pack;
   const Scalar* first = reinterpret_cast<const Scalar*>(pointer) + offset;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) pack.element[0].component[i] = load_reused<1>(first + i).element[0];
+  for (int i = 0; i < kCount; ++i) pack.element[0].component[i] = load_pack<1>(first + i).element[0];
   return pack;
 }
 
@@ -234,10 +234,10 @@ __device__ __forceinline__ typename LoadedOf<S, kVecSize>::type load(const S& so
     static_assert(kVecSize == 1, "vectors have aligned elements");
     return {load_scalars(source.pointer, offset)};
   } else if constexpr (S::kAccess == Access::kSplat) {
-    return {load_reused<1>(source.pointer + offset)};
+    return {load_pack<1>(source.pointer + offset)};
   } else {
     // Also what is read once: loads that are evict-first reach 3 to 6 % less of a copy's speed.
-    return {load_reused<kVecSize>(source.pointer + offset)};
+    return {load_pack<kVecSize>(source.pointer + offset)};
   }
 }
 
@@ -251,7 +251,7 @@ __device__ __forceinline__ LoadedTile<Storage, kAlong, kA, kB> load_tile(
 #pragma unroll
   for (int v = 0; v < Vectors::kCount; ++v) {
     const Storage* pointer = source.pointer + offset + Vectors::offset(v, stride_a, stride_b);
-    x.pack[v] = load_reused<Vectors::kWidth>(pointer);
+    x.pack[v] = load_pack<Vectors::kWidth>(pointer);
   }
   return x;
 }

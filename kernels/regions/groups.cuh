@@ -106,7 +106,7 @@ struct GroupProgram {
     return sums[sample * numbers() + 3 * classes];
   }
   __device__ __forceinline__ double class_weight(int64 c) const {
-    if constexpr (kWeighted) return widen<double>(load_reused<1>(class_weights + c).element[0]);
+    if constexpr (kWeighted) return widen<double>(load_pack<1>(class_weights + c).element[0]);
     return 1.0;
   }
   // The true voxels of a class in a cell, or in all samples if they are pooled.

@@ -95,7 +95,7 @@ struct RegionProgram {
     return kClasses > 0 ? kClasses : static_cast<int>(space.classes);
   }
   __device__ __forceinline__ Compute weight(int c) const {
-    if constexpr (kWeighted) return widen<Compute>(load_reused<1>(weights + c).element[0]);
+    if constexpr (kWeighted) return widen<Compute>(load_pack<1>(weights + c).element[0]);
     return Compute(1);
   }
 };
@@ -107,7 +107,7 @@ __device__ __forceinline__ Pack<Storage, Program::kVecSize> load_voxels(
   if constexpr (Program::kWide) {
     // Nothing reads again what kernel 2 reads.
     if constexpr (kLast) return load_stream<Program::kVecSize>(from + offset.at(stream, 0));
-    return load_reused<Program::kVecSize>(from + offset.at(stream, 0));
+    return load_pack<Program::kVecSize>(from + offset.at(stream, 0));
   } else {
     Pack<Storage, Program::kVecSize> pack;
 #pragma unroll
@@ -226,10 +226,10 @@ struct ClassesOf<Program, false> {
     target_stride = program.space.class_stride[kTargets];
   }
   __device__ __forceinline__ Compute input(int c, int) const {
-    return widen<Compute>(load_reused<1>(x + c * stride).element[0]);
+    return widen<Compute>(load_pack<1>(x + c * stride).element[0]);
   }
   __device__ __forceinline__ Compute target(int c, int) const {
-    return widen<Compute>(load_reused<1>(t + c * target_stride).element[0]);
+    return widen<Compute>(load_pack<1>(t + c * target_stride).element[0]);
   }
   __device__ __forceinline__ int64 label(int) const {
     return static_cast<int64>(*t);

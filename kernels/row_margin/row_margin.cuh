@@ -219,7 +219,7 @@ __device__ __forceinline__ void load_vectors(const Input* from, int step, Index 
                                              Pack<Input, kVecSize> (&x)[kVectors]) {
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    if (k < left) x[k] = load_reused<kVecSize>(from + static_cast<Index>(k) * step);
+    if (k < left) x[k] = load_pack<kVecSize>(from + static_cast<Index>(k) * step);
   }
 }
 // An integer from 0 to 2^32 - 1 in double: the mantissa of 2^52 + n, without a conversion.

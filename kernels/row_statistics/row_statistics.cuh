@@ -761,7 +761,7 @@ struct RowStatistics {
         pack = load_stream<kVecSize>(row + first);
       } else {
         // Also of rows that are read once: loads that are evict-first take longer.
-        pack = load_reused<kVecSize>(row + first);
+        pack = load_pack<kVecSize>(row + first);
       }
     } else {
 #pragma unroll

@@ -90,10 +90,10 @@ struct ChunkEmissions {
     const int lane = threadIdx.x % kLanes;
 #pragma unroll
     for (int f = 0; f < kChunk; ++f) {
-      if (labelled && first + f < frames) label[f] = load_reused<1>(input + (first + f) * stride + own).element[0];
+      if (labelled && first + f < frames) label[f] = load_pack<1>(input + (first + f) * stride + own).element[0];
     }
     if (lane < kChunk && first + lane < frames) {
-      blank = widen<Compute>(load_reused<1>(input + (first + lane) * stride + of_blank).element[0]);
+      blank = widen<Compute>(load_pack<1>(input + (first + lane) * stride + of_blank).element[0]);
     }
   }
 };

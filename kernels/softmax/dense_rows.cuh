@@ -358,7 +358,7 @@ struct DenseRowProgram {
 
   // The weight of class c, 1 without weights.
   __device__ __forceinline__ Compute class_weight(int64 c) const {
-    if constexpr (kWeighted) return widen<Compute>(load_reused<1>(weights + c).element[0]);
+    if constexpr (kWeighted) return widen<Compute>(load_pack<1>(weights + c).element[0]);
     return Compute(1);
   }
   // h and its derivatives at class c. z: the logit. t: the target, or the teacher's logit.

@@ -180,7 +180,7 @@ struct RowProgram {
   mutable unsigned inactive_rows = 0;
 
   __device__ __forceinline__ Compute weight(int64 c) const {
-    if constexpr (kWeighted) return widen<Compute>(load_reused<1>(weights + c).element[0]);
+    if constexpr (kWeighted) return widen<Compute>(load_pack<1>(weights + c).element[0]);
     return Compute(1);
   }
 
@@ -190,7 +190,7 @@ struct RowProgram {
     if constexpr (kWeighted && kCount > 1) {
       using P = Pack<Weight_, kCount>;
       if (reinterpret_cast<unsigned long long>(weights + first) % sizeof(typename P::Word) == 0) {
-        unpack(load_reused<kCount>(weights + first), w);
+        unpack(load_pack<kCount>(weights + first), w);
         return;
       }
     }

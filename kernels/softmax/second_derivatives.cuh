@@ -87,7 +87,7 @@ __device__ __forceinline__ Pack<Storage, kVecSize> load_strided(const Storage* f
   P pack{};
   if (from == nullptr) return pack;
 #pragma unroll
-  for (int i = 0; i < kVecSize; ++i) pack.element[i] = load_reused<1>(from + i * step).element[0];
+  for (int i = 0; i < kVecSize; ++i) pack.element[i] = load_pack<1>(from + i * step).element[0];
   return pack;
 }
 

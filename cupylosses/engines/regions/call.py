@@ -60,6 +60,11 @@ class Static(NamedTuple):
     has_tangent: tuple[bool, ...] = ()
 
     @property
+    def label_apart(self) -> bool:
+        """True if the label's class is kept apart from the others where classes are in registers (``kLabelApart``)."""
+        return (self.kind, self.activation, self.overlap) == ("labels", "softmax", "product")
+
+    @property
     def pools_batch(self) -> bool:
         """True if samples are pooled."""
         return self.pool in ("batch", "both")

@@ -239,8 +239,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
         yield "  extern __shared__ uint4 staged[];"
         if kernel.held:
             columns = "reinterpret_cast<Program::Compute*>(staged)"
-            apart = static.kind == "labels" and (static.activation, static.overlap) == ("softmax", "product")
-            at = columns_of_sums(kernel.held, apart)
+            at = columns_of_sums(kernel.held, static.label_apart)
             yield f"  sum_in_registers<{_bool(kernel.staged)}>(program, chunks, per_chunk, partials, {columns}, {at});"
         else:
             yield "  sum_in_tiles(program, chunks, per_chunk, partials, reinterpret_cast<double*>(staged));"

@@ -122,13 +122,6 @@ class RegionPlan(Plan):
         return found
 
     @property
-    def _is_apart(self) -> bool:
-        """``kLabelApart``."""
-        static = self.static
-        kinds = static.kind, static.activation, static.overlap
-        return kinds == ("labels", "softmax", "product") and self.layout.held > 0
-
-    @property
     def _is_staged(self) -> bool:
         """True if logits come to threads through shared memory, one vector ahead (``StagedLogits``): those of 16 bits
         and 11 to 20 classes, of which a thread has pairs of voxels. Others were not faster, or not timed. The label's
@@ -137,7 +130,7 @@ class RegionPlan(Plan):
         x, static = self.layout, self.static
         alone = static.voxel in ("", "row") and not static.smoothed
         pairs = x.wide and x.vec_size == 2 and ITEMSIZE[self.input.dtype] == 2
-        return self._is_apart and alone and pairs and self.machine.chip.shared >= region_layout.STAGED_BYTES
+        return static.label_apart and alone and pairs and self.machine.chip.shared >= region_layout.STAGED_BYTES
 
     def _shared(self, stage: str) -> tuple[int, int]:
         """Bytes of dynamic shared memory of a block, and those for the logits that threads have ahead."""
@@ -149,7 +142,7 @@ class RegionPlan(Plan):
             return 0, 0
         if not x.held:
             return 24 * x.classes, 0
-        columns = region_layout.columns_of_sums(x.held, self._is_apart)
+        columns = region_layout.columns_of_sums(x.held, self.static.label_apart)
         return columns * region_layout.THREADS * number, logits * region_layout.THREADS
 
     def _load(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
