@@ -121,15 +121,29 @@ class Case:
             x.requires_grad_()
         return tuple(found)
 
-    def steps(self, call: Call, operands: tuple[torch.Tensor, ...]) -> Callable[[], object]:
-        """The part of a call to measure: forward and backward, or a product with the Hessian alone."""
+    def steps(self, call: Call, operands: tuple[torch.Tensor, ...], copied: bool = False) -> Callable[[], object]:
+        """The part of a call to measure: forward and backward, or a product with the Hessian alone.
+
+        With ``copied`` the loss gets contiguous copies of the operands, and making them is part of what is measured.
+        """
+
+        def contiguous(operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return [x.contiguous() for x in operands]
+
+        apply = (lambda *x: call(*contiguous(x))) if copied else call
         if self.mode != HVP:
-            return lambda: step(call, operands)
-        value = call(*operands)
+            return lambda: step(apply, operands)
+        value = apply(*operands)
         value = value.sum() if value.dim() else value
         (gradient,) = torch.autograd.grad(value, operands[0], create_graph=True)
         vector = torch.randn_like(gradient)
-        return lambda: torch.autograd.grad(gradient, operands[0], vector, retain_graph=True)
+
+        def product() -> None:
+            if copied:
+                contiguous(operands)
+            torch.autograd.grad(gradient, operands[0], vector, retain_graph=True)
+
+        return product
 
     def eager(self) -> Call | None:
         """torch's way to compute the loss, or its formula, one torch operation at a time."""

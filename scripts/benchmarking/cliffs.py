@@ -85,7 +85,7 @@ def _calls(case: Case, operands: tuple[torch.Tensor, ...]) -> dict[str, Callable
     if eager is not None:
         found[EAGER] = Prepared(case, eager, lambda: operands)
     if not case.contiguous:
-        found[CONTIGUOUS] = Prepared(case, lambda *x: function(*(y.contiguous() for y in x)), lambda: operands)
+        found[CONTIGUOUS] = Prepared(case, function, lambda: operands, copied=True)
     if case.beside:
         found[BESIDE] = Prepared(case.beside, ours(case.beside.workload), case.beside.operands)
     return {**found, COPY: Copies(case.traffic, timing.footprint())}
@@ -94,13 +94,15 @@ def _calls(case: Case, operands: tuple[torch.Tensor, ...]) -> dict[str, Callable
 class Prepared:
     """A call of a case, prepared when it is first called, so that only this provider fails if memory runs out."""
 
-    def __init__(self, case: Case, call: Call, operands: Callable[[], tuple[torch.Tensor, ...]]) -> None:
-        self._case, self._function, self._operands = case, call, operands
+    def __init__(
+        self, case: Case, call: Call, operands: Callable[[], tuple[torch.Tensor, ...]], copied: bool = False
+    ) -> None:
+        self._case, self._function, self._operands, self._copied = case, call, operands, copied
         self._call: Callable[[], object] | None = None
 
     def __call__(self, number: int) -> None:
         if self._call is None:
-            self._call = self._case.steps(self._function, self._operands())
+            self._call = self._case.steps(self._function, self._operands(), self._copied)
         self._call()
 
 
