@@ -22,6 +22,7 @@ from cupylosses import functional as F
 from cupylosses import nn
 from cupylosses.backends.torch import device as torch_device
 from cupylosses.backends.torch import plans
+from cupylosses.engines.sequence import plan as sequence_plan
 
 kernels = pytest.mark.kernels
 #: Formulas on the CPU, and kernels.
@@ -937,5 +938,29 @@ def test_results_are_the_same_on_any_grid() -> None:
             x = given.x.float().requires_grad_()
             unexpected = torch.autograd.grad(F.ctc_loss_with_logits(x, *given[1:]), x, torch.tensor(2.0))[0]
             assert torch.equal(unexpected, 2 * found[-1][1])
+    for a, b in pairwise(found):
+        assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+
+
+@kernels
+@pytest.mark.parametrize("labels", (12, 70))
+def test_log_sum_exps_beside_both_halves(labels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cupylosses.testing import host
+
+    # Many classes, whose elements the first half keeps; of 70 labels two blocks share a direction of a sample.
+    given = batch(150, 3, 1030, labels)
+    found = []
+    for least, processors in ((0, 2), (0, 200), (sequence_plan.SPLIT_BYTES, 2)):
+        monkeypatch.setattr(sequence_plan, "SPLIT_BYTES", least)
+        with host.execution(processors, seed=processors):
+            plans.forget()
+            found.append(given.run("cpu", f32, logits=True))
+            # A NaN counts in whichever half its frame is read.
+            for frame in (0, 4, 75, 149):
+                x = given.x.float()
+                x[frame, 0, 1029] = nan
+                value = F.ctc_loss_with_logits(x.requires_grad_(), *given[1:], reduction="none")
+                slope = torch.autograd.grad(value.sum(), x)[0]
+                assert value[0].isnan() and slope[:, 0].isnan().all() and value[1:].isfinite().all()
     for a, b in pairwise(found):
         assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])

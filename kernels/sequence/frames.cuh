@@ -5,7 +5,8 @@
 //   gradient  = scale_n (softmax[t, n, c] - occ[t, n, c])
 //
 // 1. read_frames: 1 to 32 lanes per frame find the largest logit, and the sum of the others' exponentials relative to
-//    it: so one minus the largest probability keeps its digits. Online: each logit is read once.
+//    it: so one minus the largest probability keeps its digits. Online: each logit is read once. Blocks of either half
+//    of the recursion do it, since walks wait for latency most of the time.
 // 2. finish_sample: a block per sample adds Z in double, in the order of threads, and log-sum-exps; the block that
 //    arrives last adds the losses in the order of samples.
 // 3. write_gradient: posteriors are divided by the frame's own sum, and those of a class added in the order of
@@ -239,23 +240,32 @@ __device__ __forceinline__ FrameSum<Compute> read_frame(const Storage* row, int 
   return {largest, others, __shfl_sync(0xffffffffu, at, winner)};
 }
 
-// The sums of all frames, by blocks `block`, `block` + `blocks`, ...: each takes a few frames of a sample at a time.
-template <class Compute, class Storage>
+// Parts of all frames, of which either half takes a few: the first `share` of every kShares places are the first
+// half's.
+constexpr unsigned kShares = 8;
+
+// The sums of the frames of a half, by blocks `block`, `block` + `blocks`, ...: each warp takes a few of a sample at a
+// time, one place. kFirst: from both ends to the middle, as the recursion goes there, which finds its elements in L2 or
+// leaves them there; the second half goes the other way.
+template <bool kFirst, class Compute, class Storage>
 __device__ __forceinline__ void read_frames(const Sequences& shape, const Storage* x, const Sample* samples,
-                                            FrameSum<Compute>* sums, unsigned* broken, unsigned block,
+                                            FrameSum<Compute>* sums, unsigned* broken, unsigned share, unsigned block,
                                             unsigned blocks) {
-  const int lanes = lanes_of<Storage>(shape), warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const unsigned together = 32u / static_cast<unsigned>(lanes), taken = warps * together;
-  const unsigned runs = (static_cast<unsigned>(shape.frames) + taken - 1) / taken;
-  const unsigned count = static_cast<unsigned>(shape.samples), all = runs * count;
-  for (unsigned i = block; i < all; i += blocks) {
-    // From both ends, as the recursion goes, so that it finds its elements in L2 or leaves them there.
-    const unsigned place = i / count, run = place % 2 == 0 ? place / 2 : runs - 1 - place / 2;
+  const int lanes = lanes_of<Storage>(shape);
+  const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), of_block = blockDim.x / 32;
+  const unsigned together = 32u / static_cast<unsigned>(lanes);
+  const unsigned runs = (static_cast<unsigned>(shape.frames) + together - 1) / together;
+  const unsigned begin = kFirst ? 0 : share, width = kFirst ? share : kShares - share;
+  const unsigned count = static_cast<unsigned>(shape.samples), places = (runs + kShares - 1) / kShares * width;
+  for (unsigned i = block * of_block + warp; i < places * count; i += blocks * of_block) {
+    const unsigned at = i / count, own = kFirst ? at : places - 1 - at;
+    const unsigned place = own / width * kShares + begin + own % width;
+    const unsigned run = place % 2 == 0 ? place / 2 : runs - 1 - place / 2;
     const int64 n = i % count;
     const int frames = samples[n].frames;
     const Storage* const logits = x + shape.x_offset(n);
-    const int64 first = static_cast<int64>(run) * taken + warp * together;
-    if (first >= frames) continue;
+    const int64 first = static_cast<int64>(run) * together;
+    if (place >= runs || first >= frames) continue;
     // Lanes behind the last frame read that once more.
     const int64 t = first + threadIdx.x % 32 / lanes;
     const int64 row = t < frames ? t : frames - 1;
@@ -263,7 +273,7 @@ __device__ __forceinline__ void read_frames(const Sequences& shape, const Storag
         read_frame<Compute>(logits + row * shape.x_frame, static_cast<int>(shape.classes), shape.x_class, lanes);
     if (t < frames && threadIdx.x % lanes == 0) {
       sums[n * shape.frames + t] = sum;
-      if (sum.others != sum.others) atomicOr(broken + n, kNanLogit);
+      if (sum.others != sum.others) atomicOr(broken + kByLogits * shape.samples + n, kNanLogit);
     }
   }
 }
@@ -323,7 +333,8 @@ __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, c
   } else if (sample.outcome == kBad) {
     loss = not_a_number(0.0);
   }
-  if (kLogits && sample.outcome != kBad && sample.outcome != kSkipped && (broken[n] & kNanLogit) != 0u)
+  if (kLogits && sample.outcome != kBad && sample.outcome != kSkipped &&
+      (broken[kByLogits * shape.samples + n] & kNanLogit) != 0u)
     loss = not_a_number(0.0);
   if (threadIdx.x == 0) {
     if (sample.outcome != kSkipped) loss = (loss + 0.0) * sample.weight;
@@ -829,7 +840,7 @@ __device__ __forceinline__ void write_short_frames(const Sequences& shape, const
 // among `reasons`.
 __device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sample& sample, const unsigned* broken,
                                                int64 n, unsigned reasons, bool& is_nan) {
-  const unsigned found = broken[n] | broken[shape.samples + n];
+  const unsigned found = broken[kByMeeting * shape.samples + n] | broken[kByLogits * shape.samples + n];
   is_nan = sample.outcome != kBad && sample.outcome != kSkipped && (found & reasons) != 0u;
   return sample.outcome == kRuns && (found & kNoAlignment) == 0u;
 }

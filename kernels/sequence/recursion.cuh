@@ -37,7 +37,8 @@
 // would wait for its own loads and stores, since it issues in order.
 //
 // Traffic, in words of 4 bytes (8 in double): (2 S + 1) T written, read and written again, and an exponent for each
-// chunk of a state written and read; T (S + 1) elements of x, each in a sector of its own, in both halves.
+// chunk of a state written and read; T (S + 1) elements of x, each in a sector of its own, in both halves. Of many
+// classes the first half keeps the elements side by side for the second (kKeeps).
 #pragma once
 #include "sequence/sequences.cuh"
 #include "softmax/row_ptx.cuh"
@@ -90,6 +91,13 @@ struct Lattice {
     return shared + 2 * (sample.first * rows + row * (sample.labels + 1));
   }
 };
+
+// Elements of all positions and frames (Kept), behind the exponents of a lattice.
+template <class Mantissa>
+__device__ __forceinline__ Mantissa* kept_elements(int* exponents, const Sequences& shape) {
+  return reinterpret_cast<Mantissa*>(exponents +
+                                     2 * shape.positions * (shape.frames + shape.frames / kChunkFrames<Mantissa> + 2));
+}
 
 // The row of alpha's last products, or beta's, in the order of the lattice.
 template <class Mantissa>
@@ -429,6 +437,21 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Group<
   }
 }
 
+// Row `i` from `first` on.
+template <class T>
+__device__ __forceinline__ T* row_at(T* first, int i, int step) {
+  return reinterpret_cast<T*>(reinterpret_cast<char*>(first) + wide_product(i, step));
+}
+
+// Elements that the first half keeps for the second: of each frame those of the labels by position, then the blank's.
+// Neighbours in memory arrive together, where elements of many classes take a sector each. `label` and `blank` are the
+// lane's places in the first frame of the half, or null.
+template <class Mantissa>
+struct Kept {
+  Mantissa *label, *blank;
+  int step;  // bytes from a frame to the next one
+};
+
 // The elements of a position. A lane copies its own, and reads them where it has copied them to.
 template <class Mantissa, class Storage>
 struct Elements {
@@ -459,6 +482,19 @@ struct Elements {
     cp_async_commit();
   }
 
+  // Prefetches those of a chunk into L2, where the first half has kept them. Memory has 16 bytes on both sides of them.
+  __device__ __forceinline__ void prefetch(int chunk) const {
+    const int first = chunk * kChunk, last = first + kChunk - 1;
+    if (last >= steps) return;
+    const bool up = walk.step > 0;
+    const unsigned bytes = static_cast<unsigned>(kChunk * (up ? walk.step : -walk.step)) * sizeof(Storage);
+    const unsigned long long behind =
+        reinterpret_cast<unsigned long long>(walk.blank + (up ? last : first) * walk.step) + sizeof(Storage);
+    const unsigned long long at = behind - bytes;
+    const unsigned before = static_cast<unsigned>(at) & 15u;
+    prefetch_l2(reinterpret_cast<const void*>(at - before), (before + bytes + 15u) & ~15u);
+  }
+
   // The element of row f of a chunk: that of frame `t` behind `first`, which was copied from there.
   __device__ __forceinline__ Mantissa element(const Ring& ring, int f, const Storage* first, int t) const {
     const char* at = reinterpret_cast<const char*>(&ring.of[f][threadIdx.x % 32]);
@@ -472,14 +508,24 @@ struct Elements {
 
   // Leaves the exponentials of a chunk that has arrived. Returns true if a NaN is among them. Precondition: the whole
   // warp.
+  template <bool kKeeps>
   __device__ __forceinline__ bool emit(int chunk, StoredNumber<Mantissa>* emissions, Common<Mantissa>* common,
-                                       int* is_chunk_ordinary) const {
+                                       int* is_chunk_ordinary, const Kept<Mantissa>& kept) const {
     const int lane = threadIdx.x % 32, first = chunk * kChunk, last = steps - 1;
     const Ring& from = ring[chunk % kElementsAhead];
     const Mantissa of_blank = element(from, kChunk, walk.blank, min(first + lane % kChunk, last));
     Mantissa of_label[kChunk];
 #pragma unroll
     for (int f = 0; f < kChunk; ++f) of_label[f] = element(from, f, walk.x, min(first + f, last));
+    if constexpr (kKeeps) {
+      if (kept.label != nullptr) {
+#pragma unroll
+        for (int f = 0; f < kChunk; ++f) {
+          if (first + f <= last) *row_at(kept.label, first + f, kept.step) = of_label[f];
+        }
+      }
+      if (kept.blank != nullptr && first + lane <= last) *row_at(kept.blank, first + lane, kept.step) = of_blank;
+    }
     bool odd = !is_ordinary(of_blank), nan = false;
 #pragma unroll
     for (int f = 0; f < kChunk; ++f) odd = odd || !is_ordinary(of_label[f]);
@@ -523,12 +569,6 @@ struct States {
   int *shared_blank, *shared_label;
   int step, own_step, shared_step;
 };
-
-// Row `i` from `first` on.
-template <class T>
-__device__ __forceinline__ T* row_at(T* first, int i, int step) {
-  return reinterpret_cast<T*>(reinterpret_cast<char*>(first) + wide_product(i, step));
-}
 
 // Stores the products of a chunk in the first half.
 template <class Mantissa>
@@ -743,10 +783,14 @@ __device__ __forceinline__ Walk<Mantissa, Storage> walk_of(const Sequences& shap
     label = labels[backward ? size - 2 - j : j];
     walk.skips = j > 0 && labels[backward ? size - 1 - j : j - 1] != label;
   }
-  const Storage* const frame = x + shape.x_offset(n) + first_frame * shape.x_frame;
-  walk.x = frame + label * shape.x_class;
-  walk.blank = frame + shape.blank * shape.x_class;
-  walk.step = backward ? -shape.x_frame : shape.x_frame;
+  walk.x = walk.blank = nullptr;
+  walk.step = 0;
+  if (x != nullptr) {
+    const Storage* const frame = x + shape.x_offset(n) + first_frame * shape.x_frame;
+    walk.x = frame + label * shape.x_class;
+    walk.blank = frame + shape.blank * shape.x_class;
+    walk.step = backward ? -shape.x_frame : shape.x_frame;
+  }
   return walk;
 }
 
@@ -779,8 +823,9 @@ struct Half {
 };
 
 // kEmits. Returns true if the lane has found a NaN.
-template <class Mantissa, class Storage>
-__device__ __forceinline__ bool emit_chunks(const Half<Mantissa>& half, const Walk<Mantissa, Storage>& walk) {
+template <bool kKeeps, class Mantissa, class Storage>
+__device__ __forceinline__ bool emit_chunks(const Half<Mantissa>& half, const Walk<Mantissa, Storage>& walk,
+                                            const Kept<Mantissa>& kept, bool prefetches) {
   constexpr int kChunk = kChunkFrames<Mantissa>;
   const int group = half.group, lane = threadIdx.x % 32;
   const Elements<Mantissa, Storage> elements = {walk, half.own.elements, half.steps};
@@ -797,11 +842,12 @@ __device__ __forceinline__ bool emit_chunks(const Half<Mantissa>& half, const Wa
       receive_chunk(half.from + chunk * kChunk + lane, half.passes(chunk), words, half.shared.common[group][buffer]);
     }
     cp_async_wait_groups<kElementsAhead - 1>();
-    nan = elements.emit(chunk, half.own.emissions(chunk), half.shared.common[group][buffer],
-                        &half.shared.ordinary[group][buffer]) ||
+    nan = elements.template emit<kKeeps>(chunk, half.own.emissions(chunk), half.shared.common[group][buffer],
+                                         &half.shared.ordinary[group][buffer], kept) ||
           nan;
     // Behind all other work on shared memory, which would wait in line behind these copies.
     elements.copy(chunk + kElementsAhead);
+    if (prefetches && lane == 0) elements.prefetch(chunk + kPrefetched);
   });
   return nan;
 }
@@ -909,16 +955,16 @@ __device__ __forceinline__ void step_chunks(const Half<Mantissa>& half, Walk<Man
   });
 }
 
-// One half of one direction of a sample, over one band of positions: walk `order` of the launch, which waits for walks
-// of lower numbers alone.
+// One half of one direction of a sample, which has labels `own`, over one band of positions: walk `order` of the
+// launch, which waits for walks of lower numbers alone.
 //
 // Preconditions: blockDim.x is kRoles times kBand, or times a multiple of 32 no less than the number of
 // positions of any sample that is possible; dynamic shared memory has a Group for each 32 of so many positions; `order`
 // is below 2 * samples * bands; kPhase 2 runs after all blocks of kPhase 1. `lattice` and `exponents` are read and
 // written unless kPhase is 1 and kStores false.
-template <int kPhase, bool kStores, int kRoles, class Mantissa, class Storage>
-__device__ __forceinline__ void walk_half(const Sequences& shape, const Storage* x, const Sample* samples,
-                                          const int* labels, Mantissa* lattice, int* exponents,
+template <int kPhase, bool kStores, int kRoles, bool kKeeps, class Mantissa, class Storage>
+__device__ __forceinline__ void walk_half(const Sequences& shape, const Storage* x, const Sample& sample,
+                                          const int* own, Mantissa* lattice, int* exponents,
                                           StoredNumber<Mantissa>* meeting, StoredNumber<Mantissa>* columns,
                                           unsigned* broken, unsigned order) {
   using Number = Extended<Mantissa>;
@@ -928,7 +974,6 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   const unsigned walks = static_cast<unsigned>(2 * shape.samples);
   const int64 which = order % walks, band = order / walks, n = which / 2;
   const bool backward = which % 2 != 0;
-  const Sample sample = samples[n];
   if (sample.outcome != kRuns) return;
   const int size = sample.labels + 1, lane = threadIdx.x % 32;
   // Uniform over a warp, as far as the compiler can tell: else it splits each step where lanes might part.
@@ -937,7 +982,6 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   const int group = warp % launched;
   const int first = static_cast<int>(band) * kBand, j = first + 32 * group + lane;
   if (first >= size) return;
-  const int* const own = labels + sample.first;
   const int half = sample.frames / 2;
   const int steps_before = kPhase == 1 ? 0 : backward ? sample.frames - half : half;
   const int steps = (kPhase == 1) == backward ? sample.frames - half : half;
@@ -946,6 +990,21 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   StoredNumber<Mantissa>* const last = backward ? beta : alpha;
   const int64 first_frame = backward ? sample.frames - 1 - steps_before : steps_before;
   Walk<Mantissa, Storage> walk = walk_of<Mantissa>(shape, x, n, own, size, j, backward, first_frame);
+  Kept<Mantissa> kept = {};
+  if constexpr (kKeeps) {
+    Mantissa* const row =
+        kept_elements<Mantissa>(exponents, shape) + sample.first * shape.frames + wide_product(first_frame, size);
+    Mantissa* const blank = row + size - 1;
+    Mantissa* const label = walk.has_label ? row + (backward ? size - 2 - j : j) : blank;
+    if constexpr (kPhase == 1) {
+      const int step = size * static_cast<int>(sizeof(Mantissa));
+      kept = {walk.has_label ? label : nullptr, j < kChunk ? blank : nullptr, backward ? -step : step};
+    } else {
+      walk.x = label;
+      walk.blank = blank;
+      walk.step = backward ? -size : size;
+    }
+  }
   Number carried = zero_number<Mantissa>();
   if constexpr (kPhase == 1) {
     if (j == 0) walk.b = {Mantissa(1), 0};
@@ -973,8 +1032,8 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
                                from,
                                to};
   if (role == kEmits) {
-    const bool nan = emit_chunks(part, walk);
-    if (kPhase == 1 && nan) atomicOr(broken + n, kNanEmission);
+    const bool nan = emit_chunks < kKeeps && kPhase == 1 > (part, walk, kept, kKeeps && kPhase == 2 && j - lane == 0);
+    if (kPhase == 1 && nan) atomicOr(broken + (backward ? kByBeta : kByAlpha) * shape.samples + n, kNanEmission);
     return;
   }
   if (role >= kStoresStates) {
@@ -1016,7 +1075,7 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
       }
       // Each of these warps finds the exponent of Z by itself, beside the first rounds of the others.
       const int64 exponent = largest_of_warp(exponent_of_some(alpha, beta, own, size, lane, 32));
-      const bool may_be_nan = (broken[n] & kNanEmission) != 0u;
+      const bool may_be_nan = (broken[kByAlpha * shape.samples + n] | broken[kByBeta * shape.samples + n]) != 0u;
       if (which % 2 == 0 && band == 0 && group == 0 && !labels) {
         bool nan = false;
         for (int i = lane; may_be_nan && i < size; i += 32) {
@@ -1025,9 +1084,9 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
         }
         nan = __any_sync(0xffffffffu, nan) != 0;
         if (lane == 0 && exponent == kNoExponent) {
-          broken[shape.samples + n] = kNoAlignment;
+          broken[kByMeeting * shape.samples + n] = kNoAlignment;
         } else if (lane == 0 && nan) {
-          broken[shape.samples + n] = kNanLoss;
+          broken[kByMeeting * shape.samples + n] = kNanLoss;
         }
       }
       const int64 of_frame = 2 * shape.positions * static_cast<int64>(sizeof(Mantissa));
@@ -1045,4 +1104,42 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
     if (walk.has_blank) store_number(last + walk.blank_at, walk.b.m, walk.b.e);
     if (walk.has_label) store_number(last + walk.label_at, walk.l.m, walk.l.e);
   }
+}
+
+// The sample of a walk.
+__device__ __forceinline__ int64 sample_of_walk(const Sequences& shape, unsigned order) {
+  return order % static_cast<unsigned>(2 * shape.samples) / 2u;
+}
+
+// walk_half of a sample that an earlier launch has prepared.
+template <int kPhase, bool kStores, int kRoles, bool kKeeps, class Mantissa, class Storage>
+__device__ __forceinline__ void walk_prepared(const Sequences& shape, const Storage* x, const Buffers<Mantissa>& at,
+                                              Mantissa* lattice, int* exponents, unsigned order) {
+  const Sample sample = at.samples[sample_of_walk(shape, order)];
+  walk_half<kPhase, kStores, kRoles, kKeeps>(shape, x, sample, at.labels + sample.first, lattice, exponents, at.meeting,
+                                             at.columns, at.broken, order);
+}
+
+// The first half of a sample that its two blocks examine each for itself; that of alpha tells later launches.
+// Preconditions: targets are not concatenated, and a block has a direction of a sample.
+template <bool kStores, int kRoles, bool kKeeps, class Mantissa, class Storage>
+__device__ __forceinline__ void walk_given(const Sequences& shape, const GivenArrays& given, const double* expected,
+                                           SequenceStatus* status, const Storage* x, const Buffers<Mantissa>& at,
+                                           Mantissa* lattice, int* exponents, unsigned order) {
+  __shared__ int labels[kBand];
+  const int64 n = sample_of_walk(shape, order);
+  const bool tells = order % 2 == 0;
+  if (threadIdx.x == 0) {
+    at.broken[(tells ? kByAlpha : kByBeta) * shape.samples + n] = 0;
+    if (tells) at.broken[kByMeeting * shape.samples + n] = at.broken[kByLogits * shape.samples + n] = 0;
+  }
+  const Sample sample = examined_sample(shape, given, n, 0, false, 0, tells ? at.labels : nullptr, labels, kBand,
+                                        tells ? status : nullptr);
+  // By a warp that stores, for which nobody waits.
+  if (tells && threadIdx.x == blockDim.x - 1) {
+    at.samples[n] = sample;
+    if (order == 0) begin_call(expected, at.used, at.ticket);
+  }
+  walk_half<1, kStores, kRoles, kKeeps>(shape, x, sample, labels, lattice, exponents, at.meeting, at.columns, at.broken,
+                                        order);
 }

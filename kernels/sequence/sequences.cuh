@@ -1,16 +1,17 @@
-// CTC: what its kernels share. Sizes, strides and buffers of a call, the samples as they are found to be, and the
-// first kernel, which prepares them.
+// CTC: what its kernels share. Sizes, strides and buffers of a call, the samples as they are found to be, and how they
+// are prepared.
 //
 //   samples n = 0 .. N - 1 (of all batches), frames t < T_n, labels j < S_n, positions j = 0 .. S_n; each position
 //   holds the blank before label j, and label j. Positions of all samples stand one after another in every buffer.
 //
-// prepare_sample, a block per sample:
+// prepare_sample, a launch of a block per sample; or each block of the recursion's first half for itself (walk_given):
 //
 // 1. Reads the lengths, mask and weight, and decides whether the sample counts and what can be said already.
 // 2. Copies its labels as 32-bit integers, and checks them. A label that is no class, or blank, is reported through the
 //    device's status words, and never indexes memory.
-// 3. Links each label to its next occurrence: the gradient pass adds the posteriors of a class in the order of
-//    positions.
+//
+// link_labels, beside the second half, links each label to its next occurrence: the gradient pass adds the posteriors
+// of a class in the order of positions.
 //
 // Traffic: labels, read once, and 8 bytes written for each. Reads of lengths: N by every sample of concatenated
 // targets.
@@ -53,6 +54,10 @@ constexpr unsigned kNanLogit = 1u, kNanEmission = 2u, kNanLoss = 4u, kNoAlignmen
 // one.
 constexpr unsigned kEarlier = 0x80000000u;
 
+// Who leaves reasons in a word of each sample: emissions of alpha's first half and of beta's, the meeting,
+// log-sum-exps.
+enum Broken { kByAlpha, kByBeta, kByMeeting, kByLogits, kBrokenWords };
+
 // Verdict on a sample. kRuns: the recursion decides.
 enum Outcome { kRuns, kSkipped, kBad, kImpossible, kTrivial, kNan };
 enum Report { kLabel, kInputLength, kTargetLength, kTotalLength };
@@ -79,7 +84,7 @@ struct Buffers {
   Sample* samples;
   int* labels;                     // by position
   unsigned* links;                 // by position
-  unsigned* broken;                // whether a frame of the sample has a NaN among its logits
+  unsigned* broken;                // by Broken and sample: reasons why a loss is NaN
   StoredNumber<Compute>* meeting;  // rows of alpha's products, then beta's: blanks and labels of all positions
   FrameSum<Compute>* sums;         // by sample and frame
   double* losses;
@@ -186,33 +191,111 @@ __device__ __forceinline__ unsigned claimed_task(unsigned* claims, unsigned most
   return __shfl_sync(0xffffffffu, task, 0);
 }
 
+// Arrays that a call is given beside its first operand. All but `targets` may be null.
+struct GivenArrays {
+  const void *targets, *input_lengths, *target_lengths, *weights;
+  const bool* mask;
+};
+
+// Examines sample n. In concatenated targets `before` labels of its batch stand in front of its own, and `uneven` says
+// that lengths do not add up to `total`. Labels go to `to`, from the sample's first position on, unless that is null,
+// and the first `count` of them to `near`: both are complete for the block. Without `status` nothing is reported.
+// Precondition: all threads of the block.
+__device__ __forceinline__ Sample examined_sample(const Sequences& shape, const GivenArrays& given, int64 n,
+                                                  int64 before, bool uneven, int64 total, int* to, int* near, int count,
+                                                  SequenceStatus* status) {
+  const int64 group = shape.batch_of(n), batch = group * shape.inner;
+  const bool concatenated = shape.concatenated != 0;
+  const auto label_at = [&](int64 i) { return load_integer(given.targets, shape.of_targets, i); };
+  // Room for a label is memory: loads of labels need not wait for their number.
+  const int rank = threadIdx.x;
+  const int64 early = !concatenated && rank < shape.room ? label_at(n * shape.room + rank) : 0;
+  // All loads stand in front of the first use of any, of the weight too: one scoreboard counts them.
+  const int64 frames =
+      given.input_lengths == nullptr ? shape.frames : load_integer(given.input_lengths, shape.of_input_lengths, n);
+  const int64 labels =
+      given.target_lengths == nullptr ? shape.room : load_integer(given.target_lengths, shape.of_target_lengths, n);
+  Sample sample;
+  sample.weight = given.weights == nullptr ? 1.0 : load_weight(given.weights, shape.of_weight, n);
+  const bool is_kept = given.mask == nullptr || given.mask[n];
+  const bool wrong_frames = frames < 0 || frames > shape.frames, wrong_labels = labels < 0 || labels > shape.room;
+  const bool counts = is_kept && sample.weight != 0.0;
+  sample.outcome = kRuns;
+  if (!counts) {
+    sample.outcome = kSkipped;
+  } else if (wrong_frames || wrong_labels || uneven) {
+    sample.outcome = kBad;
+    if (rank == 0) {
+      if (wrong_frames) {
+        report(status, shape.site + kInputLength, n, frames, shape.frames);
+      } else if (wrong_labels) {
+        report(status, shape.site + kTargetLength, n, labels, shape.room);
+      } else {
+        report(status, shape.site + kTotalLength, n, total, shape.room);
+      }
+    }
+  }
+  const bool usable = sample.outcome == kRuns;
+  const int size = usable ? static_cast<int>(labels) : 0;
+  sample.first = n * (shape.room + 1);
+  int64 from = n * shape.room;
+  if (concatenated) {
+    sample.first = usable ? group * (shape.room + shape.inner) + before + (n - batch) : 0;
+    from = usable ? group * shape.room + before : 0;
+  }
+  bool wrong = false;
+  for (int j = rank; j < size; j += blockDim.x) {
+    const int64 label = concatenated || j != rank ? label_at(from + j) : early;
+    const bool is_class = label >= 0 && label < shape.classes && label != shape.blank;
+    if (!is_class) report(status, shape.site + kLabel, from + j, label, shape.classes);
+    wrong = wrong || !is_class;
+    const int found = is_class ? static_cast<int>(label) : 0;
+    if (to != nullptr) to[sample.first + j] = found;
+    if (j < count) near[j] = found;
+  }
+  if (__syncthreads_or(wrong)) sample.outcome = kBad;
+  if (sample.outcome == kRuns) {
+    if (labels > frames) {
+      sample.outcome = kImpossible;
+    } else if (frames == 0) {
+      sample.outcome = kTrivial;
+    }
+  }
+  const bool is_read = sample.outcome != kBad && sample.outcome != kSkipped;
+  sample.frames = is_read ? static_cast<int>(frames) : 0;
+  sample.labels = is_read ? static_cast<int>(labels) : 0;
+  sample.unused = 0;
+  return sample;
+}
+
+// Zeroes what later launches count, and notes the grad_output that gradients are written for. `expected` may be null.
+// Precondition: one thread of a launch.
+__device__ __forceinline__ void begin_call(const double* expected, double* used, unsigned* ticket) {
+  *ticket = 0;
+  *used = expected == nullptr ? 1.0 : __ldcg(expected);
+}
+
 // Prepares sample blockIdx.x. Preconditions: blocks of 256 threads, one per sample. `expected` may be null; `used` gets
 // the grad_output that gradients are written for.
-__device__ __forceinline__ void prepare_sample(const Sequences& shape, const void* targets, const void* input_lengths,
-                                               const void* target_lengths, const void* weights, const bool* mask,
-                                               const double* expected, double* used, Sample* samples, int* labels,
-                                               unsigned* broken, unsigned* ticket, unsigned* started,
-                                               SequenceStatus* status) {
-  const int64 n = blockIdx.x, group = shape.batch_of(n), batch = group * shape.inner;
+__device__ __forceinline__ void prepare_sample(const Sequences& shape, const GivenArrays& given, const double* expected,
+                                               double* used, Sample* samples, int* labels, unsigned* broken,
+                                               unsigned* ticket, unsigned* started, SequenceStatus* status) {
+  const int64 n = blockIdx.x, batch = shape.batch_of(n) * shape.inner;
   for (int i = threadIdx.x; n == 0 && i < 2 + kClaims; i += blockDim.x) started[i] = 0;
   __shared__ int64 totals[2];
   __shared__ int out_of_range;
   if (threadIdx.x == 0) {
     totals[0] = totals[1] = 0;
     out_of_range = 0;
-    broken[n] = broken[shape.samples + n] = 0;
-    if (n == 0) {
-      *ticket = 0;
-      *used = expected == nullptr ? 1.0 : __ldcg(expected);
-    }
+    for (int i = 0; i < kBrokenWords; ++i) broken[i * shape.samples + n] = 0;
   }
-  __syncthreads();
   if (shape.concatenated != 0) {
+    __syncthreads();
     // Integers, so that the order of additions does not matter.
     unsigned long long before = 0, all = 0;
     bool out = false;
     for (int64 i = threadIdx.x; i < shape.inner; i += blockDim.x) {
-      const int64 length = load_integer(target_lengths, shape.of_target_lengths, batch + i);
+      const int64 length = load_integer(given.target_lengths, shape.of_target_lengths, batch + i);
       out = out || length < 0 || length > shape.room;
       all += static_cast<unsigned long long>(length);
       if (batch + i < n) before += static_cast<unsigned long long>(length);
@@ -220,62 +303,14 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const voi
     atomicAdd(reinterpret_cast<unsigned long long*>(totals), before);
     atomicAdd(reinterpret_cast<unsigned long long*>(totals) + 1, all);
     if (out) atomicOr(&out_of_range, 1);
+    __syncthreads();
   }
-  __syncthreads();
-  Sample sample;
-  const int64 before = totals[0];
-  sample.weight = weights == nullptr ? 1.0 : load_weight(weights, shape.of_weight, n);
-  const bool counts = (mask == nullptr || mask[n]) && sample.weight != 0.0;
-  const int64 frames = input_lengths == nullptr ? shape.frames : load_integer(input_lengths, shape.of_input_lengths, n);
-  const int64 count = target_lengths == nullptr ? shape.room : load_integer(target_lengths, shape.of_target_lengths, n);
-  const bool wrong_frames = frames < 0 || frames > shape.frames, wrong_count = count < 0 || count > shape.room;
-  const bool uneven = shape.concatenated != 0 && (out_of_range != 0 || totals[1] != shape.room);
-  sample.outcome = kRuns;
-  if (!counts) {
-    sample.outcome = kSkipped;
-  } else if (wrong_frames || wrong_count || uneven) {
-    sample.outcome = kBad;
-    if (threadIdx.x == 0) {
-      if (wrong_frames) {
-        report(status, shape.site + kInputLength, n, frames, shape.frames);
-      } else if (wrong_count) {
-        report(status, shape.site + kTargetLength, n, count, shape.room);
-      } else {
-        report(status, shape.site + kTotalLength, n, totals[1], shape.room);
-      }
-    }
-  }
-  const bool usable = sample.outcome == kRuns;
-  const int size = usable ? static_cast<int>(count) : 0;
-  sample.first = n * (shape.room + 1);
-  int64 from = n * shape.room;
-  if (shape.concatenated != 0) {
-    sample.first = usable ? group * (shape.room + shape.inner) + before + (n - batch) : 0;
-    from = usable ? group * shape.room + before : 0;
-  }
-  int* const mine = labels + sample.first;
-  bool wrong = false;
-  for (int j = threadIdx.x; j < size; j += blockDim.x) {
-    const int64 label = load_integer(targets, shape.of_targets, from + j);
-    const bool is_class = label >= 0 && label < shape.classes && label != shape.blank;
-    if (!is_class) report(status, shape.site + kLabel, from + j, label, shape.classes);
-    wrong = wrong || !is_class;
-    mine[j] = is_class ? static_cast<int>(label) : 0;
-  }
-  if (__syncthreads_or(wrong)) sample.outcome = kBad;
-  if (sample.outcome == kRuns) {
-    if (count > frames) {
-      sample.outcome = kImpossible;
-    } else if (frames == 0) {
-      sample.outcome = kTrivial;
-    }
-  }
-  if (threadIdx.x == 0) {
-    sample.frames = sample.outcome == kBad || sample.outcome == kSkipped ? 0 : static_cast<int>(frames);
-    sample.labels = sample.outcome == kBad || sample.outcome == kSkipped ? 0 : static_cast<int>(count);
-    sample.unused = 0;
-    samples[n] = sample;
-  }
+  const bool concatenated = shape.concatenated != 0;
+  const int64 before = concatenated ? totals[0] : 0, total = concatenated ? totals[1] : 0;
+  const bool uneven = concatenated && (out_of_range != 0 || total != shape.room);
+  const Sample sample = examined_sample(shape, given, n, before, uneven, total, labels, nullptr, 0, status);
+  if (threadIdx.x == 0) samples[n] = sample;
+  if (threadIdx.x == 32 && n == 0) begin_call(expected, used, ticket);
 }
 
 // Links the labels of a sample that runs. Preconditions: a block, and prepare_sample in an earlier launch.

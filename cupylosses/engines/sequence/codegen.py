@@ -30,15 +30,19 @@ BLOCKS = {"first": (4, 2), "second": (4, 2), "gradient": (6, 3), "gradient of ma
 #: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
 PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
 
+#: What a call is given beside its first operand, as kernels pass it on.
+GIVEN = "GivenArrays{targets, input_lengths, target_lengths, weights, mask}"
+
 
 @dataclass(frozen=True)
 class SequenceKernel(Kernel):
     """A kernel of one ``kind``: "prepare", "first" and "second" half of the recursion, "finish" or "gradient".
 
     ``dtype`` is that of the first operand, ``result`` that of the value. ``added`` is the kind of a gradient; of
-    "first" and "finish" it says whether frames have a log-sum-exp. ``stores`` is True if the first half stores its
-    products. ``roles`` is the number of threads for each position of the recursion. ``many`` is True if gradients are
-    of many classes or labels.
+    "finish" it says whether frames have a log-sum-exp, and of halves whether they find any. ``stores`` is True if the
+    first half stores its products, ``prepares`` if it does what "prepare" does, and ``keeps`` if it keeps elements for
+    the second half. ``roles`` is the number of threads for each position of the recursion. ``many`` is True if
+    gradients are of many classes or labels.
     """
 
     loss: Definition
@@ -49,6 +53,8 @@ class SequenceKernel(Kernel):
     stores: bool = False
     roles: int = ROLES["first"]
     many: bool = False
+    prepares: bool = False
+    keeps: bool = False
 
     compute = property(lambda self: "float64" if self.dtype == "float64" else "float32")
     storage = property(lambda self: (self.dtype,))
@@ -59,8 +65,10 @@ class SequenceKernel(Kernel):
     @property
     def files(self) -> tuple[str, ...]:
         """The file that has the kernel's function."""
-        recursion = ("sequence/recursion.cuh",)
-        return {"prepare": ("sequence/sequences.cuh",), "second": recursion}.get(self.kind, ("sequence/frames.cuh",))
+        if self.kind == "prepare":
+            return ("sequence/sequences.cuh",)
+        walks_alone = self.kind in ("first", "second") and self.added != SOFTMAX
+        return ("sequence/recursion.cuh" if walks_alone else "sequence/frames.cuh",)
 
     @property
     def title(self) -> str:
@@ -68,10 +76,11 @@ class SequenceKernel(Kernel):
         parts = [self.loss.name, self.kind, *[STORAGE[self.compute][1]] * (self.kind == "prepare")]
         if self.kind != "prepare":
             parts += [STORAGE[self.dtype][1], STORAGE[self.result][1]]
-        if self.kind not in ("prepare", "second"):
+        if self.kind not in ("prepare", "second") or self.added == SOFTMAX:
             parts.append(self.added[1:].lower())
         if self.kind == "first":
             parts.append("stores" if self.stores else "value")
+        parts += ["prepares"] * self.prepares + ["keeps"] * self.keeps
         if self.many:
             parts.append("many")
         if self.kind == "second":
@@ -94,11 +103,11 @@ class SequenceKernel(Kernel):
         memory, lattice = "char* memory", f"{compute}* lattice"
         divisor = ["double multiple", "const double* count"]
         x, grad_output = f"const {dtype}* x", f"const {result}* grad_output"
+        given = [f"const void* {name}" for name in ("targets", "input_lengths", "target_lengths", "weights")]
+        given += ["const bool* mask", "const double* expected", "SequenceStatus* status"]
         return {
-            "prepare": ["const void* targets", "const void* input_lengths", "const void* target_lengths",
-                        "const void* weights", "const bool* mask", "const double* expected", "SequenceStatus* status",
-                        memory],
-            "first": [x, memory, lattice, "int* exponents"],
+            "prepare": [*given, memory],
+            "first": [*(given if self.prepares else []), x, memory, lattice, "int* exponents"],
             "second": [x, memory, lattice, "int* exponents"],
             "finish": [memory, f"{result}* values", f"{result}* value", *divisor],
             "gradient": [x, f"{dtype}* g", memory, f"const {lattice}", grad_output, "int64 per_sample",
@@ -108,7 +117,8 @@ class SequenceKernel(Kernel):
     def glue(self) -> str:
         more = {
             "prepare": ["int64 words"],
-            "first": ["int64 walks", "int64 links", "int64 most"],
+            "first": ["int64 walks", "int64 most", "int64 share"],
+            "second": ["int64 walks", "int64 links", "int64 share"],
             "gradient": ["int64 finishes", "int64 frames"],
         }
         fixed = ["const Sequences shape", *more.get(self.kind, [])]
@@ -125,37 +135,18 @@ class SequenceKernel(Kernel):
         )
 
     def _body(self) -> list[str]:
+        if self.kind == "prepare":
+            return ["if (blockIdx.x >= shape.samples) empty_columns(shape, "
+                    "reinterpret_cast<unsigned long long*>(at.columns), words);",
+                    f"else prepare_sample(shape, {GIVEN}, expected, at.used, at.samples, at.labels, at.broken, "
+                    "at.ticket, at.started, status);"]  # fmt: skip
+        if self.kind in ("first", "second"):
+            return self._half()
         logits = str(self.added == SOFTMAX).lower()
         finish = (
             f"finish_sample<{logits}, Compute, {STORAGE[self.result][0]}>(shape, blockIdx.x, at.samples, at.labels, "
             "at.meeting, at.sums, at.broken, at.losses, {values}, value, multiple, count, at.ticket);"
         )
-        stores = str(self.stores).lower()
-        # Walks of one band wait for no other, and need no number.
-        number = "shape.bands > 1 ? start_number(at.started + {}, {}) : blockIdx.x"
-        walk = (
-            "walk_half<{}>(shape, x, at.samples, at.labels, lattice, exponents, at.meeting, at.columns, at.broken, {});"
-        )
-        if self.kind == "prepare":
-            return ["if (blockIdx.x >= shape.samples) empty_columns(shape, "
-                    "reinterpret_cast<unsigned long long*>(at.columns), words);",
-                    "else prepare_sample(shape, targets, input_lengths, target_lengths, weights, mask, expected, "
-                    "at.used, at.samples, at.labels, at.broken, at.ticket, at.started, status);"]  # fmt: skip
-        if self.kind == "second":
-            return [walk.format(f"2, true, {self.roles}, Compute", number.format(1, "gridDim.x"))]
-        if self.kind == "first":
-            own = f"most == 0 ? {number.format(0, 'all')} : task"
-            lines = [
-                "const unsigned all = static_cast<unsigned>(walks);",
-                "const unsigned task = most == 0 ? blockIdx.x : "
-                "claimed_task(at.started + 2, static_cast<unsigned>(most), all, gridDim.x - all);",
-                f"if (task < all) {walk.format(f'1, {stores}, {self.roles}, Compute', own)}",
-            ]
-            links = "link_labels(at.samples[task - walks], at.labels, at.links);"
-            lines += [f"else if (task < walks + links) {links}"] * self.stores
-            reads = "static_cast<unsigned>(task - walks - links), static_cast<unsigned>(gridDim.x - walks - links)"
-            lines += [f"else read_frames(shape, x, at.samples, at.sums, at.broken, {reads});"] * (self.added == SOFTMAX)
-            return lines
         if self.kind == "finish":
             return [finish.format(values="values")]
         return [
@@ -169,3 +160,40 @@ class SequenceKernel(Kernel):
             "at.links, lattice, at.sums, at.broken, grad_output, at.used, per_sample, multiple, count, "
             "static_cast<int>(frames), blockIdx.x - finishes, gridDim.x - finishes);",
         ]
+
+    def _half(self) -> list[str]:
+        """Walks; behind them the blocks that link labels, and those that find log-sum-exps."""
+        second = self.kind == "second"
+        half, keeps, stores = int(second), str(self.keeps).lower(), str(second or self.stores).lower()
+        # Walks of one band wait for no other, and need no number.
+        order = f"shape.bands > 1 ? start_number(at.started + {half}, all) : blockIdx.x"
+        task = "blockIdx.x"
+        if not second and not self.prepares:
+            order = f"most == 0 ? {order} : task"
+            task = (
+                "most == 0 ? blockIdx.x : claimed_task(at.started + 2, static_cast<unsigned>(most), all, "
+                "gridDim.x - all)"
+            )
+        x = "static_cast<const Compute*>(nullptr)" if self.keeps and second else "x"
+        walk = (
+            f"walk_prepared<{half + 1}, {stores}, {self.roles}, {keeps}>(shape, {x}, at, lattice, exponents, {order});"
+        )
+        if self.prepares:
+            walk = (
+                f"walk_given<{stores}, {self.roles}, {keeps}>(shape, {GIVEN}, expected, status, x, at, lattice, "
+                "exponents, task);"
+            )
+        behind = "static_cast<unsigned>(walks + links)" if second else "all"
+        lines = [
+            "const unsigned all = static_cast<unsigned>(walks);",
+            f"const unsigned task = {task};",
+            f"if (task < all) {walk}",
+        ]
+        if second:
+            lines.append(f"else if (task < {behind}) link_labels(at.samples[task - all], at.labels, at.links);")
+        if self.added == SOFTMAX:
+            lines.append(
+                f"else read_frames<{str(not second).lower()}, Compute>(shape, x, at.samples, at.sums, at.broken, "
+                f"static_cast<unsigned>(share), task - {behind}, gridDim.x - {behind});"
+            )
+        return lines

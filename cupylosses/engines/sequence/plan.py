@@ -1,9 +1,10 @@
 """Plans of sequence losses: launches of the recursion's halves, and of what lies around them.
 
     launch      when
-    prepare     first: lengths, labels, their links
+    prepare     first: lengths and labels, unless the blocks of the next launch find them, each for itself
     first       the halves of alpha and beta up to the meeting; log-sum-exps of frames beside them
-    second      with gradients: the other halves, which leave posteriors in the lattice
+    second      with gradients: the other halves, which leave posteriors in the lattice; beside them links of labels,
+                and log-sum-exps that the first half leaves to it
     finish      without gradients: losses, and their sum
     gradient    with gradients: the same, and the gradient of each frame
 
@@ -49,6 +50,12 @@ from cupylosses.jit.gpu import WARP
 
 #: Frames of a block that writes posteriors of positions (``kFrames``).
 FRAMES = 16
+#: Parts of all frames of which the log-sum-exps are found beside either half (``kShares``).
+SHARES = 8
+#: Bytes of logits whose log-sum-exps are found beside both halves, at least.
+SPLIT_BYTES = 1 << 25
+#: Blocks of each multiprocessor that find them, at most: more of them hold up the walks.
+MOST_READING = 2
 #: Frames of a block that writes gradients of many classes, at most.
 MOST_FRAMES = 2
 #: Classes that are few (``kShortClasses``).
@@ -164,7 +171,7 @@ class SequencePlan(CompositePlan):
             32 * found.every,
             4 * count,
             4 * count,
-            8 * found.every,
+            16 * found.every,
             8 * wide * count,
             sums,
             8 * found.every,
@@ -184,7 +191,9 @@ class SequencePlan(CompositePlan):
     def _exponents(self, device: Device) -> Any:
         """An exponent for each state of each frame, and one for each state of each chunk of frames (`Lattice`)."""
         frames = self.sizes.frames
-        return device.empty((2 * self.positions * (frames + frames // CHUNK[self.compute] + 2),), (1,), "int32")
+        count = 2 * self.positions * (frames + frames // CHUNK[self.compute] + 2)
+        count += self.keeps * (ITEMSIZE[self.compute] // 4 * self.positions * frames + 4)
+        return device.empty((count,), (1,), "int32")
 
     # Launches
 
@@ -255,17 +264,19 @@ class SequencePlan(CompositePlan):
             if kind == "second" and blocks <= MOST_SPLIT * self.machine.processors:
                 roles = ROLES[kind]
             threads, shared = roles * positions, GROUP_BYTES[kind][self.compute] * positions // WARP
-        added = PLAIN if kind in ("prepare", "second") else self.added
-        if kind in ("first", "finish"):
+        added = PLAIN if kind == "prepare" else self.added
+        if kind in ("first", "second", "finish"):
             added = SOFTMAX if self.added == SOFTMAX else PLAIN
-        if kind == "first":
-            links = sized.every * stores
+        if kind in ("first", "second"):
+            share = self.share if stores or kind == "second" else SHARES
+            part = share if kind == "first" else SHARES - share
+            added = added if part else PLAIN
+            readers = self._reading_blocks(threads, part) * (added == SOFTMAX)
             # Walks that leave room for the others' blocks, and not half of all multiprocessors, are spread evenly.
             processors, resident = self.machine.processors, BLOCKS["first"][self.compute == "float64"]
             spreads = processors < 2 * blocks <= 2 * (resident - 1) * processors
-            chooses = -(-blocks // processors) if spreads else 0
-            fixed += [blocks, links, chooses]
-            blocks += links + sized.every * -(-sized.frames // self._frames_read(threads)) * (added == SOFTMAX)
+            fixed += [blocks, -(-blocks // processors) * spreads if kind == "first" else sized.every, share]
+            blocks += readers + sized.every * (kind == "second")
         if kind == "gradient":
             frames = self.gradient_frames(self.input.dtype)
             blocks = sized.every * (self.windows * -(-sized.frames // frames) + finishes)
@@ -274,16 +285,43 @@ class SequencePlan(CompositePlan):
         dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
         result = self.result if stores or kind not in ("prepare", "first") else "float32"
         many = kind == "gradient" and self.many
-        kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores, roles, many)
+        prepares = kind == "first" and stores and self.prepares
+        keeps = (stores or kind == "second") and self.keeps
+        kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores, roles, many, prepares, keeps)
         if kind == "gradient" and verifies:
             blocks = min(blocks, kernel.resident * self.machine.processors)
         return self.machine.launcher(kernel, blocks, threads, fixed, shared)
 
-    def _frames_read(self, threads: int) -> int:
-        """Frames of which a block of the first launch finds the log-sum-exps (``read_frames``)."""
+    @cached_property
+    def splits(self) -> bool:
+        """True if log-sum-exps take so long that they are found beside both halves."""
+        read = self.sizes.every * self.sizes.frames * self.sizes.classes * ITEMSIZE[self.input.dtype]
+        return self.added == SOFTMAX and read > SPLIT_BYTES
+
+    @property
+    def share(self) -> int:
+        """Parts of all frames whose log-sum-exps are found beside the first half; the others' are beside the second."""
+        return 0 if self.prepares else SHARES // 2 if self.splits else SHARES
+
+    @property
+    def keeps(self) -> bool:
+        """True if the first half keeps the elements that it reads, which lie in sectors of their own."""
+        return self.sizes.classes > SHORT_CLASSES
+
+    @property
+    def prepares(self) -> bool:
+        """True if the first half prepares the samples, so that no launch does. Its blocks would need to wait for each
+        other where targets are concatenated, or several share a direction of a sample.
+        """
+        return self.bands == 1 and not self.static.concatenated and not self.splits
+
+    def _reading_blocks(self, threads: int, part: int) -> int:
+        """Blocks that find the log-sum-exps of so many parts of all frames (``read_frames``)."""
         vectors = self.sizes.classes * ITEMSIZE[self.input.dtype] // 16
         lanes = next((x for x in (32, 16, 8, 4, 2) if vectors >= 4 * x), 1)
-        return threads // lanes
+        runs = -(-self.sizes.frames * lanes // WARP)
+        blocks = -(-self.sizes.every * runs * part * WARP // (SHARES * threads))
+        return min(blocks, MOST_READING * self.machine.processors) if self.splits and part < SHARES else blocks
 
     @property
     def gradient_shared(self) -> int:
@@ -323,23 +361,31 @@ class SequencePlan(CompositePlan):
 
         return together * min(range(1, 33), key=time)
 
+    def _given(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> list[int]:
+        """Addresses of the arrays beside the first operand, of the expected ``grad_output`` and of the status."""
+        given = "targets", "input_lengths", "target_lengths", "weight", "mask"
+        return [*[device.address(arrays[self.at[x]]) if x in self.at else 0 for x in given], expected, status]
+
+    def _memory(self, device: Device) -> Any:
+        return device.empty((self._layout[1] // 8,), (1,), "float64")
+
     def prepared(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> Any:
         """The memory of a call, with its samples prepared."""
-        memory = device.empty((self._layout[1] // 8,), (1,), "float64")
-        given = [device.address(arrays[self.at[x]]) if x in self.at else 0
-                 for x in ("targets", "input_lengths", "target_lengths", "weight", "mask")]  # fmt: skip
-        self._launch("prepare")(device.stream(), *given, expected, status, device.address(memory))
+        memory = self._memory(device)
+        given = self._given(device, arrays, expected, status)
+        self._launch("prepare")(device.stream(), *given, device.address(memory))
         return memory
 
-    def walk(self, device: Device, x: int, memory: int, both: bool) -> Any:
-        """The recursion; the lattice with the posteriors, if it takes ``both`` halves."""
+    def walk(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> tuple[Any, Any]:
+        """Both halves of the recursion: the memory of the call, and the lattice with the posteriors."""
+        given = self._given(device, arrays, expected, status) if self.prepares else []
+        memory = self._memory(device) if self.prepares else self.prepared(device, arrays, expected, status)
+        lattice, exponents = self._lattice(device), self._exponents(device)
         stream = device.stream()
-        lattice, exponents = (self._lattice(device), self._exponents(device)) if both else (None, None)
-        at = (device.address(lattice), device.address(exponents)) if both else (0, 0)
-        self._launch("first", both)(stream, x, memory, *at)
-        if both:
-            self._launch("second")(stream, x, memory, *at)
-        return lattice
+        at = [device.address(x) for x in (arrays[0], memory, lattice, exponents)]
+        self._launch("first", True)(stream, *given, *at)
+        self._launch("second")(stream, *at)
+        return memory, lattice
 
     def denominator(self) -> tuple[Plan, tuple[int, ...], float]:
         """The plan that counts the samples that the mask keeps."""
@@ -367,7 +413,7 @@ class SequencePlan(CompositePlan):
     ) -> Any:
         value = device.empty(self.shape, self.strides, self.result)
         memory = self.prepared(device, arrays, 0, int(scalars[-1]))
-        self.walk(device, device.address(arrays[0]), device.address(memory), False)
+        self._launch("first")(device.stream(), device.address(arrays[0]), device.address(memory), 0, 0)
         to = (0, device.address(value)) if self.scalar else (device.address(value), 0)
         self._launch("finish")(device.stream(), device.address(memory), *to, *_arguments(divisor))
         return value
@@ -384,14 +430,12 @@ class SequencePlan(CompositePlan):
         if not wanted[0]:
             return self.run_value(device, arrays, scalars, divisor, auxiliary), None
         value = device.empty(self.shape, self.strides, self.result)
-        memory = self.prepared(device, arrays, device.expectation(self.slot), int(scalars[-1]))
+        memory, lattice = self.walk(device, arrays, device.expectation(self.slot), int(scalars[-1]))
         check = Speculation(self, device, arrays, memory, divisor)
         gradients = [device.empty(*self.allocation(0)), *[None] * (len(wanted) - 1)]
-        check.gradient = gradients[0]
-        x, at = device.address(arrays[0]), device.address(memory)
-        check.lattice = lattice = self.walk(device, x, at, True)
+        check.gradient, check.lattice = gradients[0], lattice
         self._launch("gradient", False, True)(
-            device.stream(), x, device.address(gradients[0]), at, device.address(lattice), 0, 0, 0,
+            device.stream(), *[device.address(x) for x in (arrays[0], gradients[0], memory, lattice)], 0, 0, 0,
             device.address(value), *_arguments(divisor),
         )  # fmt: skip
         return value, (check, gradients)
@@ -431,8 +475,7 @@ class SequencePlan(CompositePlan):
         if speculation is not None and speculation[0].run(grad_output, pointers):
             return speculation[1]
         gradients = [device.empty(*self.allocation(0)), *[None] * (len(wanted) - 1)]
-        memory = self.prepared(device, arrays, 0, 0)
-        lattice = self.walk(device, pointers[0], device.address(memory), True)
+        memory, lattice = self.walk(device, arrays, 0, 0)
         self.write_again(device, pointers[0], memory, lattice, divisor, grad_output, gradients[0], int(per_row))
         return gradients
 

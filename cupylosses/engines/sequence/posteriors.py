@@ -267,10 +267,8 @@ class PosteriorPlan(SequencePlan):
                 blocks, shared = blocks * self.windows, self.gradient_shared
             self._write = self.machine.launcher(kernel, blocks, THREADS["gradient"], (self.shape_words, frames), shared)
         found = device.empty(self.shape, self.strides, self.result)
-        memory = self.prepared(device, arrays, 0, int(scalars[-1]))
-        at = device.address(memory)
-        lattice = self.walk(device, device.address(arrays[0]), at, True)
-        self._write(device.stream(), at, device.address(lattice), device.address(found))
+        memory, lattice = self.walk(device, arrays, 0, int(scalars[-1]))
+        self._write(device.stream(), *[device.address(x) for x in (memory, lattice, found)])
         return found
 
     def run_value_and_gradients(self, *_: Any) -> tuple[Any, Any]:

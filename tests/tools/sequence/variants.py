@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from cupylosses import checks, functional
 from cupylosses.engines.record import KernelRecorder, placeholder
-from cupylosses.engines.sequence.codegen import ROLES, SequenceKernel
+from cupylosses.engines.sequence.codegen import PLAIN, ROLES, SOFTMAX, SequenceKernel
 from cupylosses.engines.sequence.definition import SequenceLoss
 from cupylosses.jit.gpu import Chip
 from tools.gate_subsets import BROADEST, cover
@@ -17,6 +17,8 @@ from tools.variants import Compiled, Variants
 
 #: Frames, samples and labels, on which no kernel depends; few classes and many.
 FRAMES, SAMPLES, LABELS, FEW, MANY = 256, 8, 40, 64, 5000
+#: Properties of kernels that their description lists.
+LAYOUTS = ("stores", "many", "prepares", "keeps")
 
 
 class SequenceVariants(Variants):
@@ -33,9 +35,11 @@ class SequenceVariants(Variants):
             self._call(recorder, dtype, classes, {**kind, "reduction": reduction, "out_dtype": result})
         # Divisors are found by kernels of the pointwise engine.
         found = [x for x in recorder.kernels if isinstance(x, SequenceKernel)]
-        # Many samples have another second half than few.
-        halves = [x for x in found if x.kind == "second"]
-        return list(dict.fromkeys([*found, *[replace(x, roles=n) for x in halves for n in ROLES.values()]]))
+        # Longer targets and larger inputs have other halves, and so have many samples.
+        sums = SOFTMAX if self.loss.logits else PLAIN
+        first = [replace(x, prepares=False, added=sums) for x in found if x.kind == "first" and x.prepares]
+        second = [replace(x, added=y) for x in found if x.kind == "second" for y in dict.fromkeys((PLAIN, sums))]
+        return list(dict.fromkeys([*found, *first, *[replace(x, roles=n) for x in second for n in ROLES.values()]]))
 
     def _call(self, recorder: KernelRecorder, dtype: str, classes: int, options: Mapping[str, Any]) -> None:
         first, targets, *lengths = [x.name for x in self.loss.operands]
@@ -82,7 +86,7 @@ class SequenceVariants(Variants):
     def described(variant: SequenceKernel) -> Mapping[str, str]:
         return {
             "dtypes": f"{variant.dtype} {variant.result}",
-            "layout": " ".join([variant.added, *["stores"] * variant.stores, *["many"] * variant.many]),
+            "layout": " ".join([variant.added, *[x for x in LAYOUTS if getattr(variant, x)]]),
             "access": "",
             "gradients": "",
             "flags": "",
@@ -92,7 +96,7 @@ class SequenceVariants(Variants):
 def kind(variant: SequenceKernel) -> Iterator[Hashable]:
     """The kernel."""
     yield variant.kind
-    yield variant.kind, variant.stores, variant.roles, variant.many
+    yield variant.kind, variant.stores, variant.roles, variant.many, variant.prepares, variant.keeps
 
 
 def structure(variant: SequenceKernel) -> Iterator[Hashable]:
