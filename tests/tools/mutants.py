@@ -457,8 +457,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "ignored voxel counted",
         VOXELS,
         "voxel_target",
-        r"counts && label != program\.ignored",
-        "counts || label == program.ignored",
+        r"counts && label != ignored",
+        "counts || label == ignored",
         ("regions, ignored",),
     ),
     Mutant(
