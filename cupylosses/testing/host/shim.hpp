@@ -464,6 +464,10 @@ inline unsigned opaque(unsigned x) {
 inline long long opaque_zero() {
   return 0;
 }
+template <class T>
+inline T* opaque(T* x) {
+  return x;
+}
 
 constexpr bool kHasPairMax = true;
 inline unsigned max_half_pair(unsigned x, unsigned y) {
