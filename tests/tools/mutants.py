@@ -408,8 +408,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "warps of a row but the first left out",
         STATISTICS,
         "finish",
-        r"warp < kTeamWarps",
-        "warp < 1",
+        r"i < kCount",
+        "i < 1",
         ("statistics",),
     ),
     Mutant(
@@ -424,7 +424,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "parts of a row but the first left out",
         STATISTICS,
         "finish",
-        r"offset < kParts",
+        r"offset < kLanes",
         "offset < 1",
         ("statistics, parts",),
     ),
@@ -451,6 +451,23 @@ MUTANTS: tuple[Mutant, ...] = (
         r"kept_word\(vector, slot, i\)",
         "kept_word(0, slot, i)",
         ("statistics, held",),
+    ),
+    Mutant(
+        "parts of a row but the first left out, where parts have blocks",
+        STATISTICS,
+        "speculate_apart",
+        r"offset < kLanes",
+        "offset < 1",
+        ("statistics, apart",),
+    ),
+    Mutant(
+        "row read before it is evaluated",
+        STATISTICS,
+        "speculate_apart",
+        r"__syncthreads\(\);(\s+is_first = false;)",
+        r"\1",
+        ("statistics, apart",),
+        races=True,
     ),
     # Losses of regions.
     Mutant(
