@@ -260,6 +260,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "margins of long lists": hosted(margin_properties.agrees_with_formula, ("multilabel_margin_loss", 3, 43, 40)),
     "statistics": hosted(statistics_properties.agrees_with_formula, ("triplet_margin_loss", 3, 1000)),
     "statistics, parts": hosted(statistics_properties.agrees_with_formula, ("triplet_margin_loss", 3, 3000)),
+    "statistics, apart": partial(statistics_properties.agrees_where_parts_have_blocks, "triplet_margin_loss", 3, 9000),
     "statistics, held": hosted(statistics_properties.agrees_with_formula, ("triplet_margin_loss", 3, 350)),
     "statistics, norms": hosted(
         partial(statistics_properties.agrees_with_formula, p=3.5, margin=9.0), ("triplet_margin_loss", 3, 9)

@@ -20,8 +20,10 @@ from cupylosses import nn
 from cupylosses.backends.torch import formulas
 from cupylosses.definition.expressions import factors
 from cupylosses.definition.registry import registry
+from cupylosses.engines.row_statistics import codegen
 from cupylosses.engines.row_statistics import layout as row_layout
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
+from cupylosses.testing import host
 from cupylosses.testing.check import Check, perform
 from cupylosses.testing.row_statistics.check import LAYOUTS
 from cupylosses.testing.tolerance import same_bits
@@ -534,6 +536,40 @@ def test_chips_change_no_bit(features: int, fresh_plans: Callable[[], None], mon
     for others in found[1:]:
         for a, b in zip(found[0], others, strict=True):
             assert same_bits(a, b)
+
+
+@pytest.mark.parametrize("loss", [TRIPLET, COSINE])
+@pytest.mark.parametrize("looks", [0, 128])
+def test_blocks_that_have_a_part_of_a_row_each_change_no_bit(
+    loss: Any, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that no cluster has room for: blocks wait for each other, or leave their part to the last one of the row."""
+    operands = drawn(loss, (3,), 9000, torch.float32)
+    leaves = [x.requires_grad_(x.is_floating_point()) for x in operands]
+    wanted = leaves[: 2 + (loss is TRIPLET)]
+    monkeypatch.setattr(row_layout, "LONG_PART_BYTES", 1 << 10)
+    files = codegen.RowKernel.source
+
+    def source(kernel: codegen.RowKernel) -> str:
+        return files(kernel).replace("kLooks = 128;", f"kLooks = {looks};")
+
+    monkeypatch.setattr(codegen.RowKernel, "source", source)
+    found = []
+    for processors, seed in ((200, 0), (200, 1), (200, 2), (1, 0)):
+        with host.execution(processors, seed=seed, resident=4 if seed < 2 else 40):
+            of_call = []
+            for factor in (1.0, 1.0, 3.0):
+                value = loss(*leaves)
+                upstream = torch.tensor(factor)
+                of_call.append([value, *torch.autograd.grad(value, wanted, upstream)])
+            found.append(of_call)
+    for others in found[1:]:
+        for call, again in zip(found[0], others, strict=True):
+            for a, b in zip(call, again, strict=True):
+                assert same_bits(a, b)
+    # Of half the value.
+    for a, b in zip(found[0][0][1:], exact(loss, operands)[1:], strict=False):
+        torch.testing.assert_close(a.double(), b / 0.5, rtol=1e-5, atol=1e-9)
 
 
 def test_many_rows_have_few_chunks() -> None:

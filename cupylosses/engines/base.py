@@ -257,6 +257,10 @@ class Plan(ABC):
         """The doubles that the value's kernel leaves for `verify_gradient`: `records`, and partial sums."""
         return self.records
 
+    def zeroed(self, wanted: Wanted) -> bool:
+        """True if these doubles begin as zeros. The kernel leaves zeros where it wants them the next time."""
+        return False
+
     def allocation(self, slot: int) -> tuple[Any, ...]:
         """The arguments of `Device.empty` for the gradient of an array."""
         x = self.tensors[slot]

@@ -54,6 +54,7 @@ class OnePass:
         "slot",
         "spare",
         "written",
+        "zeroed",
     )
 
     def __init__(self, plan: Plan, device: Device, wanted: Wanted, counted: bool) -> None:
@@ -62,7 +63,7 @@ class OnePass:
         #: True if no other gradient is wanted, and if the gradients need no more than a check.
         self.complete, self.written = written == wanted, True not in plan.summed(wanted)
         self.buffers, self.nothing = plan.buffers(written), [None] * len(written)
-        self.partials, self.records = plan.partials, plan.recorded(wanted)
+        self.partials, self.records, self.zeroed = plan.partials, plan.recorded(wanted), plan.zeroed(wanted)
         with compiler.background() if _compiles_at_once(device) else nullcontext():
             self.first = plan.launcher("value_and_gradient", written, counted)
             self.check = plan.launcher("verify_gradient", written, counted)
@@ -110,7 +111,8 @@ class GradScaleCheck:
         self.complete, self.launcher, self.place = found.complete, found.check, found.place
         self.written = found.written
         self.strides = plan.operand_strides
-        self.records = device.empty((found.records,), (1,), "float64")
+        count = found.records
+        self.records = device.full(count, 0.0) if found.zeroed else device.empty((count,), (1,), "float64")
         self.workspace, workspace = device.workspace(stream, found.partials, capturing)
         self.addresses = workspace, device.expectation(found.slot), device.address(self.records)
         #: The addresses of the arrays.

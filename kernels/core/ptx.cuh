@@ -118,5 +118,17 @@ __device__ __forceinline__ unsigned increment_and_synchronize(unsigned* counter,
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(limit) : "memory");
   return old;
 }
+// Adds x, in the same way.
+__device__ __forceinline__ unsigned add_and_synchronize(unsigned* counter, unsigned x) {
+  unsigned old;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(x) : "memory");
+  return old;
+}
+// Reads what others add so: all that they wrote before is visible to this thread.
+__device__ __forceinline__ unsigned load_and_synchronize(const unsigned* counter) {
+  unsigned x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
+  return x;
+}
 
 #endif

@@ -7,7 +7,7 @@
 //   residual[n, c] = d value / d (I, FP, FN) of the cell;  behind them the factor of the gradient of voxels
 //
 // One block does all, in double, after every chunk is there:
-// 1. Threads add up the chunks of each cell, in order (16 loads in flight each).
+// 1. Threads add up the chunks of each cell, in order (kAhead loads in flight each).
 // 2. A thread takes a group, or a warp if it has many cells: sums of cells, score, loss, and its derivatives by I, FP
 //    and FN. 1 - S is (alpha FP + beta FN + smooth_dr - smooth_nr) / E, in which I has cancelled.
 // 3. The block adds up the groups: value and divisor.
@@ -17,8 +17,8 @@
 // gradient. L^gamma has derivative 0 at L <= 0. A group of weight 0 counts for nothing. A bad label makes the values of
 // the groups of its sample NaN, and leaves their gradients.
 //
-// Traffic: the partial sums once, the rest in L1. Preconditions: one block of kSumThreads threads, all of which call
-// it.
+// Traffic: the partial sums once, the rest in shared memory, or in L1. Preconditions: one block of kSumThreads threads,
+// all of which call it.
 #pragma once
 #include "core/reduce.cuh"
 #include "regions/sums.cuh"
@@ -51,9 +51,11 @@ struct GroupRecord {  // 6 doubles: engines/regions/layout.py
   double largest;  // weight of the classes that have no true voxel
 };
 
-template <class Rules_, class ClassWeight_>
+// kAhead are the partial sums that a thread has in flight.
+template <class Rules_, class ClassWeight_, int kAhead_>
 struct GroupProgram {
   using Rules = Rules_;
+  static constexpr int kAhead = kAhead_;
   static constexpr bool kWeighted = !kIsAbsent<ClassWeight_>;
   GroupNumbers number;
   const ClassWeight_* class_weights;
@@ -65,6 +67,15 @@ struct GroupProgram {
   GroupRecord* records;  // one per group
   double* of_samples;    // divisor of each sample
 
+  // Keeps sums and records in `room` doubles of shared memory if they fit, otherwise behind the partial sums: each step
+  // reads what the one before has written, and the whole GPU waits for it.
+  __device__ __forceinline__ void keep(double* shared, int64 room) {
+    constexpr int64 kRecord = sizeof(GroupRecord) / sizeof(double);
+    const bool fits = samples * (numbers() + 1) + kRecord * groups() <= room;
+    sums = fits ? shared : const_cast<double*>(partials) + samples * chunks * numbers();
+    records = reinterpret_cast<GroupRecord*>(sums + samples * numbers());
+    of_samples = reinterpret_cast<double*>(records + groups());
+  }
   __device__ __forceinline__ int64 numbers() const {
     return 3 * classes + 3;
   }
@@ -172,6 +183,22 @@ __device__ __forceinline__ void evaluate_group(const Program& program, const dou
   if (empty) record.slope[0] = record.slope[1] = record.slope[2] = 0.0;
 }
 
+// The sum of `count` numbers that lie `step` apart, by a tree of kAhead at a time, whose loads are in flight together.
+// __ldcg bypasses L1, as in sum_every().
+template <int kAhead>
+__device__ __forceinline__ double sum_apart(const double* from, int step, int64 count) {
+  double total = 0.0;
+#pragma unroll 1
+  for (; count > 0; count -= kAhead, from += static_cast<int64>(kAhead) * step) {
+    const int left = static_cast<int>(count < kAhead ? count : kAhead);
+    double term[kAhead];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) term[j] = j < left ? __ldcg(from + static_cast<int64>(j) * step) : 0.0;
+    total += sum_elements(term);
+  }
+  return total;
+}
+
 template <class Program>
 __device__ __forceinline__ void sum_chunks(const Program& program) {
   __shared__ double slices_of[kSumThreads];
@@ -183,7 +210,9 @@ __device__ __forceinline__ void sum_chunks(const Program& program) {
     double sum = 0.0;
     if (at < total * slices) {
       const int64 sample = number / numbers, k = number - sample * numbers;
-      sum = sum_every(program.partials + sample * step, slice * numbers + k, slices * numbers, step);
+      sum = sum_apart<Program::kAhead>(program.partials + sample * step + slice * numbers + k,
+                                       static_cast<int>(slices * numbers),
+                                       (program.chunks - slice + slices - 1) / slices);
     }
     if (slices == 1) {
       if (at < total) program.sums[number] = sum;

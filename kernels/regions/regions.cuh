@@ -387,11 +387,11 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
 
 constexpr int kGradientThreads = 128;  // engines/regions/layout.py: GRADIENT_THREADS
 
-// Gradients for labels, with logits that come through shared memory (StagedLogits). A chunk is one of kernel 1, of
-// which a block writes the gradients of a piece from its last vectors on: first the last pieces of all chunks, which
-// kernel 1 read last. `numbers` are 3 C of Compute, rounded up to 16 bytes, and the logits of a vector of each thread
-// behind them. Preconditions: blockDim.x is kGradientThreads; a block for each piece; `vectors_per_piece` is a multiple
-// of blockDim.x.
+// Gradients for labels, with logits and labels that come through shared memory (StagedVectors). A chunk is one of
+// kernel 1, of which a block writes the gradients of a piece from its last vectors on: first the last pieces of all
+// chunks, which kernel 1 read last. `numbers` are 3 C of Compute, rounded up to 16 bytes, with the vectors behind them.
+// Preconditions: blockDim.x is kGradientThreads; a block for each piece; `vectors_per_piece` is a multiple of
+// blockDim.x.
 template <class Program, class Groups, class Result>
 __device__ __forceinline__ void write_staged_gradients(const Program& program, const Groups& groups,
                                                        const double* residual, const Result* grad_output,
@@ -399,7 +399,6 @@ __device__ __forceinline__ void write_staged_gradients(const Program& program, c
                                                        int64 vectors_per_piece, typename Program::Input* gradients,
                                                        typename Program::Compute* numbers) {
   using Compute = typename Program::Compute;
-  using Staged = StagedLogits<Program, kGradientThreads>;
   constexpr int kCoeffs = (3 * Program::kClasses + 3) / 4 * 4;
   constexpr int kVecSize = Program::kVecSize;
   constexpr int kTogether = kVecSize % 2 == 0 && sizeof(typename Program::Input) == 2 ? 2 : 1;
@@ -411,38 +410,32 @@ __device__ __forceinline__ void write_staged_gradients(const Program& program, c
   const int64 behind = begin + vectors_per_chunk - piece * vectors_per_piece;
   const int64 first = max(begin, behind - vectors_per_piece), end = min(behind, program.space.voxels / kVecSize);
   if (first >= end) return;
-  const Staged staged{reinterpret_cast<typename Staged::Logits*>(numbers + kCoeffs) + threadIdx.x};
   const SharedCoeffs<Program> coeffs{numbers, program.classes()};
   int64 vector = end - kGradientThreads + threadIdx.x;
+  const int count = vector < first ? 0 : static_cast<int>(vector - first) / kGradientThreads + 1;
   VectorOffsets<kVecSize, Program::kWide> offset;
   program.space.offsets(sample, max(vector, first) * kVecSize, offset);
-  staged.copy(program, offset);
-  ClassesOf<Program> next;
-  next.template load_targets<true>(program, offset);
+  StagedVectors<Program, kGradientThreads> staged(numbers + kCoeffs, program, offset, -kGradientThreads);
+  typename Program::Input* to = gradients + offset.at(kGradientsOfInputs, 0);
+  staged.copy(count > 0);
   load_coefficients(program, groups, residual, grad_output, per_group, sample, numbers);
   const Compute voxel_scale =
       static_cast<Compute>(residual[program.space.samples * 3 * program.classes()] * widen<double>(grad_output[0]));
   __syncthreads();
 #pragma unroll 1
-  for (; vector >= first; vector -= kGradientThreads) {
+  for (int turn = 0; turn < count; ++turn) {
+    staged.copy(turn + 1 < count);
     ClassesOf<Program> classes;
-    classes.t[0] = next.t[0];
+    classes.t[0] = staged.wait();
+    if constexpr (Program::kMasked) program.space.offsets(sample, vector * kVecSize, offset);
     Compute label_logits[kVecSize];
     VoxelTarget targets[kVecSize];
-    cp_async_wait_all();
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       targets[i] = voxel_target(program, classes, offset, i);
       label_logits[i] = staged.take_label(targets[i].label, i);
     }
-#pragma unroll
-    for (int c = 0; c < Program::kClasses; ++c) classes.x[c] = staged.logits(c);
-    const VectorOffsets<kVecSize, Program::kWide> here = offset;
-    if (vector - kGradientThreads >= first) {
-      program.space.offsets(sample, (vector - kGradientThreads) * kVecSize, offset);
-      staged.copy(program, offset);
-      next.template load_targets<true>(program, offset);
-    }
+    staged.take(classes.x);
     Pack<typename Program::Input, kVecSize> of_inputs[Program::kUnroll];
 #pragma unroll
     for (int at = 0; at < kVecSize; at += kTogether) {
@@ -461,9 +454,10 @@ __device__ __forceinline__ void write_staged_gradients(const Program& program, c
     clear_uncounted<Program>(targets, of_inputs);
 #pragma unroll
     for (int c = 0; c < Program::kClasses; ++c) {
-      store_voxels<Program>(gradients + c * program.space.class_stride[kGradientsOfInputs], here, kGradientsOfInputs,
-                            of_inputs[c]);
+      // Evict-first, as in store_voxels.
+      store_stream<kVecSize>(to + c * program.space.class_stride[kGradientsOfInputs], of_inputs[c]);
     }
-    keep_loaded(next.t[0]);
+    to -= kGradientThreads * kVecSize;
+    vector -= kGradientThreads;
   }
 }

@@ -5,8 +5,8 @@
 //
 // Few classes (sum_in_registers):
 // 1. A block takes chunks in turn; a thread takes vectors of the chunk in turn, and adds to 3 C numbers: at most 64
-//    voxels in the arithmetic type. Logits of labels come through shared memory one vector ahead (sum_staged) on GPUs
-//    that have room for them.
+//    voxels in the arithmetic type. On GPUs that have room for them logits and labels come through shared memory, one
+//    vector ahead (sum_staged).
 // 2. Threads leave their numbers in columns of shared memory, up to 32 at a time, and each lane of a warp adds up a
 //    column over the threads of the warp. Lanes exchange nothing: NVRTC puts a YIELD into the loop over
 //    voxels, because of the atomic in report_label, and lanes that have left the loop may run ahead of those that have
@@ -114,7 +114,6 @@ template <class Program, class Classes, class FindSoftmax>
 __device__ __forceinline__ void add_voxel(const Program& program, const Classes& classes, const VoxelTarget& target,
                                           int i, const FindSoftmax& find_softmax, ThreadSums<Program>& sums) {
   using Compute = typename Program::Compute;
-  if (target.spoilt) sums.spoilt += Compute(1);
   VoxelSoftmax<Program> softmax;
   if constexpr (Program::kLabelApart) {
     // A voxel that does not count has logits of 0, and adds zeros.
@@ -154,12 +153,14 @@ __device__ __forceinline__ void add_voxel(const Program& program, const Classes&
   }
 }
 
-// The targets of a vector, whose first voxel has number `first`. Reports those that are no classes, and with
+// The targets of a vector, whose first voxel has number `first`. Counts and reports those that are no classes, and with
 // kLabelApart clears the logits of voxels that do not count.
 template <class Program, class Classes>
 __device__ __forceinline__ void voxel_targets(const Program& program, Classes& classes,
                                               const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
-                                              int64 first, VoxelTarget (&targets)[Program::kVecSize]) {
+                                              int64 first, VoxelTarget (&targets)[Program::kVecSize],
+                                              ThreadSums<Program>& sums) {
+  using Compute = typename Program::Compute;
   constexpr int kVecSize = Program::kVecSize;
   bool whole = true;
 #pragma unroll
@@ -172,6 +173,7 @@ __device__ __forceinline__ void voxel_targets(const Program& program, Classes& c
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
         if (!targets[i].spoilt) continue;
+        sums.spoilt += Compute(1);
         report_label(program.status, program.site, first + i, classes.label(i), program.space.classes);
       }
       if constexpr (Program::kLabelApart) classes.keep(PackMask<typename Program::Input, kVecSize>(targets));
@@ -179,38 +181,33 @@ __device__ __forceinline__ void voxel_targets(const Program& program, Classes& c
   }
 }
 
-// Adds the vectors of this thread from `first` to `end`, with the next one on its way during the arithmetic of each.
+// Adds the vectors of this thread from `first` to `end`, while the next one is on its way to `places`.
 template <class Program>
-__device__ __forceinline__ void sum_staged(const Program& program, int64 sample, int64 first, int64 end,
-                                           const StagedLogits<Program, kSumThreads>& staged,
+__device__ __forceinline__ void sum_staged(const Program& program, int64 sample, int64 first, int64 end, void* places,
                                            ThreadSums<Program>& sums) {
   using Compute = typename Program::Compute;
   constexpr int kVecSize = Program::kVecSize;
-  if (first + threadIdx.x >= end) return;
+  int64 vector = first + threadIdx.x;
+  if (vector >= end) return;
   VectorOffsets<kVecSize, Program::kWide> offset;
-  program.space.offsets(sample, (first + threadIdx.x) * kVecSize, offset);
-  staged.copy(program, offset);
-  ClassesOf<Program> next;
-  next.template load_targets<false>(program, offset);
+  program.space.offsets(sample, vector * kVecSize, offset);
+  StagedVectors<Program, kSumThreads> staged(places, program, offset, kSumThreads);
+  const int count = static_cast<int>(end - vector + kSumThreads - 1) / kSumThreads;
+  staged.copy(true);
 #pragma unroll 1
-  for (int64 vector = first + threadIdx.x; vector < end; vector += kSumThreads) {
+  for (int turn = 0; turn < count; ++turn) {
+    staged.copy(turn + 1 < count);
     ClassesOf<Program> classes;
-    classes.t[0] = next.t[0];
+    classes.t[0] = staged.wait();
+    if constexpr (Program::kMasked) program.space.offsets(sample, vector * kVecSize, offset);
     Compute label_logits[kVecSize];
-    cp_async_wait_all();
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      const VoxelTarget target = voxel_target(program, classes, offset, i);
-      label_logits[i] = staged.take_label(target.label, i);
+      label_logits[i] = staged.take_label(voxel_target(program, classes, offset, i).label, i);
     }
-#pragma unroll
-    for (int c = 0; c < Program::kClasses; ++c) classes.x[c] = staged.logits(c);
+    staged.take(classes.x);
     VoxelTarget targets[kVecSize];
-    voxel_targets(program, classes, offset, sample * program.space.voxels + vector * kVecSize, targets);
-    // The last vector is copied again.
-    program.space.offsets(sample, (vector + kSumThreads < end ? vector + kSumThreads : vector) * kVecSize, offset);
-    staged.copy(program, offset);
-    next.template load_targets<false>(program, offset);
+    voxel_targets(program, classes, offset, sample * program.space.voxels + vector * kVecSize, targets, sums);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       const auto find_softmax = [&](VoxelSoftmax<Program>& softmax, int i) {
@@ -218,8 +215,7 @@ __device__ __forceinline__ void sum_staged(const Program& program, int64 sample,
       };
       add_voxel(program, classes, targets[i], i, find_softmax, sums);
     }
-    // Taken apart here and no sooner: the compiler would wait for the load.
-    keep_loaded(next.t[0]);
+    vector += kSumThreads;
   }
   cp_async_wait_all();
 }
@@ -233,15 +229,17 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
   constexpr int kVecSize = Program::kVecSize, kNumbers = Sums::kInColumns + Sums::kInRegisters;
   __shared__ double of_warp[kSumWarps][kNumbers];
   double* const own_warp = of_warp[threadIdx.x / kWarp];
-  const int64 vectors = program.space.voxels / kVecSize, total = chunks * program.space.samples;
+  const int64 vectors = program.space.voxels / kVecSize;
+  // 32 bits hold any number of chunks, and divide faster than 64.
+  const unsigned of_sample = static_cast<unsigned>(chunks);
+  const unsigned total = of_sample * static_cast<unsigned>(program.space.samples);
 #pragma unroll 1
-  for (int64 chunk = blockIdx.x; chunk < total; chunk += gridDim.x) {
-    const int64 sample = chunk / chunks, first = (chunk - sample * chunks) * vectors_per_chunk;
+  for (unsigned chunk = blockIdx.x; chunk < total; chunk += gridDim.x) {
+    const int64 sample = chunk / of_sample, first = (chunk - sample * of_sample) * vectors_per_chunk;
     Sums sums(columns);
     if constexpr (kStaged) {
-      using Staged = StagedLogits<Program, kSumThreads>;
-      const Staged staged{reinterpret_cast<typename Staged::Logits*>(columns + staged_at * kSumThreads) + threadIdx.x};
-      sum_staged(program, sample, first, min(first + vectors_per_chunk, vectors), staged, sums);
+      sum_staged(program, sample, first, min(first + vectors_per_chunk, vectors), columns + staged_at * kSumThreads,
+                 sums);
     }
 #pragma unroll 1
     for (int64 turn = threadIdx.x; !kStaged && turn < vectors_per_chunk; turn += kSumThreads) {
@@ -252,7 +250,7 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
       ClassesOf<Program> classes;
       classes.template load<false>(program, offset);
       VoxelTarget targets[kVecSize];
-      voxel_targets(program, classes, offset, sample * program.space.voxels + vector * kVecSize, targets);
+      voxel_targets(program, classes, offset, sample * program.space.voxels + vector * kVecSize, targets, sums);
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
         const auto find_softmax = [&](VoxelSoftmax<Program>& softmax, int i) {
@@ -282,7 +280,7 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
       double sum = 0.0;
 #pragma unroll
       for (int w = 0; w < kSumWarps; ++w) sum += of_warp[w][threadIdx.x];
-      partials[chunk * kNumbers + threadIdx.x] = sum;
+      partials[static_cast<int64>(chunk) * kNumbers + threadIdx.x] = sum;
     }
   }
 }

@@ -244,10 +244,18 @@ __device__ __forceinline__ VoxelTarget voxel_target(const Program& program, cons
   if constexpr (Program::kMasked) counts = program.mask[offset.mask(i)];
   VoxelTarget found{0, counts, false};
   if constexpr (!Program::kDense) {
-    const int64 label = classes.label(i);
-    counts = counts && label != program.ignored;
-    const bool in_range =
-        static_cast<unsigned long long>(label) < static_cast<unsigned long long>(program.space.classes);
+    // Labels of up to 16 bits are compared in 32 bits, where none of them is kNoLabel.
+    constexpr bool kShort = sizeof(typename Program::Target) <= 2;
+    constexpr int kNoLabel = 1 << 20;
+    using Label = Choose<kShort, int, int64>;
+    using Unsigned = Choose<kShort, unsigned, unsigned long long>;
+    const int64 given = classes.label(i), limit = Program::kClasses > 0 ? Program::kClasses : program.space.classes;
+    const Label label = static_cast<Label>(given);
+    const bool is_short = program.ignored == static_cast<Label>(program.ignored);
+    const Label ignored = is_short ? static_cast<Label>(program.ignored) : kNoLabel;
+    counts = counts && label != ignored;
+    const Unsigned classes_count = static_cast<Unsigned>(kShort && limit > kNoLabel ? kNoLabel : limit);
+    const bool in_range = static_cast<Unsigned>(label) < classes_count;
     found.sound = counts && in_range;
     found.spoilt = counts && !in_range;
     found.label = found.sound ? static_cast<int>(label) : (Program::kLabelApart ? 0 : -1);
@@ -537,43 +545,86 @@ __device__ __forceinline__ VoxelCost<typename Program::Compute> voxel_cost(const
   }
 }
 
-// The logits of a thread's next vector, which come to shared memory during the arithmetic of the one before: a pack for
-// each class and thread. A thread reads what it copied itself. There the label's logit is taken out, and -inf left in
-// its place, whose exponential is 0: among registers that would take a comparison and a selection for every class.
+// The next vector of a thread on its way to shared memory while it computes with the one before: two places, each with
+// a pack of logits for each class and thread, and a pack of labels for each thread. A thread reads what it copied
+// itself. There the label's logit is taken out, and -inf left in its place, whose exponential is 0: among registers
+// that would take a comparison and a selection for every class.
 template <class Program, int kThreads>
-struct StagedLogits {
+struct StagedVectors {
   using Compute = typename Program::Compute;
   using Input = typename Program::Input;
-  static constexpr int kVecSize = Program::kVecSize;
+  using Target = typename Program::Target;
+  static constexpr int kVecSize = Program::kVecSize, kClasses = Program::kClasses;
   using Logits = Pack<Input, kVecSize>;
-  Logits* own;
+  using Labels = Pack<Target, kVecSize>;
+  // A copy has 4 bytes at least: two labels of a byte come with their neighbours.
+  using LabelWord = typename Labels::Word;
+  static constexpr int kLabelBytes = sizeof(Labels) < 4 ? 4 : sizeof(Labels);
+  static constexpr int kPlaceBytes = kThreads * (kClasses * static_cast<int>(sizeof(Logits)) + kLabelBytes);
+  char* places;
+  // The next vector to be copied, and how far the one behind it is.
+  const Input* input;
+  const Target* target;
+  int64 input_step, target_step;
+  int64 class_stride;
+  int copied = 0, taken = 0;  // places of the next vectors to be copied and taken
 
-  __device__ __forceinline__ void copy(const Program& program,
-                                       const VectorOffsets<kVecSize, Program::kWide>& offset) const {
-#pragma unroll
-    for (int c = 0; c < Program::kClasses; ++c) {
-      cp_async_bytes<sizeof(Logits)>(own + c * kThreads,
-                                     program.input + c * program.space.class_stride[kInputs] + offset.at(kInputs, 0));
-    }
+  __device__ __forceinline__ StagedVectors(void* places, const Program& program,
+                                           const VectorOffsets<kVecSize, Program::kWide>& first, int step)
+      : places(static_cast<char*>(places)),
+        input(program.input + first.at(kInputs, 0)),
+        target(program.target + first.at(kTargets, 0)),
+        input_step(step * kVecSize),
+        target_step(step * kVecSize),
+        class_stride(program.space.class_stride[kInputs]) {
   }
-  __device__ __forceinline__ Logits logits(int c) const {
-    return own[c * kThreads];
+  __device__ __forceinline__ Logits* logits_of(int place) const {
+    return reinterpret_cast<Logits*>(places + place) + threadIdx.x;
+  }
+  __device__ __forceinline__ char* labels_of(int place) const {
+    return places + place + kThreads * kClasses * sizeof(Logits) + threadIdx.x * kLabelBytes;
+  }
+  static __device__ __forceinline__ int other(int place) {
+    return kPlaceBytes - place;
+  }
+  // Starts the copy of the next vector, if `exists`.
+  __device__ __forceinline__ void copy(bool exists) {
+    if (exists) {
+      Logits* const own = logits_of(copied);
+#pragma unroll
+      for (int c = 0; c < kClasses; ++c) cp_async_bytes<sizeof(Logits)>(own + c * kThreads, input + c * class_stride);
+#pragma unroll
+      for (int i = 0; i < Labels::kWords; ++i) {
+        cp_async_element(labels_of(copied) + i * sizeof(LabelWord), reinterpret_cast<const LabelWord*>(target) + i);
+      }
+      input += input_step;
+      target += target_step;
+    }
+    cp_async_commit();
+    copied = other(copied);
+  }
+  // Waits for the vector that is taken next, while the one behind it is on its way.
+  __device__ __forceinline__ Labels wait() const {
+    cp_async_wait_groups<1>();
+    // Labels that came with their neighbours lie as in memory.
+    const unsigned at = sizeof(Labels) == 2 ? reinterpret_cast<unsigned long long>(target) % 4 : 0;
+    Labels labels;
+#pragma unroll
+    for (int i = 0; i < Labels::kWords; ++i) {
+      reinterpret_cast<LabelWord*>(&labels)[i] = reinterpret_cast<const LabelWord*>(labels_of(taken) + at)[i];
+    }
+    return labels;
   }
   __device__ __forceinline__ Compute take_label(int label, int i) const {
-    Input& element = own[label * kThreads].element[i];
+    Input& element = logits_of(taken)[label * kThreads].element[i];
     const Compute logit = widen<Compute>(element);
     element = Narrow<Input>::from(-scalar_infinity(Compute()));
     return logit;
   }
-};
-
-// Keeps the compiler from using the elements of a pack before this point.
-template <class Storage, int kVecSize>
-__device__ __forceinline__ void keep_loaded(Pack<Storage, kVecSize>& pack) {
-  using Register = typename WordOf<(sizeof(pack) < 4 ? sizeof(pack) : 4)>::type;
+  __device__ __forceinline__ void take(Logits (&logits)[kClasses]) {
+    const Logits* const own = logits_of(taken);
 #pragma unroll
-  for (int r = 0; r < static_cast<int>(sizeof(pack) / sizeof(Register)); ++r) {
-    Register& word = reinterpret_cast<Register*>(&pack)[r];
-    word = static_cast<Register>(opaque(static_cast<unsigned>(word)));
+    for (int c = 0; c < kClasses; ++c) logits[c] = load_words(own + c * kThreads);
+    taken = other(taken);
   }
-}
+};

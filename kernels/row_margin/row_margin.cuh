@@ -709,6 +709,10 @@ __device__ __forceinline__ void take_vectors(const Pack<typename Program::Input,
 #pragma unroll 1
   for (int first = 0; first < length; first += kFields) {
     unsigned counted = 0;
+    if (first > 0) {
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) active[e] = active[e] >> kAbove << kAbove;
+    }
 #pragma unroll
     for (int field = 0; field < kFields; ++field) {
       // Asked of the first, too, a register would be spilled.
@@ -722,10 +726,7 @@ __device__ __forceinline__ void take_vectors(const Pack<typename Program::Input,
       }
     }
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) {
-      counted += active[e];
-      active[e] = active[e] >> kAbove << kAbove;
-    }
+    for (int e = 0; e < kElements; ++e) counted += active[e];
     // Each second field, with room for the sums of a warp.
     constexpr unsigned kWide = 1u << 2 * kFieldBits, kEven = 0x1fu * (1u + kWide + kWide * kWide);
     static_assert(kFields == 5 && kFieldBits == 5, "three even fields, and two odd ones");
@@ -741,7 +742,8 @@ __device__ __forceinline__ void take_vectors(const Pack<typename Program::Input,
     const int pairs = static_cast<int>(active[e] >> kAbove);
     double addend = in_double(pairs > 0 ? score[e] : Score(0));
     if constexpr (sizeof(Score) == sizeof(double)) addend = pairs > 0 ? score[e] - origin : 0.0;
-    total += small_to_double(pairs) * addend;
+    // The product is exact for scores of at most 32 bits.
+    total = fma(small_to_double(pairs), addend, total);
   }
   if constexpr (kGradient) {
 #pragma unroll
@@ -778,6 +780,12 @@ __device__ __forceinline__ void take_batch(const Pack<typename Program::Input, k
   }
 }
 
+// The threads of a group that takes rows of lists. A constant of a warp is part of the vectors' addresses.
+template <class Group>
+__device__ __forceinline__ int threads_of_list(const Group& group) {
+  return Group::kMultiWarp ? group.num_threads() : kWarp;
+}
+
 // A row on its way: the labels that the lanes of each warp hold, its first vectors and the labels' scores as loaded, if
 // the list ends among these labels.
 template <int kVecSize, int kVectors, class Group, class Program>
@@ -798,7 +806,7 @@ struct ListAhead {
     if constexpr (sizeof(Input) * kVecSize == 16 && !Program::kMasked) {
       const RowVectors<Input, kVecSize, Index> view(program.input, offset[kLogits],
                                                     static_cast<Index>(program.space.classes));
-      if (rank != 0 || view.vectors <= kVectors * group.num_threads()) return;
+      if (rank != 0 || view.vectors <= kVectors * threads_of_list(group)) return;
       prefetch_l2(program.input + offset[kLogits] + view.head, static_cast<unsigned>(view.vectors) * 16u);
     }
   }
@@ -817,7 +825,7 @@ struct ListAhead {
     length = place;
     const RowVectors<Input, kVecSize, Index> view(program.input, offset[kLogits],
                                                   static_cast<Index>(program.space.classes));
-    const int threads = group.num_threads(), lane = threadIdx.x % kWarp;
+    const int threads = threads_of_list(group), lane = threadIdx.x % kWarp;
     const Input* const from = program.logits(offset);
     load_vectors(from + view.first(rank), threads * kVecSize, vectors_of(view, rank, threads), x);
     if (lane < length) own = program.raw(offset, label);
@@ -839,14 +847,15 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
   using Input = typename Program::Input;
   using Score = typename Program::Gradient;
   using Index = IndexOf<Group>;
-  const int threads = group.num_threads(), place = threadIdx.x % kWarp, length = ahead.length;
+  const int threads = threads_of_list(group), place = threadIdx.x % kWarp, length = ahead.length;
   const double own = place < length ? in_double(widen<Score>(ahead.own)) : scalar_infinity(0.0);
   const double margin = program.loss.margin();
   if (__any_sync(0xffffffffu, (place < length && !is_finite(own)) || !is_finite(margin))) return false;
   const RowVectors<Input, kVecSize, Index> view(program.input, offset[kLogits],
                                                 static_cast<Index>(program.space.classes));
-  const Input* const from = program.logits(offset);
-  Input* const to = kGradient ? program.gradient_pointer(offset) : nullptr;
+  // Opaque, or they are found again for each vector.
+  const Input* const from = opaque(program.logits(offset));
+  Input* const to = kGradient ? opaque(program.gradient_pointer(offset)) : nullptr;
   LaneOfList<Program> lane;
   lane.smallest = smallest_active<Score>(place < length ? own : 0.0, margin);
   lane.gradient = Program::gradient(place, factor);

@@ -20,6 +20,9 @@
 //    blocks of a row prefetch their next one to L2 before step 2, so that memory has work meanwhile.
 // 4. A chunk of rows leaves one partial sum of values, and the block that arrives last adds them.
 //
+// Rows that no cluster has room for are kept by as many blocks as it takes where gradients are written with the value:
+// speculate_apart.
+//
 // Each element is read once (twice if not kHeld), and each gradient written once. Which features a thread takes follows
 // from dtypes and sizes alone, so strides and grids change no bit. A coefficient of 0 leaves out its derivative, even
 // if that is infinite: what does not count has the gradient 0.
@@ -304,6 +307,25 @@ __device__ __forceinline__ void store_everywhere(T& place, const T& x, int block
   }
 }
 
+// Blocks of a cluster at most.
+constexpr int kMaxBlocks = 8;
+
+// The statistics of each team of kTeamWarps warps of a block, added up in order, in all of its threads. Preconditions:
+// all threads of the block call it together, and those of a warp have the same statistics.
+template <int kWarps, int kTeamWarps, class Statistics>
+__device__ __forceinline__ Statistics sum_of_warps(const Statistics& of_warp, double exponent) {
+  __shared__ Statistics found[kWarps];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  __syncthreads();  // those of the round before may still be read
+  if (threadIdx.x % 32 == 0) found[warp] = of_warp;
+  __syncthreads();
+  const Statistics* const own = found + warp / kTeamWarps * kTeamWarps;
+  Statistics sum = own[0];
+#pragma unroll 4
+  for (int i = 1; i < kTeamWarps; ++i) sum.merge(own[i], exponent);
+  return sum;
+}
+
 // A row is cut into kParts parts, of which a team of threads takes each. With kCluster a team is a block, and a row has
 // a cluster of blocks, each of which keeps its own part on chip; otherwise a block has the teams of all parts, or takes
 // them in kRounds. The order of additions depends on kParts and the size of a team alone.
@@ -317,13 +339,19 @@ __device__ __forceinline__ void store_everywhere(T& place, const T& x, int block
 // statistics in turn: a warp shows those of the next row once it has its coefficients of this one, so when a block has
 // all statistics of the next row, every block has read those of this one.
 //
-// Preconditions: all threads of all blocks of the row call each function together; kParts divides 32; blocks have
-// kThreads threads.
-template <int kParts, int kRounds_, bool kCluster, int kThreads>
+// A row of more parts than a cluster has blocks (kMany) takes rounds there too, and a team adds up the statistics of
+// its part before it shows them.
+//
+// Preconditions: all threads of all blocks of the row call each function together; kParts divides 32, or is a multiple
+// of it; blocks have kThreads threads. `kRecords_` are the records of a row if other blocks write them
+// (speculate_apart).
+template <int kParts, int kRounds_, bool kCluster, int kThreads, int kRecords_ = 0>
 struct BlocksOfRow {
-  static constexpr bool kBlockWide = true;
-  static constexpr int kRounds = kRounds_, kBlocks = kCluster ? kParts : 1, kTeams = kParts / (kBlocks * kRounds);
-  static constexpr int kTeamSize = kThreads / kTeams, kTeamWarps = kTeamSize / 32, kWarps = kParts * kTeamWarps;
+  static constexpr bool kBlockWide = true, kMany = kParts > kMaxBlocks;
+  static constexpr int kRounds = kRounds_, kBlocks = kCluster ? (kMany ? kMaxBlocks : kParts) : 1;
+  static constexpr int kTeams = kParts / (kBlocks * kRounds), kTeamSize = kThreads / kTeams;
+  static constexpr int kTeamWarps = kTeamSize / 32, kShown = kMany ? 1 : kTeamWarps, kWarps = kParts * kShown;
+  static constexpr int kRecords = kRecords_ > 0 ? kRecords_ : kBlocks;
 
   mutable unsigned turn;  // number of the row among those of this block
 
@@ -331,7 +359,7 @@ struct BlocksOfRow {
     return kCluster ? static_cast<int>(cluster_rank()) : 0;
   }
   __device__ __forceinline__ static int part(int round) {
-    return kCluster ? rank() : round * kTeams + static_cast<int>(threadIdx.x) / kTeamSize;
+    return (round * kTeams + static_cast<int>(threadIdx.x) / kTeamSize) * kBlocks + rank();
   }
   __device__ __forceinline__ int lane(int round) const {
     return part(round) * kTeamSize + static_cast<int>(threadIdx.x) % kTeamSize;
@@ -367,11 +395,17 @@ struct BlocksOfRow {
   __device__ __forceinline__ void contribute(Statistics& statistics, int round, double exponent) const {
     for (int offset = 16; offset > 0; offset /= 2) statistics.merge_lanes(offset, exponent);
     const int warp = static_cast<int>(threadIdx.x) % kTeamSize / 32;
-    Statistics& place = of_warps<Statistics>(turn)[part(round) * kTeamWarps + warp];
     if constexpr (kCluster) {
-      if (turn == 0) cluster_wait();
+      if (turn == 0 && round == 0) cluster_wait();
+    }
+    if constexpr (kMany) {
+      statistics = sum_of_warps<kThreads / 32, kTeamWarps>(statistics, exponent);
+      if (warp != 0) return;
+    }
+    Statistics& place = of_warps<Statistics>(turn)[part(round) * kShown + (kMany ? 0 : warp)];
+    if constexpr (kCluster) {
       BytesBarrier& barrier = barriers()[turn % 2];
-      if (threadIdx.x == 0) expect_bytes(barrier, kWarps * sizeof(Statistics));
+      if (threadIdx.x == 0 && round == 0) expect_bytes(barrier, kWarps * sizeof(Statistics));
       store_everywhere(place, statistics, kBlocks, barrier);
     } else if (threadIdx.x % 32 == 0) {
       place = statistics;
@@ -388,12 +422,14 @@ struct BlocksOfRow {
       __syncthreads();
     }
     if (threadIdx.x < 32) {
-      const Statistics* const own = of_warps<Statistics>(turn) + threadIdx.x % kParts * kTeamWarps;
+      constexpr int kLanes = kParts < 32 ? kParts : 32;
+      const Statistics* const own = of_warps<Statistics>(turn) + threadIdx.x % kLanes * kShown;
       statistics = own[0];
+      constexpr int kCount = kMany ? kParts / kLanes : kShown, kStep = kMany ? kLanes : 1;
 #pragma unroll 4
-      for (int warp = 1; warp < kTeamWarps; ++warp) statistics.merge(own[warp], exponent);
+      for (int i = 1; i < kCount; ++i) statistics.merge(own[i * kStep], exponent);
 #pragma unroll
-      for (int offset = 1; offset < kParts; offset *= 2) statistics.merge_lanes(offset, exponent);
+      for (int offset = 1; offset < kLanes; offset *= 2) statistics.merge_lanes(offset, exponent);
       const Row found = evaluate(statistics);
       if (threadIdx.x == 0) row = found;
     }
@@ -1119,11 +1155,13 @@ __device__ __forceinline__ int64 next_row(const Group& group, int64 chunk, int64
   return (same ? chunk : chunk + workers<Group>()) * rows_per_chunk + (same ? following : 0) + group.group();
 }
 
-// The speculative scale of core/speculative_grad.cuh, of which each warp leaves a record for each of its chunks: a grid
-// that only looks for stale records need not be as large as one that takes rows.
+// The speculative scale of core/speculative_grad.cuh, of which each warp that evaluates rows leaves a record for each
+// of its chunks: of a block that shares a row it is the first. A grid that only looks for stale records need not be as
+// large as one that takes rows.
 template <class Group>
 __device__ __forceinline__ int64 records_of_chunk() {
-  return Group::kBlocks * (blockDim.x / 32);
+  if constexpr (Group::kBlockWide) return Group::kRecords;
+  return blockDim.x / 32;
 }
 struct NoRecord {
   template <class Group>
@@ -1136,8 +1174,9 @@ struct Record {
 
   template <class Group>
   __device__ __forceinline__ void keep(const Group& group, int64 chunk) const {
-    const int warp = group.rank() * static_cast<int>(blockDim.x / 32) + static_cast<int>(threadIdx.x / 32);
-    if (threadIdx.x % 32 == 0) used_grad_output[chunk * records_of_chunk<Group>() + warp] = grad_output;
+    const bool evaluates = threadIdx.x % (Group::kBlockWide ? blockDim.x : 32) == 0;
+    const int place = Group::kBlockWide ? group.rank() : static_cast<int>(threadIdx.x / 32);
+    if (evaluates) used_grad_output[chunk * records_of_chunk<Group>() + place] = grad_output;
   }
 };
 
@@ -1146,12 +1185,25 @@ struct Record {
 template <class Group>
 __device__ __forceinline__ bool chunks_are_stale(int64 chunks, double true_grad_output, const double* used_grad_output,
                                                  double* expected_grad_output) {
+  // A power of two.
   const int64 records = records_of_chunk<Group>(), first = worker<Group>(), step = workers<Group>();
   const int64 count = first < chunks ? (chunks - first + step - 1) / step * records : 0;
+  const int shift = __ffs(static_cast<int>(records)) - 1;
   bool stale = used_grad_output == nullptr;
-  for (int64 i = threadIdx.x; !stale && i < count; i += blockDim.x) {
-    const double recorded = used_grad_output[(first + i / records * step) * records + i % records];
-    stale = __double_as_longlong(recorded) != __double_as_longlong(true_grad_output);
+  if (!stale) {
+    // Most kernels end here: all loads are in flight together.
+    constexpr int kAhead = 4;
+    const long long expected = __double_as_longlong(true_grad_output);
+    for (int64 i = threadIdx.x; i < count; i += kAhead * blockDim.x) {
+      double recorded[kAhead];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const int64 at = i + j * static_cast<int64>(blockDim.x), chunk = first + (at >> shift) * step;
+        recorded[j] = at < count ? used_grad_output[(chunk << shift) + (at & (records - 1))] : true_grad_output;
+      }
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) stale |= __double_as_longlong(recorded[j]) != expected;
+    }
   }
   stale = __syncthreads_or(stale) != 0;
   if (stale && expected_grad_output != nullptr && blockIdx.x == 0 && threadIdx.x == 0)
@@ -1248,4 +1300,167 @@ __device__ __forceinline__ void write_coefficients(const Program& program, const
   const UpstreamOfRow<kPerRow, Program, Result> upstream{grad_output, scale};
   const StoreCoefficients<Program> store{group.lane(0) == 0, program.layout.rows, coefficients};
   map_rows<true>(program, group, chunks, rows_per_chunk, upstream, store);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Rows that no cluster has room for, and their gradients: kParts blocks take a row, each of which keeps its part on
+// chip, and meet in memory (speculate_apart).
+
+// One part of a row, of one block.
+template <int kParts, int kThreads>
+struct PartOfRow {
+  static constexpr bool kBlockWide = true;
+  static constexpr int kRounds = 1;
+  int part;
+
+  __device__ __forceinline__ int lane(int) const {
+    return part * kThreads + static_cast<int>(threadIdx.x);
+  }
+  __device__ __forceinline__ int lanes() const {
+    return kParts * kThreads;
+  }
+};
+
+// What the blocks of all rows share, behind the records of `used_grad_output`: statistics of each part, a mark of each
+// part that is left to another block, and a counter for each row, whose lower half counts the parts that are there and
+// whose upper half those that are left. Marks and counters are 0 between launches.
+template <class Statistics>
+struct PartsInMemory {
+  Statistics* statistics;
+  unsigned* left;
+  unsigned* counters;
+
+  // `numbers` of a part: engines/row_statistics/layout.py
+  __device__ __forceinline__ PartsInMemory(double* records, int64 parts, int numbers) {
+    double* const behind = records + parts;
+    statistics = reinterpret_cast<Statistics*>(behind);
+    left = reinterpret_cast<unsigned*>(behind + parts * numbers);
+    counters = left + parts;
+  }
+};
+
+// Statistics that another block has stored.
+template <class Statistics>
+__device__ __forceinline__ Statistics load_statistics(const Statistics* from) {
+  Statistics x;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(Statistics) / sizeof(double)); ++i) {
+    reinterpret_cast<double*>(&x)[i] = __ldcg(reinterpret_cast<const double*>(from) + i);
+  }
+  return x;
+}
+
+// Looks of a block for the other parts of its row, of which each takes some 0.4 us.
+constexpr int kLooks = 128;
+
+// The value of all rows and their gradients, as speculate(). Block b has part b % kParts of row b / kParts.
+//
+// 1. A block adds up its part, stores its statistics and counts itself.
+// 2. It waits until all parts of the row are there, adds them up in order, evaluates the row and writes the gradients
+//    of its part.
+// 3. Blocks of a row need not run at the same time: one that has waited for long marks its part as left, and ends. The
+//    last block of the row reads such parts again and writes their gradients. It alone waits for a mark, which a
+//    running block is about to make.
+//
+// Order of additions: that of BlocksOfRow. Preconditions: kParts divides 32, or is a multiple of it; a block for each
+// part; blocks have kThreads threads; `program` keeps what it reads.
+template <int kParts, int kThreads, class Program, class Result>
+__device__ __forceinline__ void speculate_apart(const Program& program, double* memory, double divisor, double scale,
+                                                Result* value, const double* expected_grad_output,
+                                                double* used_grad_output, int numbers) {
+  using Statistics = typename Program::Statistics;
+  using Row = typename Program::Row;
+  constexpr int kWarps = kThreads / 32;
+  constexpr unsigned kLeft = 1u << 16;
+  static_assert(kParts < static_cast<int>(kLeft), "half a counter for the parts of a row");
+  __shared__ Row shared_row;
+  __shared__ unsigned shared_state[2];  // 1 if the row is complete, and parts that are left to this block
+  __shared__ int shared_part;
+  const Workspace work = workspace(memory);
+  const int64 rows = program.layout.rows, row_index = blockIdx.x / kParts, first_part = row_index * kParts;
+  const PartsInMemory<Statistics> parts(used_grad_output, rows * kParts, numbers);
+  unsigned* const counter = parts.counters + row_index;
+  const double exponent = program.summands.exponent();
+  // Read by all, but only the first warp evaluates with it.
+  const double loaded = expected_grad_output == nullptr ? 1.0 : __ldcg(expected_grad_output);
+  const double grad_output = __shfl_sync(0xffffffffu, loaded, 0);
+  int64 at[Program::kStreams];
+  program.locate(row_index, at);
+  const bool counts = program.counts(at);
+  const typename Program::Firsts firsts = program.firsts(at, counts);
+  PartOfRow<kParts, kThreads> group{static_cast<int>(blockIdx.x % kParts)};
+  bool is_first = true, is_last = false;
+  unsigned left = 0;
+#pragma unroll 1
+  while (true) {
+    Statistics total;
+    program.template add_up<true>(group, 0, at, counts ? program.layout.features : 0, firsts, total);
+    if (is_first) {
+      for (int offset = 16; offset > 0; offset /= 2) total.merge_lanes(offset, exponent);
+      total = sum_of_warps<kWarps, kWarps>(total, exponent);
+      if (threadIdx.x == 0) {
+        parts.statistics[first_part + group.part] = total;
+        const unsigned before = add_and_synchronize(counter, 1);
+        unsigned there = before % kLeft + 1;
+        const bool last = there == kParts;
+        for (int look = 0; look < kLooks && there < kParts; ++look) {
+          let_others_run();
+          there = load_and_synchronize(counter) % kLeft;
+        }
+        // Of a row that is complete after all the last block has not seen this.
+        if (there < kParts) there = add_and_synchronize(counter, kLeft) % kLeft;
+        const bool complete = there == kParts;
+        if (!complete) add_and_synchronize(parts.left + first_part + group.part, 1);
+        shared_state[0] = complete ? (last ? 2 : 1) : 0;
+        shared_state[1] = last ? before / kLeft : 0;
+      }
+      __syncthreads();
+      if (shared_state[0] == 0) break;
+      is_last = shared_state[0] == 2;
+      left = shared_state[1];
+      if (threadIdx.x < 32) {
+        constexpr int kLanes = kParts < 32 ? kParts : 32;
+        const Statistics* const own = parts.statistics + first_part + threadIdx.x % kLanes;
+        Statistics all = load_statistics(own);
+#pragma unroll
+        for (int i = 1; i < kParts / kLanes; ++i) all.merge(load_statistics(own + kLanes * i), exponent);
+#pragma unroll
+        for (int offset = 1; offset < kLanes; offset *= 2) all.merge_lanes(offset, exponent);
+        const typename Program::LoadedLabels none = {};
+        const SharedFactor factor{grad_output * scale};
+        const EvaluateRow<true, false, Program, SharedFactor> evaluate{program, factor, at, firsts, none, counts};
+        const Row found = evaluate(all);
+        if (threadIdx.x == 0) shared_row = found;
+      }
+      __syncthreads();
+      is_first = false;
+    }
+    const Row row = shared_row;
+    program.write(group, at, program.layout.features, firsts, row, counts);
+    if (threadIdx.x == 0) used_grad_output[first_part + group.part] = grad_output;
+    if (left == 0) break;
+    // A part that is left.
+    --left;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      unsigned* const marks = parts.left + first_part;
+      int part = 0;
+      while (load_and_synchronize(marks + part) == 0) {
+        part = part + 1 < kParts ? part + 1 : 0;
+        if (part == 0) let_others_run();
+      }
+      marks[part] = 0;
+      shared_part = part;
+    }
+    __syncthreads();
+    group.part = shared_part;
+  }
+  if (is_last && threadIdx.x == 0) {
+    program.write_labels(at, shared_row);
+    work.partials[row_index] = shared_row.value;
+  }
+  if (!arrive_last(work.ticket)) return;
+  for (int64 r = threadIdx.x; r < rows; r += kThreads) parts.counters[r] = 0;
+  const double total = sum_partials(work.partials, rows);
+  if (threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
 }

@@ -45,6 +45,11 @@ __device__ __forceinline__ unsigned opaque(unsigned x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+template <class T>
+__device__ __forceinline__ T* opaque(T* x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
 
 // 0, but unknown to the compiler. An address that contains it is not uniform across threads, as far as the compiler can
 // tell. It would move uniform loads to uniform registers, and for that wait for the memory.

@@ -45,6 +45,9 @@ _CALLED_WITH = {
     "term": ("log_p", "target", "weight", "classes"),
     "element": ("input", "target", "weight", "classes"),
 }
+#: Partial sums that a thread of the last block has in flight, as registers of two blocks of a multiprocessor, or more,
+#: have room for.
+PARTIALS_AHEAD = (36, 16)
 
 
 @dataclass(frozen=True)
@@ -213,10 +216,11 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
         static.reduction == "sum",
     )
     yield f"using Rules = GroupRules<{', '.join([*rules, *map(_bool, switches)])}>;"
-    yield f"using Groups = GroupProgram<Rules, {class_weight}>;"
-    fixed = ["int64 ignored", "int64 site", "int64 chunks", "int64 per_chunk"]
-    fixed += ["int64 per_piece"] * (kind == "from_residual" and kernel.staged) + ["const __grid_constant__ Space space"]
     blocks = resident(kernel.held, ITEMSIZE[kernel.compute], bool(static.voxel)) if kind != "groups" else 1
+    yield f"using Groups = GroupProgram<Rules, {class_weight}, {PARTIALS_AHEAD[blocks > 2]}>;"
+    fixed = ["int64 ignored", "int64 site", "int64 chunks", "int64 per_chunk"]
+    fixed += ["int64 per_piece"] * (kind == "from_residual" and kernel.staged)
+    fixed += ["const __grid_constant__ Space space"]
     yield ""
     threads = THREADS
     if kind == "from_residual":
@@ -249,15 +253,17 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     if kind in ("value", "groups", "from_residual"):
         numbers = ", ".join(NUMBERS)
         partials = "nullptr" if kind == "from_residual" else "partials"
-        if kind != "from_residual":
-            yield "  double* const sums = partials + space.samples * chunks * (3 * space.classes + 3);"
-            yield "  GroupRecord* const records ="
-            yield "      reinterpret_cast<GroupRecord*>(sums + space.samples * (3 * space.classes + 3));"
-        stored = ", ".join(["nullptr"] * 3 if kind == "from_residual" else ["sums", "records", "nullptr"])
         yield f"  Groups groups{{{{{numbers}}}, {weights}, space.samples, space.classes, chunks,"
-        yield f"                {partials}, {stored}}};"
-        if kind != "from_residual":
-            yield "  groups.of_samples = reinterpret_cast<double*>(records + groups.groups());"
+        yield f"                {partials}, nullptr, nullptr, nullptr}};"
+        if kind == "groups":
+            yield "  groups.keep(nullptr, -1);"
+        elif kind == "value":
+            room = "3 * space.classes"
+            if kernel.held:
+                columns_of_all = columns_of_sums(kernel.held, static.label_apart)
+                room = str(columns_of_all * THREADS * ITEMSIZE[kernel.compute] // 8)
+            # Nothing reads any more what the sums have left there.
+            yield f"  groups.keep(reinterpret_cast<double*>(staged), {room});"
     if kind == "value":
         yield f"  finish_value<{_bool(static.voxel)}>(groups, divisor, value, residual);"
     elif kind == "groups":

@@ -41,9 +41,9 @@ GRADIENT_BLOCKS = 64
 RECORD = 6
 #: Shared memory that the kernels declare, at most.
 DECLARED_BYTES = 24 << 10
-#: Shared memory that a block can opt in to, from which on logits come through it: there is room for all blocks of a
-#: multiprocessor.
-STAGED_BYTES = 160 << 10
+#: Shared memory of a block beside that which it asks for: what the kernels declare that add up classes in registers,
+#: and what CUDA keeps.
+RESERVED_BYTES = 6 << 10
 #: Blocks of a multiprocessor, by the number of classes in registers up to which so many have room; of others 2.
 RESIDENT = ((2, 4), (5, 3))
 
@@ -157,6 +157,18 @@ def gradient_chunks(x: Layout, processors: int) -> tuple[int, int]:
     least = -(-GRADIENT_NUMBERS // (x.classes * x.vec_size))
     turns = min(tiles, max(least, -(-x.samples * tiles // (processors * GRADIENT_BLOCKS))))
     return -(-tiles // turns), turns * GRADIENT_THREADS
+
+
+def staged_bytes(held: int, vec_size: int, logits: int, labels: int) -> int:
+    """Bytes of shared memory for two vectors of a thread (``StagedVectors``), by the sizes of logits and labels."""
+    return 2 * (held * vec_size * logits + max(4, vec_size * labels))
+
+
+def has_room(columns: int, staged: int, shared: int) -> bool:
+    """True if shared memory has room for two blocks that add up, with so many bytes of columns and vectors of each
+    thread.
+    """
+    return 2 * (THREADS * (columns + staged) + RESERVED_BYTES) <= shared
 
 
 def staged_gradient_blocks(held: int) -> int:

@@ -123,34 +123,38 @@ class RegionPlan(Plan):
 
     @property
     def _is_staged(self) -> bool:
-        """True if logits come to threads through shared memory, one vector ahead (``StagedLogits``): those of 16 bits
-        and 11 to 20 classes, of which a thread has pairs of voxels. Others were not faster, or not timed. The label's
-        logit is taken out there, so no other loss of a voxel may look at it.
+        """True if logits and labels come to threads through shared memory, one vector ahead (``StagedVectors``): logits
+        of 16 bits and 11 to 20 classes, of which a thread has pairs of voxels. Others were not faster, or not timed.
+        The label's logit is taken out there, so no other loss of a voxel may look at it.
         """
         x, static = self.layout, self.static
         alone = static.voxel in ("", "row") and not static.smoothed
         pairs = x.wide and x.vec_size == 2 and ITEMSIZE[self.input.dtype] == 2
-        return static.label_apart and alone and pairs and self.machine.chip.shared >= region_layout.STAGED_BYTES
+        if not (static.label_apart and alone and pairs):
+            return False
+        columns = region_layout.columns_of_sums(x.held, True) * ITEMSIZE[self.compute]
+        return region_layout.has_room(columns, self._staged_bytes, self.machine.chip.shared)
 
-    def _shared(self, stage: str) -> tuple[int, int]:
-        """Bytes of dynamic shared memory of a block, and those for the logits that threads have ahead."""
+    @property
+    def _staged_bytes(self) -> int:
+        """Bytes of shared memory of a thread for two vectors."""
+        x = self.layout
+        return region_layout.staged_bytes(x.held, x.vec_size, ITEMSIZE[self.input.dtype], ITEMSIZE[self.target.dtype])
+
+    def _shared(self, stage: str, staged: bool) -> int:
+        """Bytes of dynamic shared memory of a block."""
         x, number = self.layout, ITEMSIZE[self.compute]
-        logits = x.held * x.vec_size * ITEMSIZE[self.input.dtype]
+        threads, shared = region_layout.THREADS, 0
         if stage == "from_residual":
-            return 3 * x.classes * number, logits * region_layout.GRADIENT_THREADS
-        if stage == "groups":
-            return 0, 0
-        if not x.held:
-            return 24 * x.classes, 0
-        columns = region_layout.columns_of_sums(x.held, self.static.label_apart)
-        return columns * region_layout.THREADS * number, logits * region_layout.THREADS
+            threads, shared = region_layout.GRADIENT_THREADS, 3 * x.classes * number
+        elif stage != "groups":
+            columns = region_layout.columns_of_sums(x.held, self.static.label_apart)
+            shared = columns * threads * number if x.held else 24 * x.classes
+        return -(-shared // 16) * 16 + threads * self._staged_bytes if staged else shared
 
     def _load(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         x, static = self.layout, self.static
-        shared, ahead = self._shared(stage)
-        staged = ahead > 0 and self._is_staged
-        if staged:
-            shared = -(-shared // 16) * 16 + ahead
+        staged = stage != "groups" and self._is_staged
         kernel = RegionKernel(
             self.loss, stage, self.input.dtype, self.target.dtype,
             "" if self.class_weight is None else self.class_weight.dtype,
@@ -172,7 +176,7 @@ class RegionPlan(Plan):
                 chunks, per_chunk = region_layout.gradient_chunks(x, self.machine.processors)
                 blocks = x.samples * chunks
         fixed = (static.ignore_index, self.site, chunks, per_chunk, *piece, x.words)
-        return self.machine.launcher(kernel, blocks, threads, fixed, shared)
+        return self.machine.launcher(kernel, blocks, threads, fixed, self._shared(stage, staged))
 
     def unreduced_step(self, counted: bool) -> Step:
         launchers = self.launcher("sums", self.nothing, False), self.launcher("groups", self.nothing, False)

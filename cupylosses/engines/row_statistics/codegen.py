@@ -11,7 +11,7 @@ from cupylosses.definition.expressions import cuda, factors, in_double
 from cupylosses.engines.pointwise.codegen import ACCESS
 from cupylosses.engines.pointwise.layout import MAX_THREADS, max_rank
 from cupylosses.engines.row_statistics.definition import DEGREE, StatisticsLoss
-from cupylosses.engines.row_statistics.layout import MAX_BLOCK_THREADS, RESIDENT_THREADS
+from cupylosses.engines.row_statistics.layout import MAX_BLOCK_THREADS, MAX_PARTS, PART, RESIDENT_THREADS, part_numbers
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, loss_head, written_at
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR
@@ -74,11 +74,17 @@ class RowKernel(Kernel):
     cluster: int
     counted: bool = False
     per_row: bool = True
+    apart: bool = False
     compute: str = "float64"
 
     narrow = False
     files = FILES
     companions = ("value_and_gradient", "verify_gradient")
+
+    @property
+    def together(self) -> tuple[Kernel, ...]:
+        # Rows that are apart have another geometry where they are checked.
+        return (self,) if self.apart else super().together
 
     @property
     def storage(self) -> tuple[str, ...]:
@@ -91,7 +97,7 @@ class RowKernel(Kernel):
         wanted = "".join("1" if x else "0" for x in self.gradients)
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
         parts += [f"grad{wanted}", *(["number"] if self.weight == "number" else [])]
-        parts += [x for x in ("wide", "held", "copied", "many", "counted") if getattr(self, x)]
+        parts += [x for x in ("wide", "held", "copied", "many", "counted", "apart") if getattr(self, x)]
         parts += [f"{self.width}-lanes"] if self.layout == "lanes" else []
         parts += [f"norm-{self.norm}"] if self.norm else []
         parts += [f"flags{''.join(map(str, self.flags))}"] if self.flags else []
@@ -275,7 +281,8 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     group = f"LanesOfRow<{kernel.width}, {kernel.threads}> group{{}}"
     if kernel.layout == "block":
         clustered = str(kernel.cluster > 1).lower()
-        group = f"BlocksOfRow<{kernel.parts}, {kernel.rounds}, {clustered}, {kernel.threads}> group{{}}"
+        records = f", {kernel.parts}" if kernel.apart else ""
+        group = f"BlocksOfRow<{kernel.parts}, {kernel.rounds}, {clustered}, {kernel.threads}{records}> group{{}}"
     rows = "program, group, chunks, rows_per_chunk"
     per_row = str(kernel.per_row).lower()
     call = {
@@ -287,6 +294,13 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
         "gradient": f"gradients_of_rows<{per_row}>({rows}, scale, grad_output)",
         "coefficients": f"write_coefficients<{per_row}>({rows}, scale, grad_output, partials)",
     }[kind]
+    if kernel.layout == PART:
+        numbers_of_part = part_numbers(len(loss.terms(kernel.flags)))
+        group = ""
+        call = (
+            f"speculate_apart<{kernel.parts}, {kernel.threads}>(program, memory, divisor, scale, value, "
+            f"expected_grad_output, used_grad_output, {numbers_of_part})"
+        )
     yield f"using Vectors = Tuple<{sources(vectors, True)}>;"
     yield f"using Labels = Tuple<{sources(labels, True)}>;"
     yield f"using VectorSinks = Tuple<{sinks(vectors, True)}>;"
@@ -305,7 +319,10 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     # 128 registers per thread: vectors of all operands, and their arithmetic in double. 85 where fewer numbers wait for
     # the others of their vector, so that one more block has room; with a mask, that of ccc_loss would be spilled. 168
     # with a mask where eight elements of each vector are kept as words.
-    few = kernel.layout == "block" and not kernel.mask and len(vectors) * kernel.vec_size <= FEW_NUMBERS
+    few = kernel.layout in ("block", PART) and not kernel.mask and len(vectors) * kernel.vec_size <= FEW_NUMBERS
+    # Rows of many parts are read with more vectors in flight, and shared memory has room for two blocks with parts of
+    # three operands.
+    few = few and (kernel.held or kernel.parts <= MAX_PARTS) and (kernel.layout != PART or len(vectors) <= 2)
     together = RESIDENT_THREADS if few and kind != "coefficients" else MAX_BLOCK_THREADS
     if kernel.mask and kernel.vec_size == MOST_ELEMENTS:
         together = ROOMY_THREADS
@@ -314,7 +331,7 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     yield f'extern "C" __global__ void __launch_bounds__({bounds}){cluster}'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
     yield from counted_divisor(kernel.counted, kind != "value")
-    yield f"  const {group};"
+    yield from [f"  const {group};"] * bool(group)
     counts = ", ".join([*([numbers] if numbers else []), "static_cast<double>(layout.features)"])
     yield f"  const Program program{{Summands{{{numbers}}}, Value{{{counts}}},"
     yield f"                        make_tuple({sources(vectors, False)}), make_tuple({sources(labels, False)}),"

@@ -47,6 +47,14 @@ SHARING_BYTES = 100 << 10
 #: clusters.
 PART_BYTES = 64 << 10
 MAX_PARTS = 8
+#: Bytes of a part above which a cluster has no room for a row of so many; and parts of such a row at most, as many of
+#: which are about as large as leave room for two blocks on a multiprocessor.
+LONG_PART_BYTES = 200 << 10
+MANY_PARTS = 128
+#: Layout of kernels in which each part of such a row has a block.
+PART = "part"
+#: Shared memory of such a block besides its part.
+PART_RESERVED = 4 << 10
 #: Bytes of a row above which it has two parts at least: more blocks of fewer threads, which are less often at the same
 #: step.
 WHOLE_BYTES = 40 << 10
@@ -86,10 +94,11 @@ class Layout:
     """Launch geometry of rows: ``words`` is the kernel's ``RowsOfFeatures``; ``many`` if rows have several
     dimensions; ``wide`` if vectors are read and written at once; ``held`` if a row stays in shared memory, of which a
     block then takes ``shared`` bytes, and ``copied`` if its vectors go there without registers; otherwise the row's
-    first vectors may. ``resident`` is the number of blocks of a
-    multiprocessor that stay, 0 if the hardware balances them; ``ahead`` that of the vectors of each operand that a
-    thread reads together, ``value_ahead`` where it writes no gradients. A row has ``parts``, which a ``cluster`` of
-    blocks takes, or one block in ``rounds``.
+    first vectors may, or each of its parts in a block of its own, which takes ``part_shared`` bytes, has
+    ``part_threads``, reads ``part_ahead`` vectors together and may have them ``part_copied``. ``resident`` is the
+    number of blocks of a multiprocessor that stay, 0 if the hardware balances them; ``ahead`` that of the vectors of
+    each operand that a thread reads together, ``value_ahead`` where it writes no gradients. A row has ``parts``, which
+    a ``cluster`` of blocks takes, or one block, in ``rounds``.
     """
 
     kind: str
@@ -110,6 +119,22 @@ class Layout:
     rounds: int = 1
     cluster: int = 1
     copied: bool = False
+    part_shared: int = 0
+    part_threads: int = 0
+    part_ahead: int = 1
+    part_copied: bool = False
+
+    def parts_meet(self, processors: int, shared: int) -> bool:
+        """True if the parts of a row may have a block each: if all of them run at once, and a half besides."""
+        if not self.part_shared:
+            return False
+        blocks = min((shared + (1 << 10)) // (self.part_shared + PART_RESERVED), RESIDENT_THREADS // self.part_threads)
+        return 2 * processors * blocks >= 3 * self.parts
+
+    def part_memory(self, rows: int, statistics: int) -> int:
+        """Doubles that such blocks share: records, ``PartsInMemory`` and counters."""
+        parts = rows * self.parts
+        return parts * (1 + part_numbers(statistics)) + (parts + rows + 1) // 2
 
     def blocks(self, processors: int) -> int:
         """The blocks of a launch: one for each chunk, which the hardware balances, since the registers of a formula
@@ -125,8 +150,10 @@ class Layout:
 
     @property
     def records(self) -> int:
-        """Records of the scale of gradients: one for each warp and chunk."""
-        return self.chunks * self.cluster * self.threads // WARP
+        """Records of the scale of gradients: one for each chunk and warp that evaluates rows, in a block that shares
+        rows the first.
+        """
+        return self.chunks * (self.threads // WARP if self.kind == "lanes" else self.cluster)
 
 
 def layout(
@@ -165,9 +192,11 @@ def layout(
         parts = 2 if row > WHOLE_BYTES else 1
         while parts < MAX_PARTS and row > parts * PART_BYTES:
             parts *= 2
+        if row > MAX_PARTS * LONG_PART_BYTES and row <= MANY_PARTS * SHARING_BYTES:
+            parts = max(WARP, power_of_two(-(-row // SHARING_BYTES)))
         most = SHARING_THREADS if row <= parts * SHARING_BYTES else MAX_BLOCK_THREADS
         kind, team = "block", min(max(width // parts, MIN_BLOCK_THREADS), most)
-        cluster = parts if clusters else 1
+        cluster = min(parts, MAX_PARTS) if clusters else 1
         threads = team if clusters else min(team * parts, MAX_BLOCK_THREADS)
         width = threads * cluster
         value_ahead = value_ahead if cluster > 1 else ahead
@@ -183,8 +212,16 @@ def layout(
     each = threads * (row // count)
     shared = -(-count // (width * taken * ahead)) * ahead * taken * each
     held, kept = shared <= room, 0
-    copied = wide and held and min(x.itemsize for x in vectors[:read]) >= KEPT_BYTES
+    whole_elements = wide and min(x.itemsize for x in vectors[:read]) >= KEPT_BYTES
+    copied = whole_elements and held
     copied = copied and (kind == "lanes" if narrower > 1 else kind == "block" and read <= COPIED_OPERANDS)
+    part_shared, part_threads, part_ahead = 0, 0, ahead
+    if parts > MAX_PARTS and rounds == 1:
+        part_threads = min(max(width * taken // parts, MIN_BLOCK_THREADS), MAX_BLOCK_THREADS)
+        of_part = part_threads * (row // count)
+        part_shared = -(-count // (part_threads * parts * ahead)) * ahead * of_part
+        if part_shared > room:
+            part_shared = 0
     if not held:
         ahead = min(LONG_AHEAD * narrower, MAX_AHEAD)
         value_ahead = _ahead(LONG_AHEAD_BYTES, read, narrower)
@@ -198,8 +235,14 @@ def layout(
         resident = max(1, min(resident, room // (shared + DECLARED_BYTES)) if held else resident)
     return Layout(
         kind, vec_size, wide, held, width, threads, rounds * at_once, -(-rows // (rounds * at_once)), many, words,
-        shared, resident, ahead, value_ahead, parts, taken, cluster, copied,
+        shared, resident, ahead, value_ahead, parts, taken, cluster, copied, part_shared, part_threads, part_ahead,
+        whole_elements and narrower == 1 and read <= COPIED_OPERANDS,
     )  # fmt: skip
+
+
+def part_numbers(statistics: int) -> int:
+    """Doubles of the statistics of a part, at most."""
+    return 2 * statistics
 
 
 def _ahead(size: int, read: int, narrower: int) -> int:

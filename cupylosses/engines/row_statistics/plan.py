@@ -101,6 +101,19 @@ class StatisticsPlan(Plan):
             self.machine.chip.clusters,
         )  # fmt: skip
 
+    def _is_apart(self, wanted: Wanted) -> bool:
+        """True if each part of a row has a block where the value and its gradients are computed."""
+        writes = any([w and has for w, has in zip(wanted, self._has_features, strict=False)])
+        return writes and self.layout.parts_meet(self.machine.processors, self.machine.chip.shared)
+
+    def recorded(self, wanted: Wanted) -> int:
+        if self._is_apart(self.writable(wanted)):
+            return self.layout.part_memory(self.rows, len(self.loss.terms(self.static.flags)))
+        return self.records
+
+    def zeroed(self, wanted: Wanted) -> bool:
+        return self._is_apart(self.writable(wanted))
+
     def _blocks(self, stage: str) -> int:
         found = self.layout.blocks_of_check if stage == "verify_gradient" else self.layout.blocks
         return found(self.machine.processors)
@@ -120,18 +133,29 @@ class StatisticsPlan(Plan):
             kernel = self._kernel(stage, wanted, counted)
             fixed = (x.chunks, x.rows_per_chunk, x.words)
             keeps = True in wanted and stage in ("value_and_gradient", "verify_gradient", "gradient")
-            found = self.machine.launcher(kernel, self._blocks(stage), x.threads, fixed, x.shared if keeps else 0)
+            blocks, threads, shared = self._blocks(stage), x.threads, x.shared if keeps else 0
+            if kernel.layout == row_layout.PART:
+                blocks, threads, shared = self.rows * x.parts, x.part_threads, x.part_shared
+            found = self.machine.launcher(kernel, blocks, threads, fixed, shared)
             self._launchers[stage, wanted, counted] = found
         return found
 
     def _kernel(self, stage: str, wanted: Wanted, counted: bool) -> RowKernel:
         x, static = self.layout, self.static
         ahead = x.ahead if True in wanted else x.value_ahead
+        apart = stage in ("value_and_gradient", "verify_gradient") and self._is_apart(wanted)
+        if apart and stage == "value_and_gradient":
+            return RowKernel(
+                self.loss, static.flags, static.norm, stage, tuple([t.dtype for t in self.tensors[: self._operands]]),
+                self.result, static.weight, static.masked, tuple(wanted[: self._operands]), row_layout.PART, x.vec_size,
+                x.wide, True, x.part_copied, x.many, 0, x.part_threads, x.part_ahead, x.parts, 1, 1, counted,
+                not self.scalar, True,
+            )  # fmt: skip
         return RowKernel(
             self.loss, static.flags, static.norm, stage, tuple([t.dtype for t in self.tensors[: self._operands]]),
             self.result, static.weight, static.masked, tuple(wanted[: self._operands]), x.kind, x.vec_size, x.wide,
             x.held, x.copied and True in wanted, x.many, x.width if x.kind == "lanes" else 0, x.threads, ahead,
-            x.parts, x.rounds, x.cluster, counted, not self.scalar,
+            x.parts, x.rounds, x.cluster, counted, not self.scalar, apart,
         )  # fmt: skip
 
     def unreduced_step(self, counted: bool) -> Step:

@@ -427,6 +427,12 @@ inline unsigned floats_to_half_pair(float low, float high) {
 HOST_ACCESS unsigned increment_and_synchronize(unsigned* counter, unsigned limit) {
   return host_update(counter, kHostAcquireRelease, [=](unsigned old) { return host_incremented(old, limit); });
 }
+HOST_ACCESS unsigned add_and_synchronize(unsigned* counter, unsigned x) {
+  return host_update(counter, kHostAcquireRelease, [=](unsigned old) { return old + x; });
+}
+HOST_ACCESS unsigned load_and_synchronize(const unsigned* counter) {
+  return host_update(const_cast<unsigned*>(counter), kHostAcquireRelease, [](unsigned old) { return old; });
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The counterpart of kernels/softmax/row_ptx.cuh
@@ -458,6 +464,10 @@ inline double opaque(double x) {
   return x;
 }
 inline unsigned opaque(unsigned x) {
+  return x;
+}
+template <class T>
+inline T* opaque(T* x) {
   return x;
 }
 

@@ -1,13 +1,16 @@
-"""A property of losses of row statistics, on CPU tensors."""
+"""Properties of losses of row statistics, on CPU tensors."""
 
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import array_api_compat.torch as xp
 import torch
 
 from cupylosses import functional
+from cupylosses.engines.row_statistics import layout
+from cupylosses.testing import host
 
 
 def agrees_with_formula(name: str, rows: int, features: int, **options: Any) -> None:
@@ -24,3 +27,18 @@ def agrees_with_formula(name: str, rows: int, features: int, **options: Any) -> 
     slopes = (torch.autograd.grad(x, vectors, upstream) for x in (found, exact))
     for a, b in ((found, exact), *zip(*slopes, strict=True)):
         assert float((a - b).detach().norm()) <= 1e-12 * float(b.detach().norm())
+
+
+def agrees_where_parts_have_blocks(name: str, rows: int, features: int) -> None:
+    """So do the mean and its gradients where each part of a row has a block, of which few run at once."""
+    function = getattr(functional, name)
+    generator = torch.Generator().manual_seed(0)
+    vectors = [
+        (3 * torch.randn(rows, features, generator=generator)).round().requires_grad_() for _ in function.loss.operands
+    ]
+    with patch.object(layout, "LONG_PART_BYTES", 1 << 10), host.execution(200, seed=1):
+        found = function(*vectors)
+        slopes = torch.autograd.grad(found, vectors)
+    exact = function.loss.reference(xp, *[x.double() for x in vectors], **function.loss.values({})).mean()
+    for a, b in ((found, exact), *zip(slopes, torch.autograd.grad(exact, vectors), strict=True)):
+        assert float((a - b).detach().norm()) <= 1e-6 * float(b.detach().norm())

@@ -14,18 +14,19 @@ from cupylosses.jit.gpu import Chip
 from tools.gate_subsets import BROADEST, cover
 from tools.variants import Compiled, Variants
 
-#: Shapes of vectors: rows that a few lanes take, that a block takes, and that registers do not hold; without whole
-#: vectors; of several dimensions; and a last operand that is broadcast.
+#: Shapes of vectors: rows that a few lanes take, that a block takes, that a cluster takes, and whose parts have blocks;
+#: a last operand that is broadcast; and without whole vectors.
 ROWS = 4096
 SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...]]] = (
     ((ROWS, 256), (ROWS, 256)),
     ((ROWS, 4096), (ROWS, 4096)),
     ((64, 65536), (64, 65536)),
+    ((64, 1 << 20), (64, 1 << 20)),
     ((ROWS, 256), (1, 256)),
     ((ROWS, 251), (ROWS, 251)),
     ((ROWS, 256), (ROWS, 1)),
 )
-_FEW = 4
+_FEW = 5
 
 
 class StatisticsVariants(Variants):
