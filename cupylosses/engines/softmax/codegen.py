@@ -30,6 +30,7 @@ from cupylosses.engines.softmax.layout import (
     TWO_PASS_DENSE_VECTORS,
     TWO_PASS_VECTORS,
     block_blocks,
+    packed_buffers,
     packed_rows_of_lane,
     thread_per_row_blocks,
     thread_per_row_threads,
@@ -465,8 +466,9 @@ class _Indices:
         if kernel.layout == "packed_rows":
             word = kernel.vec_size * ITEMSIZE[kernel.input]
             each = packed_rows_of_lane(kernel.per_thread)
-            words = f"{word}, 16" if kernel.shifted else f"{word}"
-            return "SubwarpGroup group{1}", f"PackedReader<{kernel.per_thread}, {each}, {words}>"
+            words = f"{word}, true" if kernel.shifted else f"{word}"
+            ahead = _bool(packed_buffers(kernel.per_thread) > 1)
+            return "SubwarpGroup group{1}", f"PackedReader<{kernel.per_thread}, {each}, {ahead}, {words}>"
         if kernel.layout == "columns":
             return "SubwarpGroup group{1}", f"ColumnReader<{kernel.vec_size}, {kernel.per_thread}>"
         if kernel.layout in ("column_tiles", "column_tiles_two_pass"):

@@ -113,6 +113,7 @@ COLUMN_THREADS = 256
 COLUMN_RESIDENT = 512
 #: Values of contiguous classes that a lane takes at once, of several rows if classes are fewer.
 PACKED_VALUES = 8
+PACKED_ROWS = 4
 PACKED_THREADS = 128
 #: Warps of a block that share a tile of columns, whose rows stay in shared memory or do not; bytes of a block of which
 #: a multiprocessor runs three, or two; and bytes of a row, from which on a block of one thread per row has few threads.
@@ -277,9 +278,9 @@ def _in_registers(
         shifted = gradients.misalignment == 0 and vec_size < 16 // size
         each = packed_rows_of_lane(classes)
         units = -(-rows // (WARP * each))
-        row = each * packed_pitch(classes * size)
+        row = each * packed_pitch(classes * size) * packed_buffers(classes)
         threads = min(threads, power_of_two(SHARED_BYTES // row + 1) // 2)
-        shared = threads * row
+        shared = threads * row + shifted * threads // WARP * 16 * packed_buffers(classes)
         resident = 65536 // packed_registers(classes)
     else:
         if not _near(sizes, (strides[0], strides[1])):
@@ -330,7 +331,14 @@ def _interleaved_layout(
 
 def packed_rows_of_lane(classes: int) -> int:
     """Rows of few contiguous classes that a lane takes at once."""
-    return power_of_two(max(1, PACKED_VALUES // classes))
+    return min(PACKED_ROWS, power_of_two(max(1, PACKED_VALUES // classes)))
+
+
+def packed_buffers(classes: int) -> int:
+    """Places of a warp in shared memory for tiles of rows of few contiguous classes: 2 where the next tile is on its
+    way while one is evaluated. Tiles of a row per lane would pay more for that than they wait.
+    """
+    return 2 if packed_rows_of_lane(classes) > 1 else 1
 
 
 def packed_registers(classes: int) -> int:
@@ -339,7 +347,7 @@ def packed_registers(classes: int) -> int:
     """
     rows = packed_rows_of_lane(classes)
     if rows > 1:
-        return 112 if rows > 2 else 80
+        return 124 if rows > 2 else 80 if classes <= 4 else 96
     return 64 if classes <= 8 else 72 if classes <= 12 else 96 if classes <= 33 else 64 + 11 * classes // 10
 
 
