@@ -137,8 +137,13 @@ IN_THREADS = ("thread_per_row_packed", *RECOMPUTED)
 STRIDED = ("thread_per_row", "interleaved_rows")
 #: Layouts of log-probabilities whose gradients warps write in tiles.
 IN_TILES = ("label_only_tiles", "label_only_rows", "label_only_columns")
-#: Partial sums, and notes of teams, at most.
+#: Partial sums, and notes of teams, at most; and partial sums of a divisor.
 MAX_CHUNKS = 1 << 14
+COUNT_CHUNKS = 1 << 12
+#: The former where few warps are resident, each of which then takes one chunk, from tile to tile through all of memory;
+#: and the threads of a multiprocessor up to which these are few.
+WARP_CHUNKS = 1 << 11
+WARP_CHUNKS_RESIDENT = 704
 
 
 @dataclass(frozen=True)
@@ -244,7 +249,7 @@ def row_layout(
     if kind == "block" and rows >= STREAMED_ROWS and width * cluster >= STREAMED_WIDTH and not shifted:
         fits = _stage(classes // vec_size, width * cluster) <= VECTORS
         streamed = fits * min(SUBWARP_BLOCK_THREADS, threads * cluster)
-    chunks, rank = _chunks(units), space_rank(rows, sizes)
+    chunks, rank = _chunks(units, resident), space_rank(rows, sizes)
     return RowLayout(
         kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident, streamed, prefetch,
         per_thread=per_thread, shifted=shifted, gathered=gathers,
@@ -299,7 +304,8 @@ def _in_registers(
         resident = COLUMN_RESIDENT
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     return RowLayout(
-        kind, vec_size, 1, threads, _chunks(units), threads // WARP // warps, shared, space_rank(rows, sizes), words,
+        kind, vec_size, 1, threads, _chunks(units, resident), threads // WARP // warps, shared,
+        space_rank(rows, sizes), words,
         resident=max(threads, min(2048, resident)), per_thread=per_thread, warps=warps, shifted=shifted,
     )  # fmt: skip
 
@@ -711,8 +717,11 @@ def _workers(kind: str, rows: int, width: int, threads: int) -> tuple[int, int]:
     return (1, rows) if kind == "block" else (threads // WARP, -(-rows // (WARP // width)))
 
 
-def _chunks(units: int) -> int:
-    return max(1, min(units, MAX_CHUNKS))
+def _chunks(units: int, resident: int = 2048) -> int:
+    """Partial sums of so many tiles. Each ends with a sum over a warp, and the last block adds them while the GPU
+    waits.
+    """
+    return max(1, min(units, WARP_CHUNKS if resident <= WARP_CHUNKS_RESIDENT else MAX_CHUNKS))
 
 
 def space_words(

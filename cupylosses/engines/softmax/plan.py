@@ -276,7 +276,7 @@ class SoftmaxPlan(Plan):
     @cached_property
     def count_chunks(self) -> int:
         """The partial sums of the count."""
-        return max(1, min(-(-self.rows // (4 * gpu.WARP)), softmax_layout.MAX_CHUNKS))
+        return max(1, min(-(-self.rows // (8 * gpu.WARP)), softmax_layout.COUNT_CHUNKS))
 
 
 class CountingPlan(Plan):
