@@ -18,6 +18,7 @@ from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
     COLUMN_RESIDENT,
     COLUMN_THREADS,
+    DENSE_REGISTER_RESIDENT,
     LABEL_ONLY_RESIDENT,
     LABEL_ONLY_TILES,
     PACKED_THREADS,
@@ -30,6 +31,7 @@ from cupylosses.engines.softmax.layout import (
     TWO_PASS_DENSE_VECTORS,
     TWO_PASS_VECTORS,
     block_blocks,
+    dense_register_classes,
     packed_buffers,
     packed_rows_of_lane,
     thread_per_row_blocks,
@@ -191,6 +193,8 @@ class SoftmaxKernel(Kernel):
     @property
     def files(self) -> tuple[str, ...]:
         target = self._target
+        if in_registers(self):
+            return (*FUNCTOR, "softmax/dense_register_rows.cuh", *(["softmax/count_rows.cuh"] * self.self_counting))
         if self.kind == "hvp":
             base, second = target.second_files
             return (*nested((*FUNCTOR, f"softmax/{base.get(self.layout, base[''])}.cuh")), f"softmax/{second}.cuh")
@@ -263,6 +267,13 @@ class SoftmaxKernel(Kernel):
     def glue(self) -> str:
         target = self._target
         return f"{target.functors(self)}\n{_entry(self, target)}"
+
+
+def in_registers(kernel: SoftmaxKernel) -> bool:
+    """True if a lane holds the classes of both operands of its rows in registers."""
+    if kernel.indices or kernel.layout not in ("packed_rows", "columns"):
+        return False
+    return 0 < kernel.per_thread <= dense_register_classes(kernel.layout, kernel.loss.affine, kernel.capped)
 
 
 _CALLS = {
@@ -608,12 +619,21 @@ class _Dense:
         width = "width" if kernel.layout == "subwarp" else "1"
         group = f"ClusterGroup<{kernel.cluster}> group" if block else f"SubwarpGroup group{{{width}}}"
         long = f"DenseReader<TwoPassDense<{kernel.vec_size}, {TWO_PASS_DENSE_VECTORS}>>"
+        registers, word = in_registers(kernel), kernel.vec_size * ITEMSIZE[kernel.input]
         return group, {
             "two_pass": long,
             "thread_per_row": "DenseReader<DenseThreadPerRow<true>>",
             "thread_per_row_two_pass": "DenseReader<DenseThreadPerRow<false>>",
-            "columns": f"DenseColumnReader<{kernel.vec_size}>",
-            "packed_rows": f"PackedDenseReader<{kernel.per_thread}, {kernel.vec_size * ITEMSIZE[kernel.input]}>",
+            "columns": (
+                f"ColumnDenseRegisterReader<{kernel.per_thread}, {kernel.vec_size}>"
+                if registers
+                else f"DenseColumnReader<{kernel.vec_size}>"
+            ),
+            "packed_rows": (
+                f"PackedDenseRegisterReader<{kernel.per_thread}, {packed_rows_of_lane(kernel.per_thread)}, {word}>"
+                if registers
+                else f"PackedDenseReader<{kernel.per_thread}, {word}>"
+            ),
         }.get(kernel.layout, long if kernel.kind == "hvp" else f"ResidentDenseReader<{kernel.vec_size}>")
 
     @staticmethod
@@ -624,4 +644,6 @@ class _Dense:
     def bounds(kernel: SoftmaxKernel) -> str:
         """Threads of a block."""
         block = kernel.layout in ("block", "two_pass")
+        if in_registers(kernel):
+            return f"{PACKED_THREADS}, {DENSE_REGISTER_RESIDENT // PACKED_THREADS}"
         return f"{MAX_THREADS if block and kernel.kind != 'hvp' else THREADS}"

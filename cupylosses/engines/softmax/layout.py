@@ -109,6 +109,11 @@ COLUMN_REGISTERS = 64
 COLUMN_CLASSES = 8
 #: Neighbouring rows that warps take in tiles though they lie in no vectors, at least: their last tile is not full.
 INTERLEAVED_ROWS = 512
+#: Classes of rows whose operands both lie in the registers of a lane, at most: contiguous ones and columns; and
+#: threads that a multiprocessor has registers for.
+DENSE_PACKED_CLASSES = 16
+DENSE_COLUMN_CLASSES = 32
+DENSE_REGISTER_RESIDENT = 512
 COLUMN_THREADS = 256
 COLUMN_RESIDENT = 512
 #: Values of contiguous classes that a lane takes at once, of several rows if classes are fewer.
@@ -575,18 +580,20 @@ def dense_layout(
     others: Sequence[Sequence[int]],
     chip: Chip,
     affine: bool = False,
+    capped: bool = False,
 ) -> RowLayout:
     """The layout of rows with a target per class. ``operands`` are the logits, their gradients, the targets and theirs;
-    ``others`` the strides of mask and results; ``affine`` whether the threads of a row exchange but once.
+    ``others`` the strides of mask and results; ``affine`` whether the threads of a row exchange but once; ``capped``
+    whether logits have a cap.
     """
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
     sizes, strides = merge(shape, rows_of)
     rows, size, cluster, per_thread = prod(shape), logits.itemsize + targets.itemsize, 1, 0
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
-    packed = together and _packed_dense(
-        rows, classes, operands, sizes, [strides[0], strides[1], strides[2], strides[5]]
-    )
+    of_operands = [strides[0], strides[1], strides[2], strides[5]]
+    registers = classes <= dense_register_classes("packed_rows", affine, capped)
+    packed = together and _packed_dense(rows, classes, operands, sizes, of_operands, registers)
     if packed:
         kind, width, per_thread = "packed_rows", 1, classes
         vec_size, threads, shared = packed
@@ -602,13 +609,20 @@ def dense_layout(
     else:
         vec_size, threads, shared = _thread_per_row(classes, 1, size)
         kind, width = "thread_per_row", 1
-        moved = 0 if together else _column_words(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
-        if moved:
+        registers = classes <= dense_register_classes("columns", affine, capped) and rows >= MANY_ROWS
+        columns = 0 if together or not registers else _column_rows_of_lane(sizes, of_operands, operands)
+        moved = 0 if together else _column_words(sizes, of_operands, operands)
+        if columns:
+            kind, vec_size, threads, shared, per_thread = "columns", columns, PACKED_THREADS, 0, classes
+        elif moved:
             kind, vec_size, threads = "columns", moved, min(threads, PACKED_THREADS)
             shared = classes * size * threads
     in_warps = kind not in ("block", "two_pass")
     per_block = threads // WARP if in_warps else 1
     units = -(-rows // (WARP // width)) if in_warps else rows
+    registers = per_thread > 0 and classes <= dense_register_classes(kind, affine, capped)
+    if registers:
+        units = -(-rows // (WARP * (packed_rows_of_lane(classes) if kind == "packed_rows" else vec_size)))
     class_strides = (
         logits.class_stride,
         gradients.class_stride,
@@ -620,11 +634,31 @@ def dense_layout(
     words = space_words(rows, classes, class_strides, sizes, strides)
     rank = space_rank(rows, sizes)
     # Kernels of blocks have up to 64 registers.
-    resident = 2048 if in_warps else RESIDENT_THREADS
+    resident = DENSE_REGISTER_RESIDENT if registers else 2048 if in_warps else RESIDENT_THREADS
     return RowLayout(
-        kind, vec_size, width, threads, _chunks(units), per_block, shared, rank, words, cluster, resident,
+        kind, vec_size, width, threads, _chunks(units, resident), per_block, shared, rank, words, cluster, resident,
         per_thread=per_thread,
     )  # fmt: skip
+
+
+def dense_register_classes(kind: str, affine: bool, capped: bool) -> int:
+    """Classes of both operands that a lane holds in registers, at most, of packed rows or columns."""
+    if not affine or capped:
+        return 0
+    return DENSE_PACKED_CLASSES if kind == "packed_rows" else DENSE_COLUMN_CLASSES if kind == "columns" else 0
+
+
+def _column_rows_of_lane(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> int:
+    """Neighbouring rows that a lane takes to registers, in words of four bytes if they lie so; 0 of rows that are not
+    neighbours in all tensors.
+    """
+    if not all(x[0] == 1 for x in strides) or sizes[0] == 1:
+        return 0
+    apart = [x for s in strides for x in s[1:]] + [x.class_stride for x in tensors]
+    size = min(x.itemsize for x in tensors)
+    rows = max(1, 4 // size)
+    aligned = not any(x.misalignment % (rows * x.itemsize) for x in tensors)
+    return rows if aligned and not sizes[0] % rows and not any(x % rows for x in apart) else 1
 
 
 def _column_words(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> int:
@@ -641,10 +675,15 @@ def _column_words(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensor
 
 
 def _packed_dense(
-    rows: int, classes: int, operands: Sequence[RowStrides], sizes: Sequence[int], strides: Sequence[Sequence[int]]
+    rows: int,
+    classes: int,
+    operands: Sequence[RowStrides],
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    registers: bool,
 ) -> tuple[int, int, int] | None:
     """Elements of a word, threads of a block and bytes of shared memory for many rows of few contiguous classes with a
-    target each; None for others.
+    target each; None for others. Of those in ``registers`` a lane takes several, and the next ones have room, too.
     """
     itemsizes = [x.itemsize for x in operands]
     word = gcd(16, *(x.misalignment for x in operands))
@@ -652,6 +691,7 @@ def _packed_dense(
     if not fits or any(x != strides[0] for x in strides) or not without_gaps(classes, sizes, strides[0]):
         return None
     row = sum(packed_pitch(classes * x) for x in (itemsizes[0], itemsizes[2]))
+    row *= 2 * packed_rows_of_lane(classes) if registers else 1
     if WARP * row > SHARED_BYTES:
         return None
     threads = min(PACKED_THREADS, power_of_two(SHARED_BYTES // row + 1) // 2)

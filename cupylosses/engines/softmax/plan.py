@@ -146,7 +146,7 @@ class SoftmaxPlan(Plan):
         self._labels = (0,) * len(masks), masks
         if self.static.has_tangent:
             return softmax_layout.dense_second_layout(*given)
-        return softmax_layout.dense_layout(*given, self.machine.chip, self.loss.affine)
+        return softmax_layout.dense_layout(*given, self.machine.chip, self.loss.affine, self.static.capped)
 
     def _shared_misalignment(self) -> int:
         """The misalignment of gradients that lie as the operands do, so that one split of a row into vectors and edges
