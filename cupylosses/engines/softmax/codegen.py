@@ -34,6 +34,7 @@ from cupylosses.engines.softmax.layout import (
     dense_register_classes,
     packed_buffers,
     packed_rows_of_lane,
+    strided_size,
     thread_per_row_blocks,
     thread_per_row_threads,
 )
@@ -470,7 +471,7 @@ class _Indices:
         if kernel.layout == "thread_per_row_packed":
             return "SubwarpGroup group{1}", "PackedThreadPerRowReader"
         if kernel.layout in STRIDED:
-            classes, size = kernel.per_thread, ITEMSIZE[kernel.input]
+            classes, size = kernel.per_thread, strided_size(kernel.layout, ITEMSIZE[kernel.input])
             threads = thread_per_row_threads(classes, kernel.vec_size, size) if classes else 0
             reader = "ThreadPerRowReader" if kernel.layout == "thread_per_row" else "InterleavedRowsReader"
             return "SubwarpGroup group{1}", f"{reader}<{kernel.vec_size}, {kernel.per_thread}, {threads}>"
@@ -541,7 +542,8 @@ class _Indices:
             of_block = block_blocks(kernel.cluster, kernel.smoothed or kernel.capped, crowded)
             return f"{BLOCK_THREADS}, {int(of_block / fewer)}"
         if layout in STRIDED and not second:
-            classes, vec_size, size = kernel.per_thread, kernel.vec_size, ITEMSIZE[kernel.input]
+            classes, vec_size = kernel.per_thread, kernel.vec_size
+            size = strided_size(layout, ITEMSIZE[kernel.input])
             if not classes or vec_size == 1:
                 return f"{bounds}, 3"
             threads = thread_per_row_threads(classes, vec_size, size)

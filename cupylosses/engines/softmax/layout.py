@@ -319,7 +319,15 @@ def interleaved(rows: int, classes: int, sizes: Sequence[int], strides: Sequence
     """True of many neighbouring rows that lie in no vectors, of which a thread takes several."""
     tile = WARP * ROWS_PER_THREAD
     near = strides[0][0] == strides[1][0] == 1 and sizes[0] >= INTERLEAVED_ROWS
-    return rows >= MANY_ROWS and near and classes > COLUMN_CLASSES and classes * size * tile <= SHARED_BYTES
+    fits = classes * strided_size("interleaved_rows", size) * tile <= SHARED_BYTES
+    return rows >= MANY_ROWS and near and classes > COLUMN_CLASSES and fits
+
+
+def strided_size(kind: str, size: int) -> int:
+    """Bytes of a logit in shared memory, where a thread keeps strided rows there: interleaved ones are copied alone, as
+    words of four bytes at least.
+    """
+    return max(size, 4) if kind == "interleaved_rows" else size
 
 
 def _interleaved_layout(
@@ -330,12 +338,13 @@ def _interleaved_layout(
     sizes: Sequence[int],
     strides: Sequence[Sequence[int]],
 ) -> RowLayout:
-    threads = thread_per_row_threads(classes, ROWS_PER_THREAD, logits.itemsize)
+    size = strided_size("interleaved_rows", logits.itemsize)
+    threads = thread_per_row_threads(classes, ROWS_PER_THREAD, size)
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     units = rows // sizes[0] * -(-sizes[0] // (WARP * ROWS_PER_THREAD))
     return RowLayout(
-        "interleaved_rows", ROWS_PER_THREAD, 1, threads, _chunks(units), threads // WARP,
-        classes * ROWS_PER_THREAD * logits.itemsize * threads, space_rank(rows, sizes), words,
+        "interleaved_rows", ROWS_PER_THREAD, 1, threads, _chunks(units, THREAD_PER_ROW_RESIDENT), threads // WARP,
+        classes * ROWS_PER_THREAD * size * threads, space_rank(rows, sizes), words,
         resident=THREAD_PER_ROW_RESIDENT, per_thread=classes,
     )  # fmt: skip
 
