@@ -66,6 +66,10 @@ DENSE_VECTORS = 4
 TWO_PASS_DENSE_VECTORS = 2
 #: Blocks of a cluster, at most, as many as every GPU that has clusters can run at once.
 MAX_CLUSTER = 8
+#: Blocks of a cluster of which some more run at once, and how many clusters do, with one, two or three blocks on each
+#: of the 132 multiprocessors of an H200, as its driver says.
+ODD_CLUSTER = 7
+CLUSTERS_AT_ONCE = {7: (16, 32, 47), 8: (15, 30, 45)}
 #: Blocks that rows are spread over where they are few.
 MANY_BLOCKS = 128
 #: Threads of long rows that a multiprocessor can run at once, as far as registers go.
@@ -416,13 +420,13 @@ def exchanged_bytes(lanes: int, warps: int, cluster: int, size: int, heavy: bool
 
 
 def tile_shape(rows: int, classes: int, size: int, vec_size: int, chip: Chip, heavy: bool) -> TileShape:
-    """Tiles whose warps read 256 bytes of a class, or else 128, and of which a multiprocessor runs several; of few rows
-    first of all those in small clusters.
+    """Tiles whose warps read 256 bytes of a class, or else 128, and of which a multiprocessor runs several; of few
+    rows, and of 16 bits, first of all those in small clusters.
     """
     clusters = (1, 2, 4, MAX_CLUSTER) if chip.clusters else (1,)
     widths = sorted({min(vec_size, max(1, x // size)) for x in (8, 4)}, reverse=True)
     choices = [(x, k) for x in widths for k in clusters]
-    if rows < TILE_MANY_ROWS:
+    if rows < TILE_MANY_ROWS or size < 4:
         choices.sort(key=lambda x: x[1])
     for limit, least in ((TILE_BYTES[0], MANY_BLOCKS), (TILE_BYTES[1], MANY_BLOCKS), (TILE_BYTES[1], 1)):
         for lanes, cluster in choices:
@@ -433,14 +437,41 @@ def tile_shape(rows: int, classes: int, size: int, vec_size: int, chip: Chip, he
             # A warp of a cluster has some classes of its own.
             shares = cluster == 1 or classes >= 4 * TILE_WARPS * cluster
             if shares and shared + exchanged + 1024 <= min(limit, chip.shared) and blocks >= least:
-                return TileShape(lanes, TILE_WARPS, cluster, shared, exchanged)
+                shape = TileShape(lanes, TILE_WARPS, cluster, shared, exchanged)
+                return _in_fewer_waves(shape, rows, classes, size, heavy, min(TILE_BYTES[1], chip.shared))
     # Instructions limit those of 16 bits.
     wide = size >= 4 and -(-rows // (WARP * widths[0])) * clusters[-1] >= MANY_BLOCKS
     lanes = widths[0 if wide else -1]
     tiles = -(-rows // (WARP * lanes))
     cluster = next((x for x in clusters if tiles * x >= 2 * MANY_BLOCKS), clusters[-1])
     exchanged = exchanged_bytes(lanes, TWO_PASS_TILE_WARPS, cluster, size, heavy)
-    return TileShape(lanes, TWO_PASS_TILE_WARPS, cluster, 0, exchanged)
+    shape = TileShape(lanes, TWO_PASS_TILE_WARPS, cluster, 0, exchanged)
+    return _in_fewer_waves(shape, rows, classes, size, heavy, chip.shared)
+
+
+def _in_fewer_waves(shape: TileShape, rows: int, classes: int, size: int, heavy: bool, room: int) -> TileShape:
+    """The shape, or one of clusters of seven blocks instead of eight, of which some more run at once: 32 tiles wait for
+    two clusters of eight in turn. ``room``: bytes of a block.
+    """
+    if shape.cluster != MAX_CLUSTER:
+        return shape
+    shared = (
+        -(-classes // (shape.warps * ODD_CLUSTER)) * shape.warps * WARP * shape.vec_size * size * bool(shape.shared)
+    )
+    exchanged = exchanged_bytes(shape.vec_size, shape.warps, ODD_CLUSTER, size, heavy)
+    other = TileShape(shape.vec_size, shape.warps, ODD_CLUSTER, shared, exchanged)
+
+    def time(x: TileShape) -> float:
+        at_once = CLUSTERS_AT_ONCE[x.cluster][min(_tile_blocks(x), 3) - 1]
+        return -(-rows // (WARP * x.vec_size * at_once)) / x.cluster
+
+    return other if shared + exchanged + 1024 <= room and time(other) < time(shape) else shape
+
+
+def _tile_blocks(tile: TileShape) -> int:
+    """Blocks that a multiprocessor has room for; each has 2 KiB besides."""
+    fits = max(1, (227 << 10) // (tile.shared + tile.exchanged + 2048))
+    return max(1, min(TILE_RESIDENT // (tile.warps * WARP), fits))
 
 
 def _tile_layout(
@@ -455,9 +486,7 @@ def _tile_layout(
     kind = "column_tiles" if tile.shared else "column_tiles_two_pass"
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     units = -(-rows // (WARP * tile.vec_size))
-    # A block has 2 KiB besides.
-    fits = max(1, (227 << 10) // (tile.shared + tile.exchanged + 2048))
-    resident = min(TILE_RESIDENT, fits * tile.warps * WARP)
+    resident = _tile_blocks(tile) * tile.warps * WARP
     return RowLayout(
         kind, tile.vec_size, 1, tile.warps * WARP, _chunks(units), 1, tile.shared, space_rank(rows, sizes), words,
         tile.cluster, resident, warps=tile.warps,
@@ -809,7 +838,7 @@ def blocks(layout: RowLayout, chunks: int, processors: int, gradient: bool = Tru
     if layout.cluster > 2:
         # Clusters do not cross the parts that a GPU is made of, of which each has some multiprocessors left over: so
         # many are of use on a GPU of 132.
-        usable = max(1, processors * 10 // 11)
+        usable = max(1, processors * 17 // 20 if layout.cluster == ODD_CLUSTER else processors * 10 // 11)
     at_once = max(1, usable * _at_once(layout, gradient and layout.prefetch) // layout.cluster)
     return max(1, min(-(-chunks // layout.per_block), at_once)) * layout.cluster
 
