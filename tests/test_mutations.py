@@ -245,6 +245,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "dense, block": terms(row_properties.agrees_with_truth, "cross_entropy", "block"),
     "dense, cluster": terms(row_properties.agrees_with_truth, "cross_entropy", "block, cluster"),
     "dense, two_pass": terms(row_properties.agrees_with_truth, "cross_entropy", "two_pass"),
+    "dense, packed": terms(row_properties.agrees_with_truth, "cross_entropy", "packed_rows"),
     "dense, thread_per_row": terms(row_properties.agrees_with_truth, "cross_entropy", "thread_per_row"),
     "dense, everything": terms(row_properties.agrees_with_truth, "cross_entropy with everything", "subwarp"),
     "dense, second": terms(row_properties.second_agrees_with_truth, "distillation_loss, mixed", "subwarp"),

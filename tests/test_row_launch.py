@@ -19,6 +19,7 @@ from cupylosses.engines.softmax.layout import (
     MANY_ROWS,
     MAX_CHUNKS,
     MAX_CLUSTER,
+    ODD_CLUSTER,
     PACKED_CLASSES,
     PACKED_CLASSES_NARROW,
     PACKED_CLASSES_WHOLE,
@@ -30,10 +31,12 @@ from cupylosses.engines.softmax.layout import (
     THREAD_PER_ROW_THREADS_MIN,
     THREADS,
     WARP,
+    WARP_CHUNKS,
     WARP_VECTORS,
     RowLayout,
     RowStrides,
 )
+from cupylosses.engines.softmax.plan import rows_of
 from cupylosses.engines.strides import dense_strides, merge
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.gpu import DECLARED_BYTES, Chip
@@ -136,7 +139,7 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
         chip.threads if layout.kind in ("block", "two_pass", "column_tiles_two_pass") else THREADS
     )
     assert 1 <= layout.chunks <= MAX_CHUNKS
-    assert layout.cluster in (1, 2, 4, 8) if chip.clusters else layout.cluster == 1
+    assert layout.cluster in (1, 2, 4, ODD_CLUSTER, 8) if chip.clusters else layout.cluster == 1
     tiles = ("column_tiles", "column_tiles_two_pass")
     assert layout.cluster == 1 or layout.kind in ("block", "two_pass", *tiles)
     unit = {"subwarp": layout.width}.get(layout.kind, layout.threads) * layout.cluster
@@ -152,7 +155,8 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
     if layout.kind == "subwarp":
         assert unit <= WARP and WARP % unit == 0
     if layout.kind in ("thread_per_row", "interleaved_rows"):
-        assert classes * vector * layout.threads == layout.shared <= SHARED_BYTES
+        slot = layout.vec_size * softmax_layout.strided_size(layout.kind, size)
+        assert classes * slot * layout.threads == layout.shared <= SHARED_BYTES
     if layout.kind == "thread_per_row_packed":
         assert (classes | 1) * vector * layout.threads == layout.shared <= SHARED_BYTES
     if layout.kind == "two_pass":
@@ -450,5 +454,50 @@ def test_few_threads_take_a_short_row() -> None:
 
 
 def test_groups_are_bounded() -> None:
-    assert of((1 << 20, 64), 1).chunks == MAX_CHUNKS
+    assert of((1 << 20, 1000), 1).chunks == MAX_CHUNKS
+    # Few warps, with many registers each.
+    assert of((1 << 20, 64), 1).chunks == WARP_CHUNKS
     assert of((7, 32000), 1).chunks == 7
+
+
+def test_clusters_of_seven_where_those_of_eight_take_turns() -> None:
+    """32 tiles: 30 clusters of eight blocks run at once, and 32 of seven."""
+    assert of((8, 32000, 256), 1, "bfloat16").cluster == ODD_CLUSTER
+    assert of((4096, 4096), 1, "bfloat16", strides=(1, 4096)).cluster == ODD_CLUSTER
+    assert of((1024, 32000), 1, "bfloat16", strides=(1, 1024)).cluster == MAX_CLUSTER
+    layout = of((8, 32000, 256), 1, "bfloat16")
+    assert softmax_layout.blocks(layout, layout.chunks, 132) == 32 * ODD_CLUSTER
+
+
+def test_interleaved_halves_have_a_word_each() -> None:
+    layout, wide = of((8, 21, 65, 67), 1, "bfloat16"), of((8, 21, 65, 67), 1)
+    assert layout.kind == wide.kind == "interleaved_rows" and layout.shared == wide.shared
+
+
+@pytest.mark.parametrize(
+    ("shape", "class_dim", "dtype", "kind", "rows"),
+    [
+        ((MANY_ROWS, 2), 1, "bfloat16", "packed_rows", 4),
+        ((MANY_ROWS, 16), 1, "float32", "packed_rows", 1),
+        ((8, 19, 64, 64), 1, "bfloat16", "columns", 2),
+        ((8, 19, 64, 64), 1, "float32", "columns", 1),
+        ((8, 19, 63, 65), 1, "bfloat16", "columns", 1),
+    ],
+)
+def test_affine_terms_of_few_classes_in_registers(
+    shape: tuple[int, ...], class_dim: int, dtype: str, kind: str, rows: int
+) -> None:
+    """Rows of a lane: of contiguous classes several tiles have room, of others a word of four bytes is loaded."""
+    operand = rows_of(dense_strides(shape, (0,) * len(shape)), class_dim, ITEMSIZE[dtype], 0)
+    given, classes = without(shape, class_dim), shape[class_dim]
+    others = dense_strides(given, (0,) * len(given))
+    layouts = [
+        softmax_layout.dense_layout(given, classes, [operand] * 4, [others] * 2, CHIPS[0], affine, capped)
+        for affine, capped in ((True, False), (False, False), (True, True))
+    ]
+    assert layouts[0].kind == kind and layouts[0].per_thread == classes
+    if kind == "columns":
+        assert (layouts[0].vec_size, layouts[0].shared) == (rows, 0)
+    else:
+        assert layouts[0].shared == 2 * rows * layouts[1].shared
+    assert layouts[1] == layouts[2] != layouts[0]

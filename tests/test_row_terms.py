@@ -61,6 +61,8 @@ MIXED_TERMS = (
     ("float32", "float16"),
     ("bfloat16", "float32"),
     ("bfloat16", "bfloat16"),
+    ("bfloat16", "bfloat16"),
+    ("float32", "float16"),
     ("float32", "float64"),
 )
 

@@ -29,6 +29,7 @@ constexpr int kAhead = 8;
 template <class Storage, int kVecSize_, bool kStaged>
 struct TileClasses {
   static constexpr int kVecSize = kVecSize_;
+  using Value = Storage;
   using P = Pack<Storage, kVecSize>;
   const Storage* from;  // of the thread's first class
   Storage* to;
@@ -71,8 +72,11 @@ struct TileClasses {
 #pragma unroll
     for (int j = 0; j < kCount; ++j, at += stride) x[j] = load_stream<kVecSize>(at);
   }
-  __device__ __forceinline__ void store(int k, const P& gradient) const {
-    store_pack<kVecSize>(to + k * gradient_stride, gradient);
+  // f(k) if class c is the thread's k-th one; -1 is nobody's. Precondition: kStep is `step`.
+  template <int kStep, class F>
+  __device__ __forceinline__ void if_own(int c, const F& f) const {
+    const int k = c / kStep;
+    if (c >= 0 && c - k * kStep == first) f(k);
   }
 };
 
@@ -169,8 +173,8 @@ struct TileExchange {
 };
 
 // Adds a class to the sums of a thread's rows. `max_logit` of the sums is at least that of the class. `power` receives
-// the exponentials.
-template <int kVecSize, class Program, class Compute = typename Program::Compute>
+// the exponentials. kMasked: the logits of the labels have been replaced by -inf, so no class is compared with them.
+template <bool kMasked, int kVecSize, class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void add_class(const Program& program, int c, const int (&labels)[kVecSize],
                                           const Compute (&z)[kVecSize],
                                           const Pack<typename Program::Input, kVecSize>& x,
@@ -185,7 +189,7 @@ __device__ __forceinline__ void add_class(const Program& program, int c, const i
   program.logit.exponential_value_slope(raw, shifts, power.element, of_class, slopes);
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
-    sums[i].softmax.exp_sum += c == labels[i] ? Compute(0) : power.element[i];
+    sums[i].softmax.exp_sum += !kMasked && c == labels[i] ? Compute(0) : power.element[i];
     if constexpr (Program::kSmoothed) {
       sums[i].weighted_gap += w == Compute(0) ? Compute(0) : w * (z[i] - of_class[i]);
       sums[i].weight_sum += w;
@@ -217,19 +221,24 @@ __device__ __forceinline__ void add_classes_in_flight(const Program& program, co
   }
   Pack<Compute, kVecSize> power;
 #pragma unroll
-  for (int j = 0; j < kCount; ++j) add_class(program, own.class_of(k + j), labels, z, x[j], sums, power);
+  for (int j = 0; j < kCount; ++j) add_class<false>(program, own.class_of(k + j), labels, z, x[j], sums, power);
 }
 
-// The sums of a thread's classes, of which copies are complete if kStaged. kKeeps: exponentials replace the logits in
-// shared memory.
-template <bool kStaged, bool kKeeps, class Classes, int kVecSize, class Program,
-          class Compute = typename Program::Compute>
-__device__ __forceinline__ void sum_of_classes(const Program& program, const Classes& own,
-                                               const int (&labels)[kVecSize], const Compute (&z)[kVecSize],
-                                               RowSums<Compute, Program::kSmoothed> (&sums)[kVecSize]) {
-  if constexpr (kStaged) {
-    Pack<Compute, kVecSize> power;
-    Compute largest[kVecSize];
+// The largest logits of a thread's rows among its classes in shared memory; those of 16 bits in pairs.
+template <class Classes, int kVecSize, class Compute>
+__device__ __forceinline__ void largest_of_staged(const Classes& own, Compute (&largest)[kVecSize]) {
+  using Storage = typename Classes::Value;
+  if constexpr (sizeof(Storage) == 2 && sizeof(Compute) == 4 && kVecSize % 2 == 0 && kHasPairMax) {
+    PackedPairMax<Storage, 2> running[kVecSize / 2];
+#pragma unroll 4
+    for (int k = 0; k < own.count; ++k) {
+      const auto x = own.read(k);
+#pragma unroll
+      for (int i = 0; i < kVecSize / 2; ++i) running[i].add(reinterpret_cast<const Pack<Storage, 2>*>(&x)[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) largest[i] = running[i / 2].half(i % 2);
+  } else {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) largest[i] = -scalar_infinity(Compute());
 #pragma unroll 4
@@ -239,11 +248,32 @@ __device__ __forceinline__ void sum_of_classes(const Program& program, const Cla
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) largest[i] = max_ignoring_nan(largest[i], raw[i]);
     }
+  }
+}
+
+// The sums of a thread's classes, of which copies are complete if kStaged. kKeeps: exponentials replace the logits in
+// shared memory. kMasks: -inf replaces those of the labels there, after the largest logits have been found.
+template <bool kStaged, bool kKeeps, bool kMasks, int kStep, class Classes, int kVecSize, class Program,
+          class Compute = typename Program::Compute>
+__device__ __forceinline__ void sum_of_classes(const Program& program, const Classes& own,
+                                               const int (&labels)[kVecSize], const Compute (&z)[kVecSize],
+                                               RowSums<Compute, Program::kSmoothed> (&sums)[kVecSize]) {
+  if constexpr (kStaged) {
+    Pack<Compute, kVecSize> power;
+    Compute largest[kVecSize];
+    largest_of_staged(own, largest);
 #pragma unroll
-    for (int i = 0; i < kVecSize; ++i) sums[i].softmax.max_logit = program.logit.value(largest[i]);
+    for (int i = 0; i < kVecSize; ++i) {
+      sums[i].softmax.max_logit = program.logit.value(largest[i]);
+      if constexpr (kMasks) {
+        own.template if_own<kStep>(labels[i], [&](int k) {
+          own.place(k)->element[i] = Narrow<typename Program::Input>::from(-scalar_infinity(0.0f));
+        });
+      }
+    }
 #pragma unroll 4
     for (int k = 0; k < own.count; ++k) {
-      add_class(program, own.class_of(k), labels, z, own.read(k), sums, power);
+      add_class<kMasks>(program, own.class_of(k), labels, z, own.read(k), sums, power);
       if constexpr (kKeeps) *own.place(k) = power;
     }
   } else {
@@ -257,11 +287,13 @@ __device__ __forceinline__ void sum_of_classes(const Program& program, const Cla
   }
 }
 
-// Writes the gradients of one class of a thread's rows. kKeeps: x holds exponentials.
-template <bool kKeeps, class Classes, int kVecSize, class Program, class Compute = typename Program::Compute>
+// Writes the gradients of one class of a thread's rows, at `to`. kKeeps: x holds exponentials. kMasked: gradients of
+// the labels are written elsewhere. kSelects: there may be rows whose gradients are 0 whatever their logits are.
+template <bool kKeeps, bool kMasked, bool kSelects, class Classes, int kVecSize, class Program,
+          class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_class(const Program& program, const Classes& own, int k,
-                                            const int (&labels)[kVecSize], const typename Classes::P& x,
-                                            const GradCoeffs<Compute> (&coeffs)[kVecSize],
+                                            typename Program::Gradient* to, const int (&labels)[kVecSize],
+                                            const typename Classes::P& x, const GradCoeffs<Compute> (&coeffs)[kVecSize],
                                             const bool (&all_zero)[kVecSize]) {
   const int c = own.class_of(k);
   Compute raw[kVecSize], g[kVecSize];
@@ -275,11 +307,25 @@ __device__ __forceinline__ void store_class(const Program& program, const Classe
   for (int i = 0; i < kVecSize; ++i) {
     g[i] = coeffs[i].exp_coeff * (kKeeps ? raw[i] : powers[i]);
     if constexpr (Program::kSmoothed) g[i] -= coeffs[i].weight_coeff * w;
-    g[i] = c == labels[i] ? coeffs[i].target : g[i];
+    if constexpr (!kMasked) g[i] = c == labels[i] ? coeffs[i].target : g[i];
     if constexpr (Program::kCapped) g[i] *= slopes[i];
-    g[i] = all_zero[i] ? Compute(0) : g[i];
+    if constexpr (kSelects) g[i] = all_zero[i] ? Compute(0) : g[i];
   }
-  own.store(k, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
+  store_pack<kVecSize>(to, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
+}
+
+// Writes the gradients of all classes of a thread from shared memory.
+template <bool kKeeps, bool kMasked, bool kSelects, class Classes, int kVecSize, class Program,
+          class Compute = typename Program::Compute>
+__device__ __forceinline__ void store_staged_classes(const Program& program, const Classes& own,
+                                                     const int (&labels)[kVecSize],
+                                                     const GradCoeffs<Compute> (&coeffs)[kVecSize],
+                                                     const bool (&all_zero)[kVecSize]) {
+  auto* to = own.to;
+#pragma unroll 4
+  for (int k = 0; k < own.count; ++k, to += own.gradient_stride) {
+    store_class<kKeeps, kMasked, kSelects>(program, own, k, to, labels, own.read(k), coeffs, all_zero);
+  }
 }
 
 // Writes the gradients of kCount classes of a thread from its k-th one, whose logits are read again.
@@ -291,7 +337,10 @@ __device__ __forceinline__ void store_classes_in_flight(const Program& program, 
   typename Classes::P x[kCount];
   own.load(k, x);
 #pragma unroll
-  for (int j = 0; j < kCount; ++j) store_class<false>(program, own, k + j, labels, x[j], coeffs, all_zero);
+  for (int j = 0; j < kCount; ++j) {
+    store_class<false, false, true>(program, own, k + j, own.to + (k + j) * own.gradient_stride, labels, x[j], coeffs,
+                                    all_zero);
+  }
 }
 
 // Evaluates a tile and writes its gradients. Returns the sum of the values of the rows that this thread evaluates.
@@ -307,6 +356,8 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
   static_assert(kSameType<Input, typename Program::Gradient>, "gradients have the layout of logits");
   static_assert(kVecSize <= kWarps, "a warp evaluates one row of each lane");
   constexpr bool kKeeps = kStaged && kGradient && !Program::kCapped && kSameType<Input, Compute>;
+  constexpr bool kMasks = kStaged && !Program::kCapped && !Program::kSmoothed;
+  constexpr int kStep = kWarps * Group::kClusterSize;
   const int warp = threadIdx.x / kWarp;
   int64 offset[kRowStreams];
   program.space.offsets(row, offset);
@@ -330,7 +381,7 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
     }
   }
   if constexpr (kStaged) cp_async_wait_all();
-  sum_of_classes<kStaged, kKeeps>(program, own, labels, z, sums);
+  sum_of_classes<kStaged, kKeeps, kMasks, kStep>(program, own, labels, z, sums);
   Exchange::put(sums);
   __syncthreads();
   Sums whole = Sums::empty();
@@ -367,11 +418,12 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
   __syncthreads();
   if constexpr (kGradient) {
     GradCoeffs<Compute> coeffs[kVecSize];
-    bool all_zero[kVecSize];
+    bool all_zero[kVecSize], any_zero = false;
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       coeffs[i] = Exchange::coeffs()[i * kWarp];
       all_zero[i] = coeffs[i].all_zero();
+      any_zero |= all_zero[i];
       if constexpr (kKeeps) {
         // Exponentials are relative to the thread's own maximum.
         const Compute largest = sums[i].softmax.max_logit;
@@ -381,9 +433,18 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
     }
     if (count <= 0) return total;
     if constexpr (kStaged) {
-#pragma unroll 4
-      for (int k = 0; k < own.count; ++k) {
-        store_class<kKeeps>(program, own, k, labels, own.read(k), coeffs, all_zero);
+      if (any_zero) {
+        store_staged_classes<kKeeps, kMasks, true>(program, own, labels, coeffs, all_zero);
+      } else {
+        store_staged_classes<kKeeps, kMasks, false>(program, own, labels, coeffs, all_zero);
+      }
+      if constexpr (kMasks) {
+#pragma unroll
+        for (int i = 0; i < kVecSize; ++i) {
+          own.template if_own<kStep>(labels[i], [&](int k) {
+            own.to[k * own.gradient_stride + i] = Narrow<typename Program::Gradient>::from(coeffs[i].target);
+          });
+        }
       }
     } else {
       int k = own.count;

@@ -11,61 +11,103 @@
 #pragma once
 #include "softmax/register_rows.cuh"
 
-// The logits of kVecSize neighbouring rows.
-template <class Storage, int kVecSize_, int kPerThread_>
-struct ColumnSource {
-  static constexpr int kVecSize = kVecSize_;
-  static constexpr int kPerThread = kPerThread_;
-  const Storage* from;
-  Storage* to;
-  int64 stride, gradient_stride;
-  int64 first[kRowStreams];  // offsets of the first row
+// Logits of a lane up to which its next ones are loaded ahead.
+constexpr int kMaxAhead = 8;
 
-  // Precondition: `row` is a multiple of kVecSize.
-  template <class Program>
-  __device__ __forceinline__ ColumnSource(const Program& program, int64 row)
-      : stride(program.space.class_stride[kLogits]), gradient_stride(program.space.class_stride[kGradients]) {
-    program.space.offsets(row, first);
-    from = program.input + first[kLogits];
-    to = program.gradients + first[kGradients];
-  }
-  // Offsets of the i-th row.
-  template <class Program>
-  __device__ __forceinline__ void offsets(const Program& program, int i, int64 (&at)[kRowStreams]) const {
+// Logits and labels of kVecSize neighbouring rows, on their way from the call of start() on.
+template <class Program, int kVecSize, int kPerThread>
+struct ColumnLoads {
+  // Words, because compilers copy packs of 16 bits by element, and wait for these at once.
+  using P = Pack<typename Program::Input, kVecSize>;
+  using Word = typename P::Word;
+  Word words[kPerThread][P::kWords];
+  LaneLabels<kVecSize, Program> labels;
+
+  // `at`: the offsets of the first row.
+  __device__ __forceinline__ void start(const Program& program, const int64 (&at)[kRowStreams]) {
+    const auto* const from = program.input + at[kLogits];
+    const int64 stride = program.space.class_stride[kLogits];
 #pragma unroll
-    for (int s = 0; s < kRowStreams; ++s) at[s] = first[s] + i * program.space.at.stride[s][0];
-  }
-  __device__ __forceinline__ void load(Pack<Storage, kVecSize> (&x)[kPerThread]) const {
+    for (int j = 0; j < kPerThread; ++j) {
 #pragma unroll
-    for (int j = 0; j < kPerThread; ++j) x[j] = load_stream<kVecSize>(from + j * stride);
-  }
-  __device__ __forceinline__ void store(const Pack<Storage, kVecSize> (&x)[kPerThread]) const {
-#pragma unroll
-    for (int j = 0; j < kPerThread; ++j) store_pack<kVecSize>(to + j * gradient_stride, x[j]);
+      for (int k = 0; k < P::kWords; ++k) words[j][k] = __ldcs(reinterpret_cast<const Word*>(from + j * stride) + k);
+    }
+    labels.read(program, at, kVecSize);
   }
 };
 
-// As TwoPassReader. Warps take chunks in turn.
+// The kVecSize rows of a lane from `row` on.
+template <class Program, int kVecSize_, int kPerThread_>
+struct ColumnSource {
+  static constexpr int kVecSize = kVecSize_;
+  static constexpr int kPerThread = kPerThread_;
+  static constexpr bool kMasks = false;
+  using Storage = typename Program::Input;
+  using Loads = ColumnLoads<Program, kVecSize, kPerThread>;
+  const Loads& loads;
+  int64 row;
+  Storage* to;
+
+  // Offsets of the i-th row. They are found again, for they would take registers of all calls.
+  __device__ __forceinline__ void offsets(const Program& program, int i, int64 (&at)[kRowStreams]) const {
+    program.space.offsets(row, at);
+#pragma unroll
+    for (int s = 0; s < kRowStreams; ++s) at[s] += i * program.space.at.stride[s][0];
+  }
+  __device__ __forceinline__ void load(Pack<Storage, kVecSize> (&x)[kPerThread]) const {
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) {
+      x[j] = load_words(reinterpret_cast<const Pack<Storage, kVecSize>*>(loads.words[j]));
+    }
+  }
+  __device__ __forceinline__ void store(const Program& program, const Pack<Storage, kVecSize> (&x)[kPerThread]) const {
+    const int64 stride = program.space.class_stride[kGradients];
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) store_pack<kVecSize>(to + j * stride, x[j]);
+  }
+};
+
+// As TwoPassReader.
 template <int kVecSize, int kPerThread>
 struct ColumnReader {
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
                                                int64 chunks, const Workspace& work) {
-    const int64 vectors = program.space.rows / kVecSize, step = chunks * kWarp;
+    using Source = ColumnSource<Program, kVecSize, kPerThread>;
+    const int64 vectors = program.space.rows / kVecSize, tiles = (vectors + kWarp - 1) / kWarp;
+    WarpTiles left(group, work.claim_counter);
+    if (left.chunk >= chunks) return;
+    typename Source::Loads loads;
+    int count;  // rows of the lane that exist: all or none
+    int64 row;
+    typename Source::Storage* to;
+    // Lanes without rows load the first ones.
+    const auto start = [&] {
+      const int64 vector = left.tile * kWarp + threadIdx.x % kWarp;
+      count = vector < vectors ? kVecSize : 0;
+      row = count > 0 ? vector * kVecSize : 0;
+      int64 offset[kRowStreams];
+      program.space.offsets(row, offset);
+      to = program.gradients + offset[kGradients];
+      loads.start(program, offset);
+    };
+    // The next rows are on their way as soon as the registers of these are free, if there are enough besides.
+    constexpr bool kAhead = kVecSize * kPerThread <= kMaxAhead;
+    if constexpr (kAhead) start();
+    double total = 0.0;
 #pragma unroll 1
-    for (int64 chunk = group.worker(); chunk < chunks; chunk += group.workers()) {
-      double total = 0.0;
-#pragma unroll 1
-      for (int64 first = chunk * kWarp; first < vectors; first += step) {
-        const int64 vector = first + threadIdx.x % kWarp;
-        const int count = vector < vectors ? kVecSize : 0;
-        const ColumnSource<typename Program::Input, kVecSize, kPerThread> source(program,
-                                                                                 count > 0 ? vector * kVecSize : 0);
-        LaneLabels<kVecSize, Program> labels;
-        labels.read(program, source.first, count);
-        total += visit_register_rows<kGradient>(program, source, labels, scale, count);
-      }
+    while (left.chunk < chunks) {
+      if constexpr (!kAhead) start();
+      const Source source{loads, row, to};
+      const int chunk = left.chunk, count_now = count;
+      const bool last = left.last_in_chunk(chunks, tiles);
+      left.advance(group, chunks, tiles);
+      total += visit_register_rows<kGradient>(program, source, loads.labels, scale, count_now, [&] {
+        if constexpr (kAhead) start();
+      });
+      if (!last) continue;
       finish_chunk(group, scale, chunk, total, work.partials);
+      total = 0.0;
     }
   }
 };

@@ -726,6 +726,10 @@ struct SoftmaxVjp {
   __device__ __forceinline__ Compute apply(Compute p, Compute h) const {
     return scalar_fma(-p, of_all, h * factor);
   }
+  // g of the class of the largest logit, given h.
+  __device__ __forceinline__ Compute at_largest(Compute h) const {
+    return (h * max_complement - inv_sum * ((sum - h) - slope)) * factor;
+  }
   // Replaces the derivatives h by g, given z.
   template <class Logits, int kVecSize>
   __device__ __forceinline__ void apply(const Logits& logit, const Compute (&z)[kVecSize],
@@ -755,11 +759,6 @@ struct SoftmaxVjp {
     if (!identical(largest, inv_sum)) return;
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) h[i] = identical(p[i], inv_sum) ? at_largest(at_max[i]) : h[i];
-  }
-
- private:
-  __device__ __forceinline__ Compute at_largest(Compute h) const {
-    return (h * max_complement - inv_sum * ((sum - h) - slope)) * factor;
   }
 };
 

@@ -11,10 +11,43 @@
 #pragma once
 #include "softmax/rows.cuh"
 
+// The tiles of a warp: tile t belongs to chunk t % chunks, and a warp takes whole chunks. Its first chunk is static,
+// the others are claimed a tile ahead, so that nobody waits for the atomic and the next tile's rows can be on their
+// way. Preconditions: all lanes of the warp call each function together; chunks <= tiles.
+struct WarpTiles {
+  int chunk;  // chunks or more behind the last one
+  int64 tile;
+  unsigned* counter;  // nullptr: all chunks are static
+  unsigned claimed;   // valid in the leader
+
+  __device__ __forceinline__ WarpTiles(const SubwarpGroup& group, unsigned* counter)
+      : chunk(static_cast<int>(group.worker())), tile(chunk), counter(counter), claimed(0) {
+    claim(group);
+  }
+  // True if this is the last tile of its chunk.
+  __device__ __forceinline__ bool last_in_chunk(int64 chunks, int64 tiles) const {
+    return tile + chunks >= tiles;
+  }
+  __device__ __forceinline__ void advance(const SubwarpGroup& group, int64 chunks, int64 tiles) {
+    const bool last = last_in_chunk(chunks, tiles);
+    tile += chunks;
+    if (!last) return;
+    const int workers = static_cast<int>(group.workers());
+    chunk = counter == nullptr ? chunk + workers : workers + static_cast<int>(group.broadcast({0, claimed}));
+    tile = chunk;
+    claim(group);
+  }
+
+ private:
+  __device__ __forceinline__ void claim(const SubwarpGroup& group) {
+    if (counter != nullptr && group.is_leader()) claimed = atomicAdd(counter, 1u);
+  }
+};
+
 // The labels of a lane's rows, as loaded.
 template <int kVecSize, class Program>
 struct LaneLabels {
-  // Those of rows that do not exist are masked: the branchless evaluation looks at them too.
+  // Those of rows that do not exist are 0: the branchless evaluation looks at them too.
   typename Program::LabelLoad label_load[kVecSize] = {};
 
   // Labels of the first `count` rows of kVecSize: that at `offset`, and each `apart` rows further.
@@ -47,8 +80,8 @@ struct LaneLabels {
   __device__ __forceinline__ void active_classes(const Program& program, int count, Index (&classes)[kVecSize]) const {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      classes[i] = Index(-1);
-      if (i < count) classes[i] = program.template active_class<Index>(label_load[i]);
+      const Index found = program.template active_class<Index>(label_load[i]);
+      classes[i] = i < count ? found : Index(-1);
     }
   }
 };
@@ -67,6 +100,8 @@ __device__ __forceinline__ double evaluate_lane_rows(const Program& program, con
   Compute values[kVecSize], lse[kVecSize];
   // Outputs per row are rare: one test for all rows of the lane.
   bool exceptional = program.per_row != 0, may_be_zero = false;
+  Index labels_of_all = Index(0);
+  Compute sum_of_values = Compute(0);
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
     RowTarget<Compute> t;
@@ -76,9 +111,12 @@ __device__ __forceinline__ double evaluate_lane_rows(const Program& program, con
     values[i] = y.value;
     lse[i] = y.lse;
     coeffs[i] = y.grad_coeffs;
-    exceptional |= labels[i] < 0 || y.value != y.value;
+    labels_of_all |= labels[i];
+    sum_of_values = i == 0 ? y.value : sum_of_values + y.value;
     may_be_zero |= coeffs[i].exp_coeff == Compute(0);
   }
+  // A negative label is -1, and a value that is NaN makes a sum that is.
+  exceptional |= labels_of_all < 0 || sum_of_values != sum_of_values;
   zero_rows = 0;
   if (exceptional) {
 #pragma unroll
@@ -104,8 +142,16 @@ __device__ __forceinline__ double evaluate_lane_rows(const Program& program, con
     for (int i = 0; i < kVecSize; ++i) zero_rows |= coeffs[i].all_zero() ? 1u << i : 0u;
   }
   double total = 0.0;
+  if constexpr (kNarrow && kSingle<Compute>) {
+    // A conversion to double takes as long as four other instructions.
+    Compute sum = values[0];
 #pragma unroll
-  for (int i = 0; i < kVecSize; ++i) total += static_cast<double>(values[i]);
+    for (int i = 1; i < kVecSize; ++i) sum += values[i];
+    total = static_cast<double>(sum);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) total += static_cast<double>(values[i]);
+  }
   if constexpr (kGradient) {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {

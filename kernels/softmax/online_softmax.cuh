@@ -42,9 +42,8 @@ __device__ __forceinline__ Compute exp_shift(Compute max_logit) {
 }
 
 __device__ __forceinline__ float exp_shift(float max_logit) {
-  if (kNarrow) return max_logit == -scalar_infinity(max_logit) ? 0.0f : max_logit;
-  // The least finite number serves as well, and is found in one instruction.
-  return max_ignoring_nan(max_logit, -scalar_max(max_logit));
+  // A finite number serves as well, and is found in one instruction: with kNarrow one whose product with log2(e) is.
+  return max_ignoring_nan(max_logit, kNarrow ? -0x1.6p127f : -scalar_max(max_logit));
 }
 
 // exp(x). In half the instructions of expf: the rounding error of x / log 2 is corrected after the power instead of

@@ -16,14 +16,18 @@
 #pragma once
 #include "softmax/register_rows.cuh"
 
-// The rows of a lane in shared memory: the first one, the others kWarp rows apart.
-template <class Storage, int kClasses, int kRows>
+// The rows of a lane in shared memory: the first one, the others kWarp rows apart. kAligned: the tile begins at a
+// multiple of 16 bytes, so a row may be read in words.
+template <class Storage, int kClasses, int kRows, bool kAligned = true>
 struct PackedSource {
   static constexpr int kVecSize = kRows;
   static constexpr int kPerThread = kClasses;
+  // Of fewer classes comparisons take no longer.
+  static constexpr bool kMasks = kClasses >= 4;
   static constexpr int kRowBytes = kClasses * static_cast<int>(sizeof(Storage));
   // The largest power of two that divides a row, of 16 bytes at most, and the bytes from row to row.
-  static constexpr int kBytes = (kRowBytes & -kRowBytes) < 16 ? (kRowBytes & -kRowBytes) : 16;
+  static constexpr int kDivisor = (kRowBytes & -kRowBytes) < 16 ? (kRowBytes & -kRowBytes) : 16;
+  static constexpr int kBytes = kAligned ? kDivisor : static_cast<int>(sizeof(Storage));
   static constexpr int kPitch = kRowBytes + (kRowBytes % 32 == 0 ? 16 : 0);
   static constexpr int kEach = kBytes / static_cast<int>(sizeof(Storage));
   using Word = Pack<Storage, kEach>;
@@ -34,6 +38,22 @@ struct PackedSource {
   template <class Program>
   __device__ __forceinline__ void offsets(const Program& program, int i, int64 (&at)[kRowStreams]) const {
     program.space.offsets(first + i * kWarp, at);
+  }
+  // The logit of a class of row i, in whose place it leaves -inf; -inf for class -1.
+  __device__ __forceinline__ Storage mask_out(int i, int c) const {
+    const Storage none = Narrow<Storage>::from(-scalar_infinity(0.0f));
+    if (c < 0) return none;
+    Storage* const at = element(i, c);
+    const Storage x = *at;
+    *at = none;
+    return x;
+  }
+  // Puts the gradient of a class of row i in its place, if the class is not -1.
+  __device__ __forceinline__ void store_target(int i, int c, Storage gradient) const {
+    if (c >= 0) *element(i, c) = gradient;
+  }
+  __device__ __forceinline__ Storage* element(int i, int c) const {
+    return reinterpret_cast<Storage*>(row + i * (kWarp * kPitch)) + c;
   }
   __device__ __forceinline__ Word* word(int i, int j) const {
     return reinterpret_cast<Word*>(row + i * (kWarp * kPitch)) + j / kEach;
@@ -49,7 +69,8 @@ struct PackedSource {
       }
     }
   }
-  __device__ __forceinline__ void store(const Pack<Storage, kRows> (&x)[kClasses]) const {
+  template <class Program>
+  __device__ __forceinline__ void store(const Program&, const Pack<Storage, kRows> (&x)[kClasses]) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll
@@ -112,6 +133,28 @@ struct PackedTile {
         rows, [&](int i, Word* at) { cp_async(at, reinterpret_cast<const Word*>(from) + i); },
         [&](int i, Storage* at) { *at = from[i]; });
   }
+  // Starts copies of words of 16 bytes. The tile lies in shared memory as far behind a multiple of 16 bytes as in
+  // global memory. `before` and `behind`: 16 bytes of memory exist in front of the tile, and behind it. Preconditions:
+  // those of copy_in; rows have no padding; `stage` has 16 bytes more.
+  __device__ __forceinline__ void copy_in_shifted(const Storage* from, int rows, bool before, bool behind) const {
+    using Chunk = Pack<Storage, 16 / static_cast<int>(sizeof(Storage))>;
+    const int lane = threadIdx.x % kWarp;
+    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(from) % 16);
+    const int end = shift + rows * Source::kRowBytes;
+    const char* const aligned = reinterpret_cast<const char*>(from) - shift;
+#pragma unroll 4
+    for (int byte = 16 * lane; byte < end; byte += 16 * kWarp) {
+      if ((before || byte >= shift) && (behind || byte + 16 <= end)) {
+        cp_async(reinterpret_cast<Chunk*>(stage + byte), reinterpret_cast<const Chunk*>(aligned + byte));
+        continue;
+      }
+#pragma unroll 1
+      for (int at = byte; at < byte + 16; at += static_cast<int>(sizeof(Storage))) {
+        if (at < shift || at >= end) continue;
+        *reinterpret_cast<Storage*>(stage + at) = *reinterpret_cast<const Storage*>(aligned + at);
+      }
+    }
+  }
   // Precondition: the warp has synchronised since the tile was written.
   __device__ __forceinline__ void copy_out(Storage* to, int rows) const {
     each(
@@ -126,37 +169,101 @@ __device__ __forceinline__ char* shared_of_warp(int bytes) {
   return reinterpret_cast<char*>(staged) + threadIdx.x / kWarp * bytes;
 }
 
-// As TwoPassReader. kRows: rows of a lane. Logits are read in words of kWordBytes, gradients written in kStoredBytes.
-template <int kClasses, int kRows, int kWordBytes, int kStoredBytes = kWordBytes>
+// The rows of a PackedSource, in registers already.
+template <class Source, class Storage>
+struct LoadedRows {
+  static constexpr int kVecSize = Source::kVecSize;
+  static constexpr int kPerThread = Source::kPerThread;
+  static constexpr bool kMasks = false;
+  using Rows = Pack<Storage, kVecSize>[kPerThread];
+  const Source& source;
+  const Rows& rows;
+
+  template <class Program>
+  __device__ __forceinline__ void offsets(const Program& program, int i, int64 (&at)[kRowStreams]) const {
+    source.offsets(program, i, at);
+  }
+  __device__ __forceinline__ void load(Rows& x) const {
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) x[j] = rows[j];
+  }
+  template <class Program>
+  __device__ __forceinline__ void store(const Program& program, const Rows& x) const {
+    source.store(program, x);
+  }
+};
+
+// As TwoPassReader. kRows: rows of a lane. Logits are read in words of kWordBytes, gradients written in such words, or
+// of 16 bytes if kShifted: logits lie otherwise than their gradients, which are aligned. kAhead: the next tile is
+// copied to another place while a warp evaluates one.
+template <int kClasses, int kRows, bool kAhead, int kWordBytes, bool kShifted = false>
 struct PackedReader {
-  template <bool kGradient, class Program, class Scale>
-  static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
-                                               int64 chunks, const Workspace& work) {
+  template <class Program>
+  struct Tiles {
     using Storage = typename Program::Input;
-    constexpr int kTile = kWarp * kRows;
-    const int64 rows = program.space.rows;
-    using Tile = PackedTile<Storage, kClasses, kTile, kWordBytes>;
-    const Tile tile_of_warp{shared_of_warp(Tile::kBytes)};
-    const PackedTile<Storage, kClasses, kTile, kStoredBytes> stored{tile_of_warp.stage};
-    const int64 tiles = (rows + kTile - 1) / kTile;
-    const auto visit = [&](int64 tile) {
-      const int64 first = tile * kTile;
-      const int here = rows - first < kTile ? static_cast<int>(rows - first) : kTile;
-      const int lane = threadIdx.x % kWarp, count = (here - lane + kWarp - 1) / kWarp;
-      const PackedSource<Storage, kClasses, kRows> source{tile_of_warp.row(lane), first + lane};
-      LaneLabels<kRows, Program> labels;
-      const auto offsets = [&](int i, int64(&at)[kRowStreams]) { source.offsets(program, i, at); };
+    using Tile = PackedTile<Storage, kClasses, kWarp * kRows, kWordBytes>;
+    using Stored = PackedTile<Storage, kClasses, kWarp * kRows, kShifted ? 16 : kWordBytes>;
+    using Place = PackedSource<Storage, kClasses, kRows>;
+    // Rows with padding have no one shift: their logits are copied in words of kWordBytes.
+    static constexpr bool kCut = kShifted && Place::kPitch == Place::kRowBytes;
+    static constexpr int kTile = kWarp * kRows, kBytes = Tile::kBytes + (kCut ? 16 : 0);
+    const Program& program;
+    char* stage;
+    LaneLabels<kRows, Program> labels;
+
+    __device__ __forceinline__ explicit Tiles(const Program& program)
+        : program(program), stage(shared_of_warp((kAhead ? 2 : 1) * kBytes)) {
+    }
+    __device__ __forceinline__ int rows_of(int64 tile) const {
+      const int64 behind = program.space.rows - tile * kTile;
+      return behind < kTile ? static_cast<int>(behind) : kTile;
+    }
+    // Rows of this lane.
+    static __device__ __forceinline__ int count_of(int here) {
+      return (here - static_cast<int>(threadIdx.x % kWarp) + kWarp - 1) / kWarp;
+    }
+    __device__ __forceinline__ void start_labels(int64 tile, int count) {
+      const int64 row = tile * kTile + threadIdx.x % kWarp;
       if constexpr (Program::Space::kOneDimension) {
         int64 offset[kRowStreams];
-        offsets(0, offset);
+        program.space.offsets(row, offset);
         labels.read(program, offset, count, kWarp);
       } else {
-        labels.read_each(program, count, offsets);
+        labels.read_each(program, count,
+                         [&](int i, int64(&at)[kRowStreams]) { program.space.offsets(row + i * kWarp, at); });
       }
-      tile_of_warp.copy_in(program.input + first * kClasses, here);
-      cp_async_wait_all();
-      __syncwarp();
-      const double total = visit_register_rows<kGradient>(program, source, labels, scale, count);
+    }
+    __device__ __forceinline__ void start_logits(int64 tile, int here, unsigned buffer) const {
+      const Tile place{stage + buffer * kBytes};
+      const int64 first = tile * kTile;
+      const Storage* const from = program.input + first * kClasses;
+      if constexpr (kCut) {
+        place.copy_in_shifted(from, here, first > 0, (program.space.rows - first - here) * Place::kRowBytes >= 16);
+      } else {
+        place.copy_in(from, here);
+      }
+    }
+    // Evaluates a tile whose copies are complete, and writes its gradients. ahead(): as in visit_register_rows.
+    template <bool kGradient, class Scale, class Ahead>
+    __device__ __forceinline__ double visit(int64 tile, int here, unsigned buffer, Scale& scale, const Ahead& ahead) {
+      const int lane = threadIdx.x % kWarp;
+      const int64 first = tile * kTile;
+      const Stored stored{stage + buffer * kBytes};
+      const Place place{stored.row(lane), first + lane};
+      double total;
+      if constexpr (kCut) {
+        // Gradients lie over logits of other lanes' rows.
+        using Source = PackedSource<Storage, kClasses, kRows, false>;
+        const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(program.input) % 16);
+        const Source source{place.row + shift, place.first};
+        Pack<Storage, kRows> x[kClasses];
+        source.load(x);
+        __syncwarp();
+        const LoadedRows<Place, Storage> loaded{place, x};
+        total = visit_register_rows<kGradient>(program, loaded, labels, scale, count_of(here), ahead);
+      } else {
+        total = visit_register_rows<kGradient>(program, place, labels, scale, count_of(here), ahead);
+      }
       __syncwarp();
       if constexpr (kGradient) {
         stored.copy_out(program.gradients + first * kClasses, here);
@@ -164,12 +271,56 @@ struct PackedReader {
         __syncwarp();
       }
       return total;
-    };
-    for_each_chunk(group, scale, chunks, work, [&](int chunk) {
-      double total = 0.0;
+    }
+  };
+
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
+                                               int64 chunks, const Workspace& work) {
+    using Rows = Tiles<Program>;
+    const int64 tiles = (program.space.rows + Rows::kTile - 1) / Rows::kTile;
+    Rows rows(program);
+    if constexpr (!kAhead) {
+      for_each_chunk(group, scale, chunks, work, [&](int chunk) {
+        double total = 0.0;
 #pragma unroll 1
-      for (int64 tile = chunk; tile < tiles; tile += chunks) total += visit(tile);
-      return total;
-    });
+        for (int64 tile = chunk; tile < tiles; tile += chunks) {
+          const int here = rows.rows_of(tile);
+          rows.start_labels(tile, Rows::count_of(here));
+          rows.start_logits(tile, here, 0u);
+          cp_async_wait_all();
+          __syncwarp();
+          total += rows.template visit<kGradient>(tile, here, 0u, scale, [] {});
+        }
+        return total;
+      });
+      return;
+    }
+    WarpTiles left(group, work.claim_counter);
+    if (left.chunk >= chunks) return;
+    unsigned buffer = 0;
+    int here = rows.rows_of(left.tile);
+    rows.start_logits(left.tile, here, buffer);
+    rows.start_labels(left.tile, Rows::count_of(here));
+    double total = 0.0;
+#pragma unroll 1
+    while (left.chunk < chunks) {
+      const int64 tile = left.tile;
+      const int chunk = left.chunk, here_now = here;
+      const unsigned buffer_now = buffer;
+      const bool last = left.last_in_chunk(chunks, tiles);
+      cp_async_wait_all();
+      __syncwarp();
+      left.advance(group, chunks, tiles);
+      // Behind the last tile nothing is loaded.
+      here = left.chunk < chunks ? rows.rows_of(left.tile) : 0;
+      buffer ^= 1u;
+      if (here > 0) rows.start_logits(left.tile, here, buffer);
+      total += rows.template visit<kGradient>(tile, here_now, buffer_now, scale,
+                                              [&] { rows.start_labels(left.tile, Rows::count_of(here)); });
+      if (!last) continue;
+      finish_chunk(group, scale, chunk, total, work.partials);
+      total = 0.0;
+    }
   }
 };

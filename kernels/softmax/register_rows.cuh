@@ -26,8 +26,9 @@ constexpr int kMaxKept = 32;
 
 // Adds the classes of a lane's rows to their sums, whose max_logit is set; `z`: the logits of the labels. e[j] receives
 // the exponentials of class j if kKept, if the logits are capped times their slopes. kNear: capped logits are known to
-// be near.
-template <bool kNear, bool kKept, int kPerThread, int kVecSize, class Program, class Compute, int kKeptClasses>
+// be near. kMasks: the logits of the labels have been replaced by -inf.
+template <bool kNear, bool kKept, bool kMasks, int kPerThread, int kVecSize, class Program, class Compute,
+          int kKeptClasses>
 __device__ __forceinline__ void add_register_rows(const Program& program,
                                                   const Pack<typename Program::Input, kVecSize> (&x)[kPerThread],
                                                   const int (&labels)[kVecSize], const Compute (&z)[kVecSize],
@@ -43,7 +44,7 @@ __device__ __forceinline__ void add_register_rows(const Program& program,
       Compute power, of_class, slope;
       program.logit.template exponential_value_slope<kNear>(raw[i], exp_shift(sums[i].softmax.max_logit), power,
                                                             of_class, slope);
-      const Compute counted = j == labels[i] ? Compute(0) : power;
+      const Compute counted = !kMasks && j == labels[i] ? Compute(0) : power;
       sums[i].softmax.exp_sum = j == 0 ? counted : sums[i].softmax.exp_sum + counted;
       if constexpr (kKept) e[j][i] = Program::kKeepsProducts ? power * slope : power;
       if constexpr (Program::kSmoothed) {
@@ -54,9 +55,10 @@ __device__ __forceinline__ void add_register_rows(const Program& program,
   }
 }
 
-// Replaces the logits of a lane's rows by their gradients. Bit i of zero_rows: those of row i are 0. e, kKept and
-// kNear: as above.
-template <bool kNear, bool kKept, int kPerThread, int kVecSize, class Program, class Compute, int kKeptClasses>
+// Replaces the logits of a lane's rows by their gradients, that of the label's class too if not kMasks. Bit i of
+// zero_rows: those of row i are 0. e, kKept and kNear: as above.
+template <bool kNear, bool kKept, bool kMasks, int kPerThread, int kVecSize, class Program, class Compute,
+          int kKeptClasses>
 __device__ __forceinline__ void gradients_of_register_rows(
     const Program& program, Pack<typename Program::Input, kVecSize> (&x)[kPerThread], const int (&labels)[kVecSize],
     const GradCoeffs<Compute> (&coeffs)[kVecSize], unsigned zero_rows, const Compute (&e)[kKeptClasses][kVecSize]) {
@@ -75,7 +77,7 @@ __device__ __forceinline__ void gradients_of_register_rows(
       }
       g[i] = coeffs[i].exp_coeff * power;
       if constexpr (Program::kSmoothed) g[i] -= coeffs[i].weight_coeff * w;
-      g[i] = j == labels[i] ? coeffs[i].target : g[i];
+      if constexpr (!kMasks) g[i] = j == labels[i] ? coeffs[i].target : g[i];
       if constexpr (Program::kCapped && !kKept) g[i] *= slope;
       // A weight may be infinite.
       if constexpr (Program::kSmoothed) g[i] = zero_rows >> i & 1u ? Compute(0) : g[i];
@@ -84,11 +86,12 @@ __device__ __forceinline__ void gradients_of_register_rows(
   }
 }
 
-// Evaluates the `count` rows of a lane and writes their gradients. Returns the sum of the values.
-template <bool kGradient, class Source, class Program, class Scale>
+// Evaluates the `count` rows of a lane and writes their gradients. Returns the sum of the values. ahead() starts the
+// loads of the next rows, where logits and labels of these are in use no longer.
+template <bool kGradient, class Source, class Program, class Scale, class Ahead>
 __device__ __forceinline__ double visit_register_rows(const Program& program, const Source& source,
                                                       const LaneLabels<Source::kVecSize, Program>& labels_of,
-                                                      Scale& scale, int count) {
+                                                      Scale& scale, int count, const Ahead& ahead) {
   using Compute = typename Program::Compute;
   using Input = typename Program::Input;
   using Sums = RowSums<Compute, Program::kSmoothed>;
@@ -96,8 +99,9 @@ __device__ __forceinline__ double visit_register_rows(const Program& program, co
   constexpr bool kKept =
       kGradient && (Program::kKeepsProducts || (!Program::kCapped && kPerThread * kVecSize <= kMaxKept));
   static_assert(kSameType<Input, typename Program::Gradient>, "gradients take the place of logits in registers");
+  // The labels' classes are compared with no constant where their logits can be found otherwise.
+  constexpr bool kMasks = Source::kMasks && !Program::kSmoothed && !Program::kCapped;
   Pack<Input, kVecSize> x[kPerThread];
-  source.load(x);
   int labels[kVecSize];
   labels_of.active_classes(program, count, labels);
   Compute z[kVecSize], largest[kVecSize], e[kKept ? kPerThread : 1][kVecSize];
@@ -105,18 +109,20 @@ __device__ __forceinline__ double visit_register_rows(const Program& program, co
   Sums sums[kVecSize];
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
-    z[i] = Compute(0);
     largest[i] = -scalar_infinity(Compute());
     sums[i] = Sums::empty();
+    if constexpr (kMasks) largest[i] = z[i] = widen<Compute>(source.mask_out(i, labels[i]));
   }
+  source.load(x);
 #pragma unroll
   for (int j = 0; j < kPerThread; ++j) {
     Compute raw[kVecSize];
     unpack(x[j], raw);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      largest[i] = j == 0 ? raw[i] : max_ignoring_nan(largest[i], raw[i]);
-      z[i] = j == labels[i] ? raw[i] : z[i];
+      largest[i] = j == 0 && !kMasks ? raw[i] : max_ignoring_nan(largest[i], raw[i]);
+      // Rows without a label drop what they find.
+      if constexpr (!kMasks) z[i] = j == 0 || j == labels[i] ? raw[i] : z[i];
       if constexpr (Program::kCapped) farthest = max_ignoring_nan(farthest, scalar_abs(raw[i]));
     }
   }
@@ -128,10 +134,11 @@ __device__ __forceinline__ double visit_register_rows(const Program& program, co
   }
   const bool is_near = program.logit.is_near(farthest);
   if (is_near) {
-    add_register_rows<true, kKept>(program, x, labels, z, sums, e);
+    add_register_rows<true, kKept, kMasks>(program, x, labels, z, sums, e);
   } else {
-    add_register_rows<false, kKept>(program, x, labels, z, sums, e);
+    add_register_rows<false, kKept, kMasks>(program, x, labels, z, sums, e);
   }
+  ahead();
   GradCoeffs<Compute> coeffs[kVecSize];
   unsigned zero_rows;
   const double total = evaluate_lane_rows<kGradient>(
@@ -139,6 +146,10 @@ __device__ __forceinline__ double visit_register_rows(const Program& program, co
       coeffs, zero_rows);
   if constexpr (kGradient) {
     if (count <= 0) return total;
+    // Compared again: of few classes, compilers would keep each comparison as a bit of a register.
+    const int zero = static_cast<int>(opaque_zero());
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) labels[i] += zero;
     if (zero_rows != 0) {
 #pragma unroll
       for (int j = 0; j < kPerThread; ++j) {
@@ -156,11 +167,15 @@ __device__ __forceinline__ double visit_register_rows(const Program& program, co
       for (int i = 0; i < kVecSize; ++i) coeffs[i].target *= slope_of_label[i];
     }
     if (!kKept && is_near) {
-      gradients_of_register_rows<true, kKept>(program, x, labels, coeffs, zero_rows, e);
+      gradients_of_register_rows<true, kKept, kMasks>(program, x, labels, coeffs, zero_rows, e);
     } else {
-      gradients_of_register_rows<false, kKept>(program, x, labels, coeffs, zero_rows, e);
+      gradients_of_register_rows<false, kKept, kMasks>(program, x, labels, coeffs, zero_rows, e);
     }
-    source.store(x);
+    source.store(program, x);
+    if constexpr (kMasks) {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) source.store_target(i, labels[i], Narrow<Input>::from(coeffs[i].target));
+    }
   }
   return total;
 }

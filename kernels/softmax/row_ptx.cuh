@@ -51,6 +51,11 @@ __device__ __forceinline__ T* opaque(T* x) {
   return x;
 }
 
+// Four of the eight bytes of two words, low to high as the digits of `which` say: 0 to 3 of x, 4 to 7 of y.
+__device__ __forceinline__ unsigned select_bytes(unsigned x, unsigned y, unsigned which) {
+  return __byte_perm(x, y, which);
+}
+
 // 0, but unknown to the compiler. An address that contains it is not uniform across threads, as far as the compiler can
 // tell. It would move uniform loads to uniform registers, and for that wait for the memory.
 __device__ __forceinline__ int64 opaque_zero() {

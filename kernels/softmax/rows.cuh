@@ -243,7 +243,9 @@ struct RowProgram {
     // Within the range the lower half of a label is enough, and this is the same for all rows.
     const bool may_be_in_range = static_cast<unsigned long long>(ignored) < classes;
     const Index ignored_class = may_be_in_range ? static_cast<Index>(ignored) : Index(-1);
-    const bool active = in_range && static_cast<Index>(label) != ignored_class && load.unmasked;
+    // No branch: those of neighbouring rows would not interleave.
+    bool active = in_range & (static_cast<Index>(label) != ignored_class);
+    if constexpr (kMasked) active &= load.unmasked;
     return active ? static_cast<Index>(label) : Index(-1);
   }
   __device__ __forceinline__ bool is_active(const LabelLoad& load) const {

@@ -16,6 +16,7 @@ struct PackedRows {
   using Value = Storage;
   using Index = int;
   static constexpr int kVecSize = 1;
+  static constexpr bool kStoresAgain = true;
   const Storage* from;  // the warp's first row
   Storage* to;
   int elements;  // of all rows of the warp
@@ -77,9 +78,17 @@ struct PackedRows {
   __device__ __forceinline__ void overwrite(int c, const P& x) const {
     own_row()[c] = x;
   }
+  // As StridedRows; nothing moves.
+  struct Cursor {};
+  __device__ __forceinline__ Cursor first_class() const {
+    return {};
+  }
   // Replaces the logit, which is not needed any more.
-  __device__ __forceinline__ void store(int c, const P& gradient) const {
+  __device__ __forceinline__ void store(Cursor&, int c, const P& gradient) const {
     own_row()[c] = gradient;
+  }
+  __device__ __forceinline__ void store_again(int c, Storage gradient) const {
+    own_row()[c].element[0] = gradient;
   }
   __device__ __forceinline__ void flush() const {
     __syncwarp();

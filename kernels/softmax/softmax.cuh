@@ -352,7 +352,7 @@ __device__ __forceinline__ RowResult<Compute> row_result(const Loss& loss, Compu
   if constexpr (has<kMask>(1)) target_grad = target_grad + tangent_or_zero(y, 1) * p;
   if constexpr (has<kMask>(3)) shared_grad = shared_grad + smooth_grad * mean_weight;
   const Compute weight_coeff = kSmoothed ? smooth_grad * inv_count : Compute(0);
-  Compute all_grads = target_grad, at_target = -(target_grad * complement);
+  Compute all_grads = target_grad, at_target = -target_grad * complement;
   if constexpr (has<kMask>(2) || has<kMask>(3)) {
     all_grads = target_grad + shared_grad;
     at_target = p * shared_grad - target_grad * complement;

@@ -42,12 +42,21 @@ struct StridedRows {
   using Index = typename ClassIndex<kStaged_>::type;
   static constexpr int kVecSize = kVecSize_;
   static constexpr bool kStaged = kStaged_;
+  // Gradients of single classes are not stored again behind all others: (8, 19, 512, 512) took 1.05 to 1.1 times as
+  // long.
+  static constexpr bool kStoresAgain = false;
+  // Interleaved elements of 16 bits have a word of shared memory each, because asynchronous copies have four bytes at
+  // least. It holds the element's neighbour, too.
+  static constexpr bool kWords = kInterleaved && sizeof(Storage) == 2;
+  // What a thread keeps together: its rows of a class, or if they are interleaved one of them, because copies of single
+  // elements to a vector per thread would conflict in banks.
+  using Slot = Choose<kWords, Pack<unsigned, 1>, Pack<Storage, kInterleaved ? 1 : kVecSize>>;
   const Storage* at;
   Storage* gradients;
   int64 stride, gradient_stride;
   Index count;
   int rows;
-  P* stage;  // class c is at place(c)
+  Slot* stage;  // class c is at place(c), interleaved rows of it at place(c, i)
 
   template <class Program>
   __device__ __forceinline__ StridedRows(const Program& program, const int64 (&offset)[kRowStreams],
@@ -61,7 +70,7 @@ struct StridedRows {
         stage(nullptr) {
     if constexpr (kStaged) {
       extern __shared__ uint4 staged[];
-      stage = reinterpret_cast<P*>(staged) + threadIdx.x;
+      stage = reinterpret_cast<Slot*>(staged) + threadIdx.x;
     }
   }
   __device__ __forceinline__ Index classes() const {
@@ -71,62 +80,128 @@ struct StridedRows {
   __device__ __forceinline__ void load_all(bool wanted) const {
     if (!wanted) return;
     if constexpr (kInterleaved) {
-      using Element = Pack<Storage, 1>;
-#pragma unroll 4
-      for (Index c = 0; c < classes(); ++c) {
-        const Element* const from = reinterpret_cast<const Element*>(at + c * stride);
-#pragma unroll
-        for (int i = 0; i < kVecSize; ++i) {
-          if (i < rows) cp_async(reinterpret_cast<Element*>(place(c)) + i, from + i * kWarp);
-        }
+      // Without tests, as all but the last lanes of a row of pixels have it.
+      if (rows == kVecSize) {
+        load_interleaved<true>();
+      } else {
+        load_interleaved<false>();
       }
       cp_async_wait_all();
     } else if constexpr (kStaged) {
+      const Storage* from = at;
 #pragma unroll 4
-      for (Index c = 0; c < classes(); ++c) cp_async(place(c), reinterpret_cast<const P*>(at + c * stride));
+      for (Index c = 0; c < classes(); ++c, from += stride) cp_async(place(c), reinterpret_cast<const P*>(from));
       cp_async_wait_all();
     }
   }
   __device__ __forceinline__ P read(Index c) const {
-    if constexpr (kStaged) return load_words(place(c));
-    return load_stream<kVecSize>(at + c * stride);
+    if constexpr (kWords) {
+      // The lower or the upper half of each word: rows that are a warp apart lie alike.
+      const unsigned first = static_cast<unsigned>(reinterpret_cast<unsigned long long>(at)) / 2;
+      const unsigned upper = (first + static_cast<unsigned>(c) * static_cast<unsigned>(stride)) & 1u;
+      P x;
+#pragma unroll
+      for (int i = 0; i < kVecSize; i += 2) {
+        reinterpret_cast<unsigned*>(&x)[i / 2] =
+            select_bytes(place(c, i)->element[0], place(c, i + 1)->element[0], 0x5410u + upper * 0x2222u);
+      }
+      return x;
+    } else if constexpr (kInterleaved) {
+      P x;
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) x.element[i] = place(c, i)->element[0];
+      return x;
+    } else if constexpr (kStaged) {
+      return load_words(place(c));
+    } else {
+      return load_stream<kVecSize>(at + c * stride);
+    }
   }
   // Replaces a logit of row i by -inf, or by 0. Precondition here and of overwrite(): kStaged.
   __device__ __forceinline__ void mask_out(Index c, int i) const {
-    place(c)->element[i] = Narrow<Storage>::from(-scalar_infinity(0.0f));
+    put(c, i, Narrow<Storage>::from(-scalar_infinity(0.0f)));
   }
   __device__ __forceinline__ void clear(Index c, int i) const {
-    place(c)->element[i] = Narrow<Storage>::from(0.0f);
+    put(c, i, Narrow<Storage>::from(0.0f));
   }
   // Replaces the staged logits of a class.
   __device__ __forceinline__ void overwrite(Index c, const P& x) const {
-    *place(c) = x;
+    if constexpr (kInterleaved) {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) place(c, i)->element[0] = x.element[i];
+    } else {
+      *place(c) = x;
+    }
   }
-  __device__ __forceinline__ void store(Index c, const P& gradient) const {
-    Storage* const to = gradients + c * gradient_stride;
+  // The place of the gradients of a class, moved from one to the next: a product for each takes five instructions.
+  struct Cursor {
+    Storage* to;
+  };
+  __device__ __forceinline__ Cursor first_class() const {
+    return {gradients};
+  }
+  // Stores the gradients of class c, to which the cursor points, and moves it on.
+  __device__ __forceinline__ void store(Cursor& cursor, Index, const P& gradient) const {
     if constexpr (kInterleaved) {
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        if (i < rows) store_pack<1>(to + i * kWarp, Pack<Storage, 1>{{gradient.element[i]}});
+        if (i < rows) store_pack<1>(cursor.to + i * kWarp, Pack<Storage, 1>{{gradient.element[i]}});
       }
     } else {
-      store_pack<kVecSize>(to, gradient);
+      store_pack<kVecSize>(cursor.to, gradient);
     }
+    cursor.to += gradient_stride;
   }
   // Called after the gradients of all classes.
   __device__ __forceinline__ void flush() const {
   }
 
  private:
-  __device__ __forceinline__ P* place(Index c) const {
+  template <bool kWhole>
+  __device__ __forceinline__ void load_interleaved() const {
+    using Element = Pack<Storage, 1>;
+    const Storage* of_class = at;
+#pragma unroll 4
+    for (Index c = 0; c < classes(); ++c, of_class += stride) {
+      const Element* from = reinterpret_cast<const Element*>(of_class);
+      if constexpr (kWords && kHasCpAsync) {
+        from = reinterpret_cast<const Element*>(reinterpret_cast<unsigned long long>(from) & ~3ull);
+      }
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        if (!kWhole && i >= rows) break;
+        if constexpr (kWords && kHasCpAsync) {
+          cp_async_bytes<4>(place(c, i), from + i * kWarp);
+        } else if constexpr (kWords) {
+          cp_async_element(place(c, i), &from[i * kWarp].element[0]);
+        } else {
+          cp_async(place(c, i), from + i * kWarp);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void put(Index c, int i, Storage x) const {
+    if constexpr (kWords) {
+      place(c, i)->element[0] = x.bits * 0x10001u;
+    } else if constexpr (kInterleaved) {
+      place(c, i)->element[0] = x;
+    } else {
+      place(c)->element[i] = x;
+    }
+  }
+  __device__ __forceinline__ Slot* place(Index c) const {
     return stage + c * static_cast<int>(kThreads == 0 ? blockDim.x : kThreads);
+  }
+  __device__ __forceinline__ Slot* place(Index c, int i) const {
+    return place(c * kVecSize + i);
   }
 };
 
 // Stores the gradients of kVecSize rows. `read` is false if none of them needs its logits. Label -1: no target.
-// kKeepsExponentials: exp(z - max_logit) was staged in place of the logits. kSelectsZeros: logits of rows without a
-// gradient may be infinite.
-template <bool kKeepsExponentials, bool kSelectsZeros, class Source, int kVecSize, class Program,
+// kKeepsExponentials: exp(z - max_logit) was staged in place of the logits. kMasked: the labels' logits have been
+// replaced by -inf, so their gradients are written behind all others. kSelectsZeros: logits of rows without a gradient
+// may be infinite.
+template <bool kKeepsExponentials, bool kMasked, bool kSelectsZeros, class Source, int kVecSize, class Program,
           class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_rows_of_thread(const Program& program, const Source& column,
                                                      const typename Source::Index (&labels)[kVecSize],
@@ -135,10 +210,11 @@ __device__ __forceinline__ void store_rows_of_thread(const Program& program, con
   bool all_zero[kVecSize];
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) all_zero[i] = grad_coeffs[i].all_zero();
+  auto cursor = column.first_class();
   if (!read) {
     for (typename Source::Index c = 0; c < column.classes(); ++c) {
       const Compute zeros[kVecSize] = {};
-      column.store(c, NarrowPack<Gradient, kVecSize>::from(zeros));
+      column.store(cursor, c, NarrowPack<Gradient, kVecSize>::from(zeros));
     }
     return;
   }
@@ -157,11 +233,17 @@ __device__ __forceinline__ void store_rows_of_thread(const Program& program, con
     for (int i = 0; i < kVecSize; ++i) {
       g[i] = grad_coeffs[i].exp_coeff * (kKeepsExponentials ? raw[i] : powers[i]);
       if constexpr (Program::kSmoothed) g[i] -= grad_coeffs[i].weight_coeff * w;
-      g[i] = c == labels[i] ? grad_coeffs[i].target : g[i];
+      if constexpr (!kMasked) g[i] = c == labels[i] ? grad_coeffs[i].target : g[i];
       if constexpr (Program::kCapped) g[i] *= slopes[i];
       if constexpr (kSelectsZeros) g[i] = all_zero[i] ? Compute(0) : g[i];
     }
-    column.store(c, NarrowPack<Gradient, kVecSize>::from(g));
+    column.store(cursor, c, NarrowPack<Gradient, kVecSize>::from(g));
+  }
+  if constexpr (kMasked) {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      if (labels[i] >= 0) column.store_again(labels[i], Narrow<Gradient>::from(grad_coeffs[i].target));
+    }
   }
 }
 
@@ -190,11 +272,10 @@ __device__ __forceinline__ void max_per_row(const Source& column, Compute (&max_
   }
 }
 
-// Evaluates kVecSize rows, kApart from each other, that begin at `offset` with labels `now`, and writes their
-// gradients; the first `count` of them exist. Returns the sum of the values.
+// Evaluates kVecSize rows, kApart from each other, from `row` on, with labels `now`, and writes their gradients; the
+// first `count` of them exist. Returns the sum of the values.
 template <bool kGradient, int kApart = 1, class Source, class Program, class Scale>
-__device__ __forceinline__ double visit_rows_of_thread(const Program& program, const Source& column,
-                                                       const int64 (&offset)[kRowStreams],
+__device__ __forceinline__ double visit_rows_of_thread(const Program& program, const Source& column, int64 row,
                                                        const LaneLabels<Source::kVecSize, Program>& now, Scale& scale,
                                                        int count = Source::kVecSize) {
   using Compute = typename Program::Compute;
@@ -256,8 +337,10 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
   const double total = evaluate_lane_rows<kGradient>(
       program, labels, z, sums, count,
       [&](int i, int64(&at)[kRowStreams]) {
+        // Found again, for they would take registers of all calls.
+        program.space.offsets(row, at);
 #pragma unroll
-        for (int s = 0; s < kRowStreams; ++s) at[s] = offset[s] + i * kApart * program.space.at.stride[s][0];
+        for (int s = 0; s < kRowStreams; ++s) at[s] += i * kApart * program.space.at.stride[s][0];
       },
       scale, grad_coeffs, zero_rows);
   if constexpr (kGradient) {
@@ -271,7 +354,8 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
         }
       }
     }
-    store_rows_of_thread<kKeepsExponentials, Program::kSmoothed>(program, column, labels, grad_coeffs, any);
+    store_rows_of_thread<kKeepsExponentials, kMasksTarget && Source::kStoresAgain, Program::kSmoothed>(
+        program, column, labels, grad_coeffs, any);
     column.flush();
   }
   return total;
@@ -303,10 +387,11 @@ struct ThreadPerRowReader {
         int64 offset[kRowStreams];
 #pragma unroll
         for (int s = 0; s < kRowStreams; ++s) offset[s] = next[s];
+        const int64 row = v * kVecSize;
         v += step;
         advance();
         const Source column(program, offset);
-        total += visit_rows_of_thread<kGradient>(program, column, offset, now, scale);
+        total += visit_rows_of_thread<kGradient>(program, column, row, now, scale);
       }
       return total;
     });
@@ -326,7 +411,7 @@ struct InterleavedRowsReader {
     for_each_chunk(group, scale, chunks, work, [&](int chunk) {
       double total = 0.0;
       // Offsets and labels are one step ahead.
-      int64 next[kRowStreams];
+      int64 next[kRowStreams], next_row = 0;
       int next_count = 0;
       LaneLabels<kVecSize, Program> ahead;
       const auto advance = [&](int64 tile) {
@@ -336,7 +421,8 @@ struct InterleavedRowsReader {
         next_count = tile >= tiles || left <= 0 ? 0
                      : left >= kTile            ? kVecSize
                                                 : static_cast<int>((left + kWarp - 1) / kWarp);
-        program.space.offsets(next_count > 0 ? outer * inner + first : 0, next);
+        next_row = next_count > 0 ? outer * inner + first : 0;
+        program.space.offsets(next_row, next);
         ahead.read(program, next, next_count, kWarp);
       };
       advance(chunk);
@@ -344,13 +430,14 @@ struct InterleavedRowsReader {
       for (int64 tile = chunk; tile < tiles; tile += chunks) {
         const LaneLabels<kVecSize, Program> now = ahead;
         const int count = next_count;
+        const int64 row = next_row;
         int64 offset[kRowStreams];
 #pragma unroll
         for (int s = 0; s < kRowStreams; ++s) offset[s] = next[s];
         advance(tile + chunks);
         if (count == 0) continue;
         const Source column(program, offset, count);
-        total += visit_rows_of_thread<kGradient, kWarp>(program, column, offset, now, scale, count);
+        total += visit_rows_of_thread<kGradient, kWarp>(program, column, row, now, scale, count);
       }
       return total;
     });
@@ -382,6 +469,6 @@ __device__ __forceinline__ void apply_grad_coeffs_thread_per_row(const Program& 
       scale_grad_coeffs(program, grad_coeffs[i], static_cast<Compute>(g * scale));
     }
     const StridedRows<typename Program::Input, kVecSize, false> column(program, offset);
-    store_rows_of_thread<false, true>(program, column, labels, grad_coeffs, any);
+    store_rows_of_thread<false, false, true>(program, column, labels, grad_coeffs, any);
   }
 }

@@ -35,14 +35,12 @@ struct PackedThreadPerRowReader {
 #pragma unroll 1
       while (first < rows) {
         const LaneLabels<1, Program> now = ahead;
-        int64 offset[kRowStreams];
-#pragma unroll
-        for (int s = 0; s < kRowStreams; ++s) offset[s] = next[s];
+        const int64 row_now = first + group.row_slot();
         const PackedRows<typename Program::Input> source(program, first);
-        const int count = first + group.row_slot() < rows;
+        const int count = row_now < rows;
         first += step;
         advance();
-        total += visit_rows_of_thread<kGradient>(program, source, offset, now, scale, count);
+        total += visit_rows_of_thread<kGradient>(program, source, row_now, now, scale, count);
         if constexpr (!kGradient) __syncwarp();
       }
       return total;

@@ -1,29 +1,25 @@
 struct Loss {
   using Compute = float;
-  float label_smoothing_kept;
   float z_loss_kept;
   float gamma_kept;
   float poly_kept;
-  float hard_kept;
 
   __device__ __forceinline__ explicit Loss(double label_smoothing_, double z_loss_, double gamma_, double poly_) {
-#line 1 "cross_entropy.hard"
-    const double hard_ = 1.0 - label_smoothing_;
-    label_smoothing_kept = opaque(static_cast<float>(label_smoothing_));
     z_loss_kept = opaque(static_cast<float>(z_loss_));
     gamma_kept = opaque(static_cast<float>(gamma_));
     poly_kept = opaque(static_cast<float>(poly_));
-    hard_kept = opaque(static_cast<float>(hard_));
   }
 
   template <class nll_, class rest_, class lse_, class smooth_, class weight_>
   __device__ __forceinline__ auto
   operator()(const nll_& nll, const rest_& rest, const lse_& lse, const smooth_& smooth, const weight_& weight) const {
-    const auto label_smoothing = ::constant<float>(label_smoothing_kept);
+    constexpr double label_smoothing_ = 0.0;
+    constexpr double hard_ = 1.0 - label_smoothing_;
+    const auto label_smoothing = ::constant<float>(static_cast<float>(label_smoothing_));
+    const auto hard = ::constant<float>(static_cast<float>(hard_));
     const auto z_loss = ::constant<float>(z_loss_kept);
     const auto gamma = ::constant<float>(gamma_kept);
     const auto poly = ::constant<float>(poly_kept);
-    const auto hard = ::constant<float>(hard_kept);
 #line 1 "cross_entropy.row"
     const auto _row = ::lift<float>(weighted(hard * weight, focused(nll, rest, gamma) + poly * rest) + weighted(label_smoothing, smooth));
 #line 1 "cross_entropy.penalty"

@@ -327,6 +327,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("dense, block",),
     ),
     Mutant(
+        "largest logit among the others, in registers",
+        "kernels/softmax/dense_register_rows.cuh",
+        "visit_dense_register_rows",
+        r"leads \? Compute\(0\) : power",
+        "power",
+        ("dense, packed",),
+    ),
+    Mutant(
         "gradient without the penalty's",
         DENSE_ROWS,
         "SoftmaxVjp",

@@ -18,6 +18,7 @@ from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
     COLUMN_RESIDENT,
     COLUMN_THREADS,
+    DENSE_REGISTER_RESIDENT,
     LABEL_ONLY_RESIDENT,
     LABEL_ONLY_TILES,
     PACKED_THREADS,
@@ -30,7 +31,10 @@ from cupylosses.engines.softmax.layout import (
     TWO_PASS_DENSE_VECTORS,
     TWO_PASS_VECTORS,
     block_blocks,
+    dense_register_classes,
+    packed_buffers,
     packed_rows_of_lane,
+    strided_size,
     thread_per_row_blocks,
     thread_per_row_threads,
 )
@@ -190,6 +194,8 @@ class SoftmaxKernel(Kernel):
     @property
     def files(self) -> tuple[str, ...]:
         target = self._target
+        if in_registers(self):
+            return (*FUNCTOR, "softmax/dense_register_rows.cuh", *(["softmax/count_rows.cuh"] * self.self_counting))
         if self.kind == "hvp":
             base, second = target.second_files
             return (*nested((*FUNCTOR, f"softmax/{base.get(self.layout, base[''])}.cuh")), f"softmax/{second}.cuh")
@@ -262,6 +268,13 @@ class SoftmaxKernel(Kernel):
     def glue(self) -> str:
         target = self._target
         return f"{target.functors(self)}\n{_entry(self, target)}"
+
+
+def in_registers(kernel: SoftmaxKernel) -> bool:
+    """True if a lane holds the classes of both operands of its rows in registers."""
+    if kernel.indices or kernel.layout not in ("packed_rows", "columns"):
+        return False
+    return 0 < kernel.per_thread <= dense_register_classes(kernel.layout, kernel.loss.affine, kernel.capped)
 
 
 _CALLS = {
@@ -367,6 +380,8 @@ def _logit(kernel: SoftmaxKernel) -> str:
 def _functor(name: str, kernel: SoftmaxKernel, numbers: Sequence[str]) -> list[str]:
     """The head of a functor, which rounds parameters and constants of the loss once, not for every row or class."""
     loss, scalar = kernel.loss, STORAGE[kernel.compute][0]
+    fixed = _fixed(kernel)
+    numbers = [x for x in numbers if x not in fixed]
     lines = [f"struct {name} {{", f"  using Compute = {kernel.number};"]
     lines += [*(f"  {scalar} {x}_kept;" for x in numbers), ""]
     parameters = ", ".join([f"double {x.name}_" for x in loss.parameters])
@@ -378,8 +393,25 @@ def _functor(name: str, kernel: SoftmaxKernel, numbers: Sequence[str]) -> list[s
 
 
 def _constants(kernel: SoftmaxKernel, numbers: Sequence[str]) -> list[str]:
-    """Lines of a functor's call operator that declare the numbers that it keeps."""
-    return [f"    const auto {x} = ::constant<{kernel.number}>({x}_kept);" for x in numbers]
+    """Lines of a functor's call operator that declare the numbers that it keeps, and those that are known."""
+    fixed, scalar = _fixed(kernel), STORAGE[kernel.compute][0]
+    used = [x for x in fixed if x in numbers]
+    lines = [f"    constexpr double {x}_ = {in_double(fixed[x])};" for x in fixed if used]
+    lines += [f"    const auto {x} = ::constant<{kernel.number}>(static_cast<{scalar}>({x}_));" for x in used]
+    return lines + [f"    const auto {x} = ::constant<{kernel.number}>({x}_kept);" for x in numbers if x not in fixed]
+
+
+def _fixed(kernel: SoftmaxKernel) -> dict[str, str]:
+    """Parameters and constants of a loss that are known when a kernel is compiled: without smoothing its parameter is
+    0. Products with 1 and sums with 0 take three instructions of some hundred for a short row.
+    """
+    loss = kernel.loss
+    smoothing = loss.specialize.get("smoothed")
+    if smoothing is None or kernel.smoothed or not kernel.indices:
+        return {}
+    names = {x.name for x in loss.parameters} - {smoothing}
+    constants = {k: x for k, x in loss.constants.items() if not names & set(re.findall(r"\w+", x))}
+    return {smoothing: "0", **constants}
 
 
 class _Indices:
@@ -439,15 +471,16 @@ class _Indices:
         if kernel.layout == "thread_per_row_packed":
             return "SubwarpGroup group{1}", "PackedThreadPerRowReader"
         if kernel.layout in STRIDED:
-            classes, size = kernel.per_thread, ITEMSIZE[kernel.input]
+            classes, size = kernel.per_thread, strided_size(kernel.layout, ITEMSIZE[kernel.input])
             threads = thread_per_row_threads(classes, kernel.vec_size, size) if classes else 0
             reader = "ThreadPerRowReader" if kernel.layout == "thread_per_row" else "InterleavedRowsReader"
             return "SubwarpGroup group{1}", f"{reader}<{kernel.vec_size}, {kernel.per_thread}, {threads}>"
         if kernel.layout == "packed_rows":
             word = kernel.vec_size * ITEMSIZE[kernel.input]
             each = packed_rows_of_lane(kernel.per_thread)
-            words = f"{word}, 16" if kernel.shifted else f"{word}"
-            return "SubwarpGroup group{1}", f"PackedReader<{kernel.per_thread}, {each}, {words}>"
+            words = f"{word}, true" if kernel.shifted else f"{word}"
+            ahead = _bool(packed_buffers(kernel.per_thread) > 1)
+            return "SubwarpGroup group{1}", f"PackedReader<{kernel.per_thread}, {each}, {ahead}, {words}>"
         if kernel.layout == "columns":
             return "SubwarpGroup group{1}", f"ColumnReader<{kernel.vec_size}, {kernel.per_thread}>"
         if kernel.layout in ("column_tiles", "column_tiles_two_pass"):
@@ -509,7 +542,8 @@ class _Indices:
             of_block = block_blocks(kernel.cluster, kernel.smoothed or kernel.capped, crowded)
             return f"{BLOCK_THREADS}, {int(of_block / fewer)}"
         if layout in STRIDED and not second:
-            classes, vec_size, size = kernel.per_thread, kernel.vec_size, ITEMSIZE[kernel.input]
+            classes, vec_size = kernel.per_thread, kernel.vec_size
+            size = strided_size(layout, ITEMSIZE[kernel.input])
             if not classes or vec_size == 1:
                 return f"{bounds}, 3"
             threads = thread_per_row_threads(classes, vec_size, size)
@@ -587,12 +621,21 @@ class _Dense:
         width = "width" if kernel.layout == "subwarp" else "1"
         group = f"ClusterGroup<{kernel.cluster}> group" if block else f"SubwarpGroup group{{{width}}}"
         long = f"DenseReader<TwoPassDense<{kernel.vec_size}, {TWO_PASS_DENSE_VECTORS}>>"
+        registers, word = in_registers(kernel), kernel.vec_size * ITEMSIZE[kernel.input]
         return group, {
             "two_pass": long,
             "thread_per_row": "DenseReader<DenseThreadPerRow<true>>",
             "thread_per_row_two_pass": "DenseReader<DenseThreadPerRow<false>>",
-            "columns": f"DenseColumnReader<{kernel.vec_size}>",
-            "packed_rows": f"PackedDenseReader<{kernel.per_thread}, {kernel.vec_size * ITEMSIZE[kernel.input]}>",
+            "columns": (
+                f"ColumnDenseRegisterReader<{kernel.per_thread}, {kernel.vec_size}>"
+                if registers
+                else f"DenseColumnReader<{kernel.vec_size}>"
+            ),
+            "packed_rows": (
+                f"PackedDenseRegisterReader<{kernel.per_thread}, {packed_rows_of_lane(kernel.per_thread)}, {word}>"
+                if registers
+                else f"PackedDenseReader<{kernel.per_thread}, {word}>"
+            ),
         }.get(kernel.layout, long if kernel.kind == "hvp" else f"ResidentDenseReader<{kernel.vec_size}>")
 
     @staticmethod
@@ -603,4 +646,6 @@ class _Dense:
     def bounds(kernel: SoftmaxKernel) -> str:
         """Threads of a block."""
         block = kernel.layout in ("block", "two_pass")
+        if in_registers(kernel):
+            return f"{PACKED_THREADS}, {DENSE_REGISTER_RESIDENT // PACKED_THREADS}"
         return f"{MAX_THREADS if block and kernel.kind != 'hvp' else THREADS}"

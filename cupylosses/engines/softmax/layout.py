@@ -66,6 +66,10 @@ DENSE_VECTORS = 4
 TWO_PASS_DENSE_VECTORS = 2
 #: Blocks of a cluster, at most, as many as every GPU that has clusters can run at once.
 MAX_CLUSTER = 8
+#: Blocks of a cluster of which some more run at once, and how many clusters do, with one, two or three blocks on each
+#: of the 132 multiprocessors of an H200, as its driver says.
+ODD_CLUSTER = 7
+CLUSTERS_AT_ONCE = {7: (16, 32, 47), 8: (15, 30, 45)}
 #: Blocks that rows are spread over where they are few.
 MANY_BLOCKS = 128
 #: Threads of long rows that a multiprocessor can run at once, as far as registers go.
@@ -109,10 +113,16 @@ COLUMN_REGISTERS = 64
 COLUMN_CLASSES = 8
 #: Neighbouring rows that warps take in tiles though they lie in no vectors, at least: their last tile is not full.
 INTERLEAVED_ROWS = 512
+#: Classes of rows whose operands both lie in the registers of a lane, at most: contiguous ones and columns; and
+#: threads that a multiprocessor has registers for.
+DENSE_PACKED_CLASSES = 16
+DENSE_COLUMN_CLASSES = 32
+DENSE_REGISTER_RESIDENT = 512
 COLUMN_THREADS = 256
 COLUMN_RESIDENT = 512
 #: Values of contiguous classes that a lane takes at once, of several rows if classes are fewer.
 PACKED_VALUES = 8
+PACKED_ROWS = 4
 PACKED_THREADS = 128
 #: Warps of a block that share a tile of columns, whose rows stay in shared memory or do not; bytes of a block of which
 #: a multiprocessor runs three, or two; and bytes of a row, from which on a block of one thread per row has few threads.
@@ -136,8 +146,13 @@ IN_THREADS = ("thread_per_row_packed", *RECOMPUTED)
 STRIDED = ("thread_per_row", "interleaved_rows")
 #: Layouts of log-probabilities whose gradients warps write in tiles.
 IN_TILES = ("label_only_tiles", "label_only_rows", "label_only_columns")
-#: Partial sums, and notes of teams, at most.
+#: Partial sums, and notes of teams, at most; and partial sums of a divisor.
 MAX_CHUNKS = 1 << 14
+COUNT_CHUNKS = 1 << 12
+#: The former where few warps are resident, each of which then takes one chunk, from tile to tile through all of memory;
+#: and the threads of a multiprocessor up to which these are few.
+WARP_CHUNKS = 1 << 11
+WARP_CHUNKS_RESIDENT = 704
 
 
 @dataclass(frozen=True)
@@ -243,7 +258,7 @@ def row_layout(
     if kind == "block" and rows >= STREAMED_ROWS and width * cluster >= STREAMED_WIDTH and not shifted:
         fits = _stage(classes // vec_size, width * cluster) <= VECTORS
         streamed = fits * min(SUBWARP_BLOCK_THREADS, threads * cluster)
-    chunks, rank = _chunks(units), space_rank(rows, sizes)
+    chunks, rank = _chunks(units, resident), space_rank(rows, sizes)
     return RowLayout(
         kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident, streamed, prefetch,
         per_thread=per_thread, shifted=shifted, gathered=gathers,
@@ -277,9 +292,9 @@ def _in_registers(
         shifted = gradients.misalignment == 0 and vec_size < 16 // size
         each = packed_rows_of_lane(classes)
         units = -(-rows // (WARP * each))
-        row = each * packed_pitch(classes * size)
+        row = each * packed_pitch(classes * size) * packed_buffers(classes)
         threads = min(threads, power_of_two(SHARED_BYTES // row + 1) // 2)
-        shared = threads * row
+        shared = threads * row + shifted * threads // WARP * 16 * packed_buffers(classes)
         resident = 65536 // packed_registers(classes)
     else:
         if not _near(sizes, (strides[0], strides[1])):
@@ -298,7 +313,8 @@ def _in_registers(
         resident = COLUMN_RESIDENT
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     return RowLayout(
-        kind, vec_size, 1, threads, _chunks(units), threads // WARP // warps, shared, space_rank(rows, sizes), words,
+        kind, vec_size, 1, threads, _chunks(units, resident), threads // WARP // warps, shared,
+        space_rank(rows, sizes), words,
         resident=max(threads, min(2048, resident)), per_thread=per_thread, warps=warps, shifted=shifted,
     )  # fmt: skip
 
@@ -307,7 +323,15 @@ def interleaved(rows: int, classes: int, sizes: Sequence[int], strides: Sequence
     """True of many neighbouring rows that lie in no vectors, of which a thread takes several."""
     tile = WARP * ROWS_PER_THREAD
     near = strides[0][0] == strides[1][0] == 1 and sizes[0] >= INTERLEAVED_ROWS
-    return rows >= MANY_ROWS and near and classes > COLUMN_CLASSES and classes * size * tile <= SHARED_BYTES
+    fits = classes * strided_size("interleaved_rows", size) * tile <= SHARED_BYTES
+    return rows >= MANY_ROWS and near and classes > COLUMN_CLASSES and fits
+
+
+def strided_size(kind: str, size: int) -> int:
+    """Bytes of a logit in shared memory, where a thread keeps strided rows there: interleaved ones are copied alone, as
+    words of four bytes at least.
+    """
+    return max(size, 4) if kind == "interleaved_rows" else size
 
 
 def _interleaved_layout(
@@ -318,19 +342,27 @@ def _interleaved_layout(
     sizes: Sequence[int],
     strides: Sequence[Sequence[int]],
 ) -> RowLayout:
-    threads = thread_per_row_threads(classes, ROWS_PER_THREAD, logits.itemsize)
+    size = strided_size("interleaved_rows", logits.itemsize)
+    threads = thread_per_row_threads(classes, ROWS_PER_THREAD, size)
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     units = rows // sizes[0] * -(-sizes[0] // (WARP * ROWS_PER_THREAD))
     return RowLayout(
-        "interleaved_rows", ROWS_PER_THREAD, 1, threads, _chunks(units), threads // WARP,
-        classes * ROWS_PER_THREAD * logits.itemsize * threads, space_rank(rows, sizes), words,
+        "interleaved_rows", ROWS_PER_THREAD, 1, threads, _chunks(units, THREAD_PER_ROW_RESIDENT), threads // WARP,
+        classes * ROWS_PER_THREAD * size * threads, space_rank(rows, sizes), words,
         resident=THREAD_PER_ROW_RESIDENT, per_thread=classes,
     )  # fmt: skip
 
 
 def packed_rows_of_lane(classes: int) -> int:
     """Rows of few contiguous classes that a lane takes at once."""
-    return power_of_two(max(1, PACKED_VALUES // classes))
+    return min(PACKED_ROWS, power_of_two(max(1, PACKED_VALUES // classes)))
+
+
+def packed_buffers(classes: int) -> int:
+    """Places of a warp in shared memory for tiles of rows of few contiguous classes: 2 where the next tile is on its
+    way while one is evaluated. Tiles of a row per lane would pay more for that than they wait.
+    """
+    return 2 if packed_rows_of_lane(classes) > 1 else 1
 
 
 def packed_registers(classes: int) -> int:
@@ -339,7 +371,7 @@ def packed_registers(classes: int) -> int:
     """
     rows = packed_rows_of_lane(classes)
     if rows > 1:
-        return 112 if rows > 2 else 80
+        return 124 if rows > 2 else 80 if classes <= 4 else 96
     return 64 if classes <= 8 else 72 if classes <= 12 else 96 if classes <= 33 else 64 + 11 * classes // 10
 
 
@@ -388,13 +420,13 @@ def exchanged_bytes(lanes: int, warps: int, cluster: int, size: int, heavy: bool
 
 
 def tile_shape(rows: int, classes: int, size: int, vec_size: int, chip: Chip, heavy: bool) -> TileShape:
-    """Tiles whose warps read 256 bytes of a class, or else 128, and of which a multiprocessor runs several; of few rows
-    first of all those in small clusters.
+    """Tiles whose warps read 256 bytes of a class, or else 128, and of which a multiprocessor runs several; of few
+    rows, and of 16 bits, first of all those in small clusters.
     """
     clusters = (1, 2, 4, MAX_CLUSTER) if chip.clusters else (1,)
     widths = sorted({min(vec_size, max(1, x // size)) for x in (8, 4)}, reverse=True)
     choices = [(x, k) for x in widths for k in clusters]
-    if rows < TILE_MANY_ROWS:
+    if rows < TILE_MANY_ROWS or size < 4:
         choices.sort(key=lambda x: x[1])
     for limit, least in ((TILE_BYTES[0], MANY_BLOCKS), (TILE_BYTES[1], MANY_BLOCKS), (TILE_BYTES[1], 1)):
         for lanes, cluster in choices:
@@ -405,14 +437,41 @@ def tile_shape(rows: int, classes: int, size: int, vec_size: int, chip: Chip, he
             # A warp of a cluster has some classes of its own.
             shares = cluster == 1 or classes >= 4 * TILE_WARPS * cluster
             if shares and shared + exchanged + 1024 <= min(limit, chip.shared) and blocks >= least:
-                return TileShape(lanes, TILE_WARPS, cluster, shared, exchanged)
+                shape = TileShape(lanes, TILE_WARPS, cluster, shared, exchanged)
+                return _in_fewer_waves(shape, rows, classes, size, heavy, min(TILE_BYTES[1], chip.shared))
     # Instructions limit those of 16 bits.
     wide = size >= 4 and -(-rows // (WARP * widths[0])) * clusters[-1] >= MANY_BLOCKS
     lanes = widths[0 if wide else -1]
     tiles = -(-rows // (WARP * lanes))
     cluster = next((x for x in clusters if tiles * x >= 2 * MANY_BLOCKS), clusters[-1])
     exchanged = exchanged_bytes(lanes, TWO_PASS_TILE_WARPS, cluster, size, heavy)
-    return TileShape(lanes, TWO_PASS_TILE_WARPS, cluster, 0, exchanged)
+    shape = TileShape(lanes, TWO_PASS_TILE_WARPS, cluster, 0, exchanged)
+    return _in_fewer_waves(shape, rows, classes, size, heavy, chip.shared)
+
+
+def _in_fewer_waves(shape: TileShape, rows: int, classes: int, size: int, heavy: bool, room: int) -> TileShape:
+    """The shape, or one of clusters of seven blocks instead of eight, of which some more run at once: 32 tiles wait for
+    two clusters of eight in turn. ``room``: bytes of a block.
+    """
+    if shape.cluster != MAX_CLUSTER:
+        return shape
+    shared = (
+        -(-classes // (shape.warps * ODD_CLUSTER)) * shape.warps * WARP * shape.vec_size * size * bool(shape.shared)
+    )
+    exchanged = exchanged_bytes(shape.vec_size, shape.warps, ODD_CLUSTER, size, heavy)
+    other = TileShape(shape.vec_size, shape.warps, ODD_CLUSTER, shared, exchanged)
+
+    def time(x: TileShape) -> float:
+        at_once = CLUSTERS_AT_ONCE[x.cluster][min(_tile_blocks(x), 3) - 1]
+        return -(-rows // (WARP * x.vec_size * at_once)) / x.cluster
+
+    return other if shared + exchanged + 1024 <= room and time(other) < time(shape) else shape
+
+
+def _tile_blocks(tile: TileShape) -> int:
+    """Blocks that a multiprocessor has room for; each has 2 KiB besides."""
+    fits = max(1, (227 << 10) // (tile.shared + tile.exchanged + 2048))
+    return max(1, min(TILE_RESIDENT // (tile.warps * WARP), fits))
 
 
 def _tile_layout(
@@ -427,9 +486,7 @@ def _tile_layout(
     kind = "column_tiles" if tile.shared else "column_tiles_two_pass"
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     units = -(-rows // (WARP * tile.vec_size))
-    # A block has 2 KiB besides.
-    fits = max(1, (227 << 10) // (tile.shared + tile.exchanged + 2048))
-    resident = min(TILE_RESIDENT, fits * tile.warps * WARP)
+    resident = _tile_blocks(tile) * tile.warps * WARP
     return RowLayout(
         kind, tile.vec_size, 1, tile.warps * WARP, _chunks(units), 1, tile.shared, space_rank(rows, sizes), words,
         tile.cluster, resident, warps=tile.warps,
@@ -561,18 +618,20 @@ def dense_layout(
     others: Sequence[Sequence[int]],
     chip: Chip,
     affine: bool = False,
+    capped: bool = False,
 ) -> RowLayout:
     """The layout of rows with a target per class. ``operands`` are the logits, their gradients, the targets and theirs;
-    ``others`` the strides of mask and results; ``affine`` whether the threads of a row exchange but once.
+    ``others`` the strides of mask and results; ``affine`` whether the threads of a row exchange but once; ``capped``
+    whether logits have a cap.
     """
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
     sizes, strides = merge(shape, rows_of)
     rows, size, cluster, per_thread = prod(shape), logits.itemsize + targets.itemsize, 1, 0
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
-    packed = together and _packed_dense(
-        rows, classes, operands, sizes, [strides[0], strides[1], strides[2], strides[5]]
-    )
+    of_operands = [strides[0], strides[1], strides[2], strides[5]]
+    registers = classes <= dense_register_classes("packed_rows", affine, capped)
+    packed = together and _packed_dense(rows, classes, operands, sizes, of_operands, registers)
     if packed:
         kind, width, per_thread = "packed_rows", 1, classes
         vec_size, threads, shared = packed
@@ -588,13 +647,20 @@ def dense_layout(
     else:
         vec_size, threads, shared = _thread_per_row(classes, 1, size)
         kind, width = "thread_per_row", 1
-        moved = 0 if together else _column_words(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
-        if moved:
+        registers = classes <= dense_register_classes("columns", affine, capped) and rows >= MANY_ROWS
+        columns = 0 if together or not registers else _column_rows_of_lane(sizes, of_operands, operands)
+        moved = 0 if together else _column_words(sizes, of_operands, operands)
+        if columns:
+            kind, vec_size, threads, shared, per_thread = "columns", columns, PACKED_THREADS, 0, classes
+        elif moved:
             kind, vec_size, threads = "columns", moved, min(threads, PACKED_THREADS)
             shared = classes * size * threads
     in_warps = kind not in ("block", "two_pass")
     per_block = threads // WARP if in_warps else 1
     units = -(-rows // (WARP // width)) if in_warps else rows
+    registers = per_thread > 0 and classes <= dense_register_classes(kind, affine, capped)
+    if registers:
+        units = -(-rows // (WARP * (packed_rows_of_lane(classes) if kind == "packed_rows" else vec_size)))
     class_strides = (
         logits.class_stride,
         gradients.class_stride,
@@ -606,11 +672,31 @@ def dense_layout(
     words = space_words(rows, classes, class_strides, sizes, strides)
     rank = space_rank(rows, sizes)
     # Kernels of blocks have up to 64 registers.
-    resident = 2048 if in_warps else RESIDENT_THREADS
+    resident = DENSE_REGISTER_RESIDENT if registers else 2048 if in_warps else RESIDENT_THREADS
     return RowLayout(
-        kind, vec_size, width, threads, _chunks(units), per_block, shared, rank, words, cluster, resident,
+        kind, vec_size, width, threads, _chunks(units, resident), per_block, shared, rank, words, cluster, resident,
         per_thread=per_thread,
     )  # fmt: skip
+
+
+def dense_register_classes(kind: str, affine: bool, capped: bool) -> int:
+    """Classes of both operands that a lane holds in registers, at most, of packed rows or columns."""
+    if not affine or capped:
+        return 0
+    return DENSE_PACKED_CLASSES if kind == "packed_rows" else DENSE_COLUMN_CLASSES if kind == "columns" else 0
+
+
+def _column_rows_of_lane(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> int:
+    """Neighbouring rows that a lane takes to registers, in words of four bytes if they lie so; 0 of rows that are not
+    neighbours in all tensors.
+    """
+    if not all(x[0] == 1 for x in strides) or sizes[0] == 1:
+        return 0
+    apart = [x for s in strides for x in s[1:]] + [x.class_stride for x in tensors]
+    size = min(x.itemsize for x in tensors)
+    rows = max(1, 4 // size)
+    aligned = not any(x.misalignment % (rows * x.itemsize) for x in tensors)
+    return rows if aligned and not sizes[0] % rows and not any(x % rows for x in apart) else 1
 
 
 def _column_words(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> int:
@@ -627,10 +713,15 @@ def _column_words(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensor
 
 
 def _packed_dense(
-    rows: int, classes: int, operands: Sequence[RowStrides], sizes: Sequence[int], strides: Sequence[Sequence[int]]
+    rows: int,
+    classes: int,
+    operands: Sequence[RowStrides],
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    registers: bool,
 ) -> tuple[int, int, int] | None:
     """Elements of a word, threads of a block and bytes of shared memory for many rows of few contiguous classes with a
-    target each; None for others.
+    target each; None for others. Of those in ``registers`` a lane takes several, and the next ones have room, too.
     """
     itemsizes = [x.itemsize for x in operands]
     word = gcd(16, *(x.misalignment for x in operands))
@@ -638,6 +729,7 @@ def _packed_dense(
     if not fits or any(x != strides[0] for x in strides) or not without_gaps(classes, sizes, strides[0]):
         return None
     row = sum(packed_pitch(classes * x) for x in (itemsizes[0], itemsizes[2]))
+    row *= 2 * packed_rows_of_lane(classes) if registers else 1
     if WARP * row > SHARED_BYTES:
         return None
     threads = min(PACKED_THREADS, power_of_two(SHARED_BYTES // row + 1) // 2)
@@ -703,8 +795,11 @@ def _workers(kind: str, rows: int, width: int, threads: int) -> tuple[int, int]:
     return (1, rows) if kind == "block" else (threads // WARP, -(-rows // (WARP // width)))
 
 
-def _chunks(units: int) -> int:
-    return max(1, min(units, MAX_CHUNKS))
+def _chunks(units: int, resident: int = 2048) -> int:
+    """Partial sums of so many tiles. Each ends with a sum over a warp, and the last block adds them while the GPU
+    waits.
+    """
+    return max(1, min(units, WARP_CHUNKS if resident <= WARP_CHUNKS_RESIDENT else MAX_CHUNKS))
 
 
 def space_words(
@@ -743,7 +838,7 @@ def blocks(layout: RowLayout, chunks: int, processors: int, gradient: bool = Tru
     if layout.cluster > 2:
         # Clusters do not cross the parts that a GPU is made of, of which each has some multiprocessors left over: so
         # many are of use on a GPU of 132.
-        usable = max(1, processors * 10 // 11)
+        usable = max(1, processors * 17 // 20 if layout.cluster == ODD_CLUSTER else processors * 10 // 11)
     at_once = max(1, usable * _at_once(layout, gradient and layout.prefetch) // layout.cluster)
     return max(1, min(-(-chunks // layout.per_block), at_once)) * layout.cluster
 

@@ -146,7 +146,7 @@ class SoftmaxPlan(Plan):
         self._labels = (0,) * len(masks), masks
         if self.static.has_tangent:
             return softmax_layout.dense_second_layout(*given)
-        return softmax_layout.dense_layout(*given, self.machine.chip, self.loss.affine)
+        return softmax_layout.dense_layout(*given, self.machine.chip, self.loss.affine, self.static.capped)
 
     def _shared_misalignment(self) -> int:
         """The misalignment of gradients that lie as the operands do, so that one split of a row into vectors and edges
@@ -276,7 +276,7 @@ class SoftmaxPlan(Plan):
     @cached_property
     def count_chunks(self) -> int:
         """The partial sums of the count."""
-        return max(1, min(-(-self.rows // (4 * gpu.WARP)), softmax_layout.MAX_CHUNKS))
+        return max(1, min(-(-self.rows // (8 * gpu.WARP)), softmax_layout.COUNT_CHUNKS))
 
 
 class CountingPlan(Plan):

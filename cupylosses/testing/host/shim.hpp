@@ -471,6 +471,12 @@ inline T* opaque(T* x) {
   return x;
 }
 
+inline unsigned select_bytes(unsigned x, unsigned y, unsigned which) {
+  const unsigned long long both = static_cast<unsigned long long>(y) << 32 | x;
+  unsigned z = 0;
+  for (int i = 0; i < 4; ++i) z |= static_cast<unsigned>(both >> 8 * (which >> 4 * i & 7u) & 0xffu) << 8 * i;
+  return z;
+}
 inline long long opaque_zero() {
   return 0;
 }

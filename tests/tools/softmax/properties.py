@@ -42,7 +42,9 @@ TERM_LAYOUTS: Mapping[str, tuple[int, ...]] = {
     "two_pass": (2, 4103),
     "thread_per_row": (3, 4, 5, 7),
     "columns": (3, 5, 4, 8),
+    "columns, in registers": (3, 5, 8, 16),
     "packed_rows": (333, 5),
+    "packed_rows, of many classes": (333, 17),
     "subwarp, copied": (2, 199, 5, 3),
 }
 
