@@ -19,6 +19,7 @@ from cupylosses.engines.softmax.layout import (
     MANY_ROWS,
     MAX_CHUNKS,
     MAX_CLUSTER,
+    PACKED_CHUNKS,
     PACKED_CLASSES,
     PACKED_CLASSES_NARROW,
     PACKED_CLASSES_WHOLE,
@@ -450,5 +451,6 @@ def test_few_threads_take_a_short_row() -> None:
 
 
 def test_groups_are_bounded() -> None:
-    assert of((1 << 20, 64), 1).chunks == MAX_CHUNKS
+    assert of((1 << 20, 64), 1).chunks == PACKED_CHUNKS
+    assert of((1 << 20, 640), 1).chunks == MAX_CHUNKS
     assert of((7, 32000), 1).chunks == 7

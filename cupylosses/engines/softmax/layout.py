@@ -136,8 +136,10 @@ IN_THREADS = ("thread_per_row_packed", *RECOMPUTED)
 STRIDED = ("thread_per_row", "interleaved_rows")
 #: Layouts of log-probabilities whose gradients warps write in tiles.
 IN_TILES = ("label_only_tiles", "label_only_rows", "label_only_columns")
-#: Partial sums, and notes of teams, at most.
+#: Partial sums, and notes of teams, at most. Of few contiguous classes they are fewer, because one block of few threads
+#: adds them in the end.
 MAX_CHUNKS = 1 << 14
+PACKED_CHUNKS = 1 << 11
 
 
 @dataclass(frozen=True)
@@ -276,7 +278,7 @@ def _in_registers(
         vec_size = gcd(16, logits.misalignment, gradients.misalignment) // size
         shifted = gradients.misalignment == 0 and vec_size < 16 // size
         each = packed_rows_of_lane(classes)
-        units = -(-rows // (WARP * each))
+        chunks = _chunks(-(-rows // (WARP * each)), PACKED_CHUNKS)
         row = each * packed_pitch(classes * size)
         threads = min(threads, power_of_two(SHARED_BYTES // row + 1) // 2)
         shared = threads * row
@@ -294,11 +296,11 @@ def _in_registers(
             return None
         vec_size, kind, warps, per_thread, shifted = found, "columns", 1, classes, False
         threads, shared = COLUMN_THREADS, 0
-        units = -(-rows // (WARP * vec_size))
+        chunks = _chunks(-(-rows // (WARP * vec_size)))
         resident = COLUMN_RESIDENT
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     return RowLayout(
-        kind, vec_size, 1, threads, _chunks(units), threads // WARP // warps, shared, space_rank(rows, sizes), words,
+        kind, vec_size, 1, threads, chunks, threads // WARP // warps, shared, space_rank(rows, sizes), words,
         resident=max(threads, min(2048, resident)), per_thread=per_thread, warps=warps, shifted=shifted,
     )  # fmt: skip
 
@@ -703,8 +705,8 @@ def _workers(kind: str, rows: int, width: int, threads: int) -> tuple[int, int]:
     return (1, rows) if kind == "block" else (threads // WARP, -(-rows // (WARP // width)))
 
 
-def _chunks(units: int) -> int:
-    return max(1, min(units, MAX_CHUNKS))
+def _chunks(units: int, most: int | None = None) -> int:
+    return max(1, min(units, most or MAX_CHUNKS))
 
 
 def space_words(
