@@ -352,17 +352,18 @@ template <class Group>
 __device__ __forceinline__ bool worker_grad_scale_is_stale(const Group& group, int64 chunks, double true_grad_output,
                                                            const double* used_grad_output,
                                                            double* expected_grad_output) {
-  // Each block (or warp) checks all records of the worker: there are few.
+  // Each warp checks all records of the worker, so they need no barrier; there are few. Nor does a division of 64 bits
+  // find out how many.
   constexpr int kClusterSize = Group::kClusterSize;
-  const int threads = Group::kBlockWide ? static_cast<int>(blockDim.x) : kWarp;
-  const int64 step = group.workers(), records = (chunks - group.worker() + step - 1) / step * kClusterSize;
+  const int lane = threadIdx.x % kWarp;
+  const int64 step = group.workers();
   bool stale = used_grad_output == nullptr;
-  for (int64 i = threadIdx.x % threads; !stale && i < records; i += threads) {
-    const double recorded =
-        used_grad_output[(group.worker() + i / kClusterSize * step) * kClusterSize + i % kClusterSize];
+  for (int64 chunk = group.worker() + lane / kClusterSize * step; !stale && chunk < chunks;
+       chunk += kWarp / kClusterSize * step) {
+    const double recorded = used_grad_output[chunk * kClusterSize + lane % kClusterSize];
     stale = __double_as_longlong(recorded) != __double_as_longlong(true_grad_output);
   }
-  stale = (Group::kBlockWide ? __syncthreads_or(stale) : __any_sync(0xffffffffu, stale)) != 0;
+  stale = __any_sync(0xffffffffu, stale) != 0;
   if (stale && expected_grad_output != nullptr && blockIdx.x == 0 && threadIdx.x == 0)
     *expected_grad_output = true_grad_output;
   return stale;

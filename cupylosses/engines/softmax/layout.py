@@ -149,8 +149,8 @@ IN_TILES = ("label_only_tiles", "label_only_rows", "label_only_columns")
 #: Partial sums, and notes of teams, at most; and partial sums of a divisor.
 MAX_CHUNKS = 1 << 14
 COUNT_CHUNKS = 1 << 12
-#: The former where few warps are resident, each of which then takes one chunk, from tile to tile through all of memory;
-#: and the threads of a multiprocessor up to which these are few.
+#: The former of few contiguous classes, and where few warps are resident: each then takes one chunk, from tile to tile
+#: through all of memory. And the threads of a multiprocessor up to which these are few.
 WARP_CHUNKS = 1 << 11
 WARP_CHUNKS_RESIDENT = 704
 
@@ -258,7 +258,7 @@ def row_layout(
     if kind == "block" and rows >= STREAMED_ROWS and width * cluster >= STREAMED_WIDTH and not shifted:
         fits = _stage(classes // vec_size, width * cluster) <= VECTORS
         streamed = fits * min(SUBWARP_BLOCK_THREADS, threads * cluster)
-    chunks, rank = _chunks(units, resident), space_rank(rows, sizes)
+    chunks, rank = _chunks(units, _most_chunks(resident)), space_rank(rows, sizes)
     return RowLayout(
         kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident, streamed, prefetch,
         per_thread=per_thread, shifted=shifted, gathered=gathers,
@@ -291,7 +291,7 @@ def _in_registers(
         vec_size = gcd(16, logits.misalignment, gradients.misalignment) // size
         shifted = gradients.misalignment == 0 and vec_size < 16 // size
         each = packed_rows_of_lane(classes)
-        units = -(-rows // (WARP * each))
+        chunks = _chunks(-(-rows // (WARP * each)), WARP_CHUNKS)
         row = each * packed_pitch(classes * size) * packed_buffers(classes)
         threads = min(threads, power_of_two(SHARED_BYTES // row + 1) // 2)
         shared = threads * row + shifted * threads // WARP * 16 * packed_buffers(classes)
@@ -309,12 +309,11 @@ def _in_registers(
             return None
         vec_size, kind, warps, per_thread, shifted = found, "columns", 1, classes, False
         threads, shared = COLUMN_THREADS, 0
-        units = -(-rows // (WARP * vec_size))
         resident = COLUMN_RESIDENT
+        chunks = _chunks(-(-rows // (WARP * vec_size)), _most_chunks(resident))
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     return RowLayout(
-        kind, vec_size, 1, threads, _chunks(units, resident), threads // WARP // warps, shared,
-        space_rank(rows, sizes), words,
+        kind, vec_size, 1, threads, chunks, threads // WARP // warps, shared, space_rank(rows, sizes), words,
         resident=max(threads, min(2048, resident)), per_thread=per_thread, warps=warps, shifted=shifted,
     )  # fmt: skip
 
@@ -346,8 +345,9 @@ def _interleaved_layout(
     threads = thread_per_row_threads(classes, ROWS_PER_THREAD, size)
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     units = rows // sizes[0] * -(-sizes[0] // (WARP * ROWS_PER_THREAD))
+    chunks = _chunks(units, _most_chunks(THREAD_PER_ROW_RESIDENT))
     return RowLayout(
-        "interleaved_rows", ROWS_PER_THREAD, 1, threads, _chunks(units, THREAD_PER_ROW_RESIDENT), threads // WARP,
+        "interleaved_rows", ROWS_PER_THREAD, 1, threads, chunks, threads // WARP,
         classes * ROWS_PER_THREAD * size * threads, space_rank(rows, sizes), words,
         resident=THREAD_PER_ROW_RESIDENT, per_thread=classes,
     )  # fmt: skip
@@ -673,8 +673,9 @@ def dense_layout(
     rank = space_rank(rows, sizes)
     # Kernels of blocks have up to 64 registers.
     resident = DENSE_REGISTER_RESIDENT if registers else 2048 if in_warps else RESIDENT_THREADS
+    chunks = _chunks(units, _most_chunks(resident))
     return RowLayout(
-        kind, vec_size, width, threads, _chunks(units, resident), per_block, shared, rank, words, cluster, resident,
+        kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident,
         per_thread=per_thread,
     )  # fmt: skip
 
@@ -795,11 +796,16 @@ def _workers(kind: str, rows: int, width: int, threads: int) -> tuple[int, int]:
     return (1, rows) if kind == "block" else (threads // WARP, -(-rows // (WARP // width)))
 
 
-def _chunks(units: int, resident: int = 2048) -> int:
+def _chunks(units: int, most: int = MAX_CHUNKS) -> int:
     """Partial sums of so many tiles. Each ends with a sum over a warp, and the last block adds them while the GPU
     waits.
     """
-    return max(1, min(units, WARP_CHUNKS if resident <= WARP_CHUNKS_RESIDENT else MAX_CHUNKS))
+    return max(1, min(units, most))
+
+
+def _most_chunks(resident: int) -> int:
+    """The most partial sums where so many threads of a multiprocessor are resident."""
+    return WARP_CHUNKS if resident <= WARP_CHUNKS_RESIDENT else MAX_CHUNKS
 
 
 def space_words(
