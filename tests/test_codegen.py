@@ -107,7 +107,7 @@ def test_every_part_carries_its_line_label(loss: Loss, kind: str) -> None:
 #: Files of second derivatives.
 SECOND_FILES = (
     *sources.nested(tuple(f"softmax/{x}.cuh" for x in dict.fromkeys(softmax_codegen.FILES.values()))),
-    "softmax/second_derivatives.cuh",
+    "softmax/hvp_rows.cuh",
 )
 
 

@@ -143,6 +143,24 @@ def copied() -> None:
         assert torch.equal(torch_device.copied(x, (9 * 1033, 1, 9)), x)
 
 
+def second_in_registers() -> None:
+    """Second derivatives of rows whose warp moves them together."""
+    with host.execution(seed=1), row_properties.few_rows_are_many():
+        row_properties.second_agrees_with_truth(row_properties.draw((163, 6), 1))
+
+
+def second_of_impossible_classes() -> None:
+    """A logit of -inf has no second derivative, though its direction is infinite, and leaves others alone."""
+    x, v = torch.randn(2, 3, 43, generator=torch.Generator().manual_seed(0))
+    x[:, 2], v[:, 2] = -inf, inf
+    x.requires_grad_()
+    with host.execution(seed=1):
+        loss = F.cross_entropy(x, torch.zeros(3, dtype=torch.int64), reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+        (found,) = torch.autograd.grad(gradient, x, v)
+    assert bool(found.isfinite().all()) and bool((found[:, 2] == 0).all())
+
+
 def few_teams() -> None:
     """Threads that take many groups of rows, launch after launch."""
     with row_properties.blocks(2, "cpu"):
@@ -237,6 +255,8 @@ BATTERY: dict[str, Callable[[], None]] = {
     ),
     "rows, second, apart": rows(row_properties.second_agrees_with_truth, "thread_per_row", {"how": "transposed"}),
     "rows, second, classes": rows(row_properties.second_agrees_with_truth, "thread_per_row"),
+    "rows, second, packed": second_in_registers,
+    "rows, second, impossible": second_of_impossible_classes,
     "rows, second, equal": rows(row_properties.second_of_equal_logits, "subwarp"),
     "rows, one pass or two": rows(row_properties.writes_one_gradient_in_one_pass_or_two, "subwarp"),
     "rows, left out": rows(row_properties.leaves_rows_out, "subwarp"),

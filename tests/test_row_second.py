@@ -40,7 +40,10 @@ from cupylosses.testing.tolerance import compare, same_bits
 pytestmark = pytest.mark.kernels
 
 #: Layouts with different code for second derivatives; rows too long for shared memory are nothing special here.
-WAYS = ("subwarp", "block", "thread_per_row", "label_only_tiles", "label_only_columns")
+WAYS = (
+    "subwarp", "block", "thread_per_row", "thread_per_row_packed", "packed_rows", "label_only_tiles",
+    "label_only_columns",
+)  # fmt: skip
 
 #: Losses of class indices.
 LOSSES = [name for name, x in registry(SoftmaxLoss).items() if x.row]
@@ -176,13 +179,15 @@ def test_sure_rows_keep_their_digits(dtype: str, gap: float, options: Mapping[st
             assert abs(found - expected) <= 128 * eps * abs(expected) + tiny, (found, expected)
 
 
+@pytest.mark.parametrize("direction", [1.0, inf])
 @pytest.mark.parametrize("shape", [(3, 4), (3, 40), (3, 700), (3, 4, 5)], ids=str)
-def test_impossible_classes(shape: tuple[int, ...], no_formula: None) -> None:
+def test_impossible_classes(shape: tuple[int, ...], direction: float, no_formula: None) -> None:
     """A logit of -inf has no second derivative, whatever its direction, and changes no other one."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     y = torch.zeros(shape[0], *shape[2:], dtype=torch.int64)
     x[:, 2] = -inf
     v = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    v[:, 2] *= direction
     without = [z.index_select(1, torch.tensor([i for i in range(shape[1]) if i != 2])) for z in (x, v)]
     drawn = [row_properties.Drawn(z.to(KERNELS), y.to(KERNELS), 1) for z in (x, without[0])]
     g = torch.ones(y.shape, device=KERNELS)
@@ -300,4 +305,6 @@ def test_layouts_are_what_they_are_called() -> None:
         found = softmax_layout.second_layout(of_rows, shape[dim], rows, rows, others, rows, softmax)
         assert (found.kind == "label_only") == layout.startswith("label_only")
         kinds.add(found.kind)
-    assert kinds == {"subwarp", "block", "thread_per_row_two_pass", "label_only"}
+    assert kinds == {
+        "subwarp", "block", "staged_thread_per_row", "staged_packed_rows", "thread_per_row_two_pass", "label_only"
+    }  # fmt: skip

@@ -292,8 +292,7 @@ struct DenseRowProgram {
   static constexpr bool kInPlace = kInPlace_;
   static constexpr bool kWeighted = !kIsAbsent<Weight_>;
   // True if AffinePass serves. Numbers with tangents take the general passes.
-  static constexpr bool kAffine =
-      Term_::kAffine && !kTeacher && (kSameType<Compute, float> || kSameType<Compute, double>);
+  static constexpr bool kAffine = Term_::kAffine && !kTeacher;
   static constexpr bool kInputGradient = kInputGradient_;
   static constexpr bool kTargetGradient = kTargetGradient_;
   // True if terms take KnownLogs of rows on chip.

@@ -75,6 +75,9 @@ DENSE_FILES = {
     "thread_per_row_two_pass": "dense_thread_per_row",
 }
 
+#: Layouts of second derivatives whose rows lie in shared memory.
+STAGED_SECOND = ("staged_thread_per_row", "staged_packed_rows")
+
 #: Entry points: what each computes. The keys are the kinds of :class:`SoftmaxKernel`.
 KINDS = {
     "value": "the reduced value",
@@ -192,12 +195,19 @@ class SoftmaxKernel(Kernel):
         return _Indices if self.indices else _Dense
 
     @property
+    def evaluates_hvp(self) -> bool:
+        """True if the second derivatives of exponentials are written out (``hvp_rows.cuh``)."""
+        return self.indices and self.kind == "hvp" and not self.capped and self.layout != "label_only"
+
+    @property
     def files(self) -> tuple[str, ...]:
         target = self._target
         if in_registers(self):
             return (*FUNCTOR, "softmax/dense_register_rows.cuh", *(["softmax/count_rows.cuh"] * self.self_counting))
         if self.kind == "hvp":
             base, second = target.second_files
+            if self.evaluates_hvp:
+                second = "hvp_rows"
             return (*nested((*FUNCTOR, f"softmax/{base.get(self.layout, base[''])}.cuh")), f"softmax/{second}.cuh")
         if self.kind == "denominator":
             return (*FUNCTOR, "softmax/count_rows.cuh", *([] if self.indices else ["softmax/dense_rows.cuh"]))
@@ -487,13 +497,22 @@ class _Indices:
             staged = _bool(kernel.layout == "column_tiles")
             return f"ClusterGroup<{kernel.cluster}> group", f"TileReader<{kernel.vec_size}, {kernel.warps}, {staged}>"
         # The width is a constant where threads take rows alone: nothing is exchanged.
-        group = f"SubwarpGroup group{{{'1' if kernel.layout == 'thread_per_row_two_pass' else 'width'}}}"
+        alone = kernel.layout in ("thread_per_row_two_pass", *STAGED_SECOND)
+        group = f"SubwarpGroup group{{{'1' if alone else 'width'}}}"
         if kernel.layout == "subwarp" and kernel.kind not in ("from_residual", "hvp"):
             group = "BlockOfSubwarps group{{width}}"
         elif kernel.layout == "streamed":
             group = "StreamingBlock group{{}, width}"
         elif kernel.layout in ("block", "two_pass"):
             group = f"ClusterGroup<{kernel.cluster}> group"
+        if kernel.layout in STAGED_SECOND:
+            source = "StagedHvpColumn<Program::Storage>"
+            if kernel.layout == "staged_packed_rows":
+                word = kernel.vec_size * ITEMSIZE[kernel.input]
+                source = f"PackedHvpRows<Program::Storage, {kernel.per_thread}, {word}>"
+            return group, f"StagedHvpReader<{source}>"
+        if kernel.evaluates_hvp:
+            return group, f"HvpReader<{_Indices._size(kernel)}>"
         if second or kernel.layout == "two_pass":
             return group, f"TwoPassReader<{_Indices._size(kernel)}>"
         if kernel.layout == "streamed":

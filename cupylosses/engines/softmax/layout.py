@@ -12,6 +12,8 @@ column_tiles               many rows of more strided classes: the warps of a blo
                            rows, which stay in shared memory
 column_tiles_two_pass      the same of rows too long for shared memory: they are read twice
 thread_per_row_two_pass    a thread takes a row and reads it again from memory: second derivatives
+staged_thread_per_row      the same of few strided classes: in shared memory, with their tangents
+staged_packed_rows         the same of many rows of few contiguous classes, which a warp moves together
 label_only                 only the label's class is read: log-probabilities
 label_only_tiles           the same where gradients have no gaps: warps write tiles of them, whatever the rows
 label_only_rows            the same of short rows: a lane takes some of them, and its warp writes their gradients
@@ -745,23 +747,41 @@ def second_layout(
     others: Sequence[Sequence[int]],
     directions: RowStrides,
     softmax: bool,
+    capped: bool = False,
 ) -> RowLayout:
-    """The layout of rows for second derivatives, which are all read again; directions may lie in any way. Without a
-    softmax only the label's class is read.
+    """The layout of rows for second derivatives; directions may lie in any way. Rows that threads take alone stay in
+    shared memory if they fit and have no cap, all others are read again. Without a softmax only the label's class is
+    read.
     """
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, directions.strides])
     rows = prod(shape)
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
     vec_size = vector_size(sizes, strides, logits, gradients, together) if together and softmax else 1
     kind, width, threads = _read_again(classes, vec_size, together)
+    row = per_thread = 0  # bytes of a row in shared memory
+    alone = softmax and not capped and kind == "thread_per_row_two_pass"
+    if alone and together:
+        word = gcd(16, logits.misalignment, gradients.misalignment, directions.misalignment)
+        follow = strides[0] == strides[1] == strides[-1] and directions.class_stride == 1
+        if rows >= MANY_ROWS and follow and word >= logits.itemsize and without_gaps(classes, sizes, strides[0]):
+            kind, vec_size, per_thread = "staged_packed_rows", word // logits.itemsize, classes
+            row, threads = 2 * packed_pitch(classes * logits.itemsize), PACKED_THREADS
+    elif alone:
+        row = 2 * classes * logits.itemsize
+        kind, row = ("staged_thread_per_row", row) if row * THREAD_PER_ROW_THREADS_MIN <= SHARED_BYTES else (kind, 0)
+    if row:
+        threads = min(threads, power_of_two(SHARED_BYTES // row + 1) // 2)
     if not softmax:
         kind, width, threads = "label_only", WARP if gradients.class_stride == 1 and classes > 1 else 1, THREADS
     per_block, units = _workers(kind, rows, width, threads)
     words = space_words(
         rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, directions.class_stride), sizes, strides
     )
-    vec_size = 1 if kind == "thread_per_row_two_pass" else vec_size
-    return RowLayout(kind, vec_size, width, threads, _chunks(units), per_block, 0, space_rank(rows, sizes), words)
+    vec_size = 1 if "thread_per_row" in kind else vec_size
+    return RowLayout(
+        kind, vec_size, width, threads, _chunks(units), per_block, row * threads, space_rank(rows, sizes),
+        words, per_thread=per_thread,
+    )  # fmt: skip
 
 
 def dense_second_layout(

@@ -1,0 +1,40 @@
+struct Loss {
+  using Compute = NestedDual<float>;
+  float label_smoothing_kept;
+  float hard_kept;
+
+  __device__ __forceinline__ explicit Loss(double label_smoothing_, double z_loss_, double gamma_, double poly_) {
+#line 1 "cross_entropy.hard"
+    const double hard_ = 1.0 - label_smoothing_;
+    label_smoothing_kept = opaque(static_cast<float>(label_smoothing_));
+    hard_kept = opaque(static_cast<float>(hard_));
+  }
+
+  template <class nll_, class rest_, class lse_, class smooth_, class weight_>
+  __device__ __forceinline__ auto
+  operator()(const nll_& nll, const rest_& rest, const lse_& lse, const smooth_& smooth, const weight_& weight) const {
+    const auto label_smoothing = ::constant<NestedDual<float>>(label_smoothing_kept);
+    const auto hard = ::constant<NestedDual<float>>(hard_kept);
+#line 1 "cross_entropy.plain"
+    const auto _row = ::lift<NestedDual<float>>(weighted(hard * weight, nll) + weighted(label_smoothing, smooth));
+    return _row;
+#line 1 "<cross_entropy_hvp_f16-i64-none-none_f64_staged_packed_rows_x8_tangent1_plain_10-per-thread>.entries"
+  }
+};
+
+using Result = double;
+using Space = RowSpace<1>;
+using Program = HvpProgram<RowProgram<Loss, Space, half_t, int64, Absent, Absent, double, false, false>>;
+using Compute = Program::Compute;
+using Reader = StagedHvpReader<PackedHvpRows<Program::Storage, 10, 16>>;
+
+extern "C" __global__ void __launch_bounds__(256)
+cross_entropy_hvp_f16(const half_t* input, const int64* target, const half_t* input_tangent, half_t* input_gradients, double* values, const double* grad_output, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double divisor, double scale, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
+  const Program program{{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, input_gradients, target,
+                          nullptr,
+                          nullptr, {logit_scale, softcap},
+                          ignored, status, site, values, nullptr, nullptr, nullptr,
+                          values != nullptr}, input_tangent};
+  const SubwarpGroup group{1};
+  row_gradient<Reader>(program, group, chunks, grad_output);
+}
