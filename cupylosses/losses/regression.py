@@ -64,10 +64,7 @@ smooth_l1_loss = define(
     formula="d^2 / (2 beta) where d < beta, else d - beta / 2, with d = |input - target|",
     operands=(_INPUT, _TARGET),
     parameters=(Parameter("beta", 1.0, "Difference at which the two branches meet; 0 gives `l1_loss`.", minimum=0.0),),
-    # The product d * slope is formed first: otherwise beta = inf would give inf * 0, and the gradient of a tiny d would
-    # be flushed to zero.
-    let={"d": "abs(input - target)", "slope": "1 / beta"},
-    value="where(d < beta, 0.5 * (d * (d * slope)), d - 0.5 * beta)",
+    value="smooth_abs(input - target, beta, 1 / beta)",
     reference=_smooth_l1_reference,
     torch="smooth_l1_loss",
     module="SmoothL1Loss",
@@ -99,10 +96,7 @@ huber_loss = define(
     formula="d^2 / 2 where d <= delta, else delta (d - delta / 2), with d = |input - target|",
     operands=(_INPUT, _TARGET),
     parameters=(Parameter("delta", 1.0, "Difference at which the two branches meet.", minimum=0.0, exclusive=True),),
-    let={"d": "abs(input - target)"},
-    # `<=`, because with delta = inf an infinite d must not reach the second branch, which is inf - inf there.
-    # `half_square(d)`, because `square(d)` overflows where half of it does not.
-    value="where(d <= delta, half_square(d), delta * (d - 0.5 * delta))",
+    value="clipped_square(input - target, delta)",
     reference=_huber_reference,
     torch="huber_loss",
     module="HuberLoss",

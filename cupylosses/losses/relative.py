@@ -48,6 +48,7 @@ mape_loss = define(
     parameters=(Parameter("epsilon", 1e-7, "Lower bound of the denominator.", minimum=0.0, exclusive=True),),
     value="percentage_error(input, target, epsilon)",
     reference=_mape_reference,
+    heavy=1,
     kinks=lambda epsilon: [Kink((0.75, 0.75), 0.0, (0.0, 0.0))],
     convention="At input = target the gradient is 0. At |target| = epsilon the denominator is treated as constant.",
     cases=({}, {"epsilon": 0.5}),

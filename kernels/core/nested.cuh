@@ -195,10 +195,22 @@ template <class T>
 __device__ __forceinline__ NestedDual<T> min(NestedDual<T> x, NestedDual<T> y) {
   return {min(x.value, y.value), x.value < y.value ? x.tangent : y.tangent};
 }
+// Of equal values, the one with the larger tangent, in whatever order they are compared: all threads must choose the
+// same.
+template <class T>
+__device__ __forceinline__ NestedDual<T> max_ignoring_nan(NestedDual<T> x, NestedDual<T> y) {
+  const T value = max_ignoring_nan(x.value, y.value);
+  if (x.value == y.value) return {value, max_ignoring_nan(x.tangent, y.tangent)};
+  return {value, value == x.value ? x.tangent : y.tangent};
+}
 template <class T>
 __device__ __forceinline__ NestedDual<T> copysign(NestedDual<T> x, NestedDual<T> y) {
   const T value = copysign(x.value, y.value);
   return {value, value == x.value ? x.tangent : -x.tangent};
+}
+template <class T>
+__device__ __forceinline__ NestedDual<T> scalar_least(NestedDual<T>) {
+  return {scalar_least(T()), T(0)};
 }
 template <class T>
 __device__ __forceinline__ NestedDual<T> scalar_max(NestedDual<T>) {

@@ -33,6 +33,13 @@ __device__ __forceinline__ unsigned floats_to_bfloat16_pair(float low, float hig
 }
 #endif
 
+// 2^x, with 0 for subnormal results: the bare instruction. exp2f adds four instructions for subnormal numbers.
+__device__ __forceinline__ float exp2_ftz(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Conversions between float and double that keep subnormal numbers, which -ftz=true makes 0: each is one instruction,
 // where C++ has up to two more that flush. The last one rounds towards zero.
 __device__ __forceinline__ double float_to_double(float x) {

@@ -41,6 +41,19 @@ __device__ __forceinline__ float scalar_log(float x) {
 __device__ __forceinline__ double scalar_log(double x) {
   return log(x);
 }
+// To bases of 2: fewer instructions where the exponent or the logarithm has a factor anyway.
+__device__ __forceinline__ float scalar_exp2(float x) {
+  return kNarrow ? exp2_ftz(x) : exp2f(x);
+}
+__device__ __forceinline__ double scalar_exp2(double x) {
+  return exp2(x);
+}
+__device__ __forceinline__ float scalar_log2(float x) {
+  return kNarrow ? __log2f(x) : log2f(x);
+}
+__device__ __forceinline__ double scalar_log2(double x) {
+  return log2(x);
+}
 __device__ __forceinline__ float scalar_rsqrt(float x) {
   return rsqrtf(x);
 }

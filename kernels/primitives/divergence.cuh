@@ -29,6 +29,12 @@ __device__ __forceinline__ double scalar_log_difference(double a, double b) {
   return log(a) - log(b);
 }
 
+// log(2 x) / 2
+template <class T>
+__device__ __forceinline__ T scalar_half_log_of_twice(T x) {
+  return scalar_fma(scalar_log2(x), T(0.34657359027997264), T(0.34657359027997264));
+}
+
 // a / b and its logarithm for a, b >= 0. log(a) - log(b) would cancel, and log(a / b) would lack what the quotient
 // rounded off. That remainder is exact in one fma, and is added. (log1p of the excess over 1 took more arithmetic,
 // which bounds such a loss.) Small operands are scaled first, because a remainder below the range would be flushed. If
@@ -290,6 +296,39 @@ __device__ __forceinline__ Entropy<double> scalar_entropy(double a, double m, do
   return {ratio.log, a == 0.0 ? m : scalar_relative_entropy(a, ratio, difference)};
 }
 
+// Half of log(1 + t) for t between -1/3 and 1/3, to 2^-17.
+template <class T>
+__device__ __forceinline__ T scalar_half_log1p(T t) {
+  return t * scalar_polynomial(t, T(0.50000356), T(-0.250010033), T(0.166098446), T(-0.124251707), T(0.113203362),
+                               T(-0.0967189643));
+}
+
+// The divergence below for tentative evaluation and a beta of 1/2, which makes it an even function of t = (a - b) / (a
+// + b): (a - b) t (1/4 + t^2 / 24 + ...) where t is small.
+template <class T, unsigned kA, unsigned kB, unsigned kD>
+__device__ __forceinline__ Dual<T, kA | kB> tentative_jensen_shannon(const Dual<T, kA>& a, const Dual<T, kB>& b,
+                                                                     const Dual<T, kD>& difference) {
+  const T sum = a.value + b.value;
+  const T inverse = scalar_divide_roughly(T(1), max_ignoring_nan(sum, T(0x1p-100)));
+  const T t = difference.value * inverse, w = t * t;
+  const bool near = scalar_abs(t) < T(0.33);
+  // Finite for quotients of 0, which multiply it, and NaN for those below.
+  const T half_a = scalar_half_log_of_twice(scalar_fma(a.value, inverse, T(0x1p-126)));
+  const T half_b = scalar_half_log_of_twice(scalar_fma(b.value, inverse, T(0x1p-126)));
+  const T close = difference.value * t * scalar_polynomial(w, T(0.250000437), T(0.0415970964), T(0.0182873622));
+  const T value = select_computed(near, close, scalar_fma(a.value, half_a, b.value * half_b));
+  // Of a smaller sum the difference may have been flushed; of a larger one the inverse is 0.
+  const bool known = ((sum >= T(0x1p-100)) & (sum < T(0x1p126))) | (sum == T(0));
+  T by_a = T(0), by_b = T(0);
+  if constexpr (kDifferentiated<kA>) {
+    by_a = a.value == T(0) ? T(0) : select_computed(near, scalar_half_log1p(t), half_a);
+  }
+  if constexpr (kDifferentiated<kB>) {
+    by_b = b.value == T(0) ? T(0) : select_computed(near, scalar_half_log1p(-t), half_b);
+  }
+  return chain(a, b, known ? value : scalar_nan(T()), by_a, by_b);
+}
+
 // beta a log(a / m) + complement b log(b / m) with complement = 1 - beta and m = beta a + complement b, for a, b >= 0;
 // never negative. With beta = 0 it is a log(a / b) instead, and with beta = 1 b log(b / a). `difference` is a - b. If a
 // or b is 0, the derivative with respect to it is 0 by convention.
@@ -298,25 +337,7 @@ __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a,
                                                            const Dual<T, kD>& difference, const Dual<T, 0>& beta,
                                                            const Dual<T, 0>& complement) {
   const bool empty_a = a.value == T(0), empty_b = b.value == T(0);
-  if constexpr (((kA | kB) & kTentative) != 0) {
-    // For a beta between 1/16 and 15/16. In units of m: quotients a / m and b / m, and f = (a - b) / m.
-    const T mean = scalar_fma(beta.value, difference.value, b.value);
-    const T m = max_ignoring_nan(mean, T(0x1p-100));
-    const T inverse = scalar_divide_roughly(T(1), m);
-    const T f = difference.value * inverse, of_a = a.value * inverse, of_b = b.value * inverse;
-    const NarrowLog<T> log_a = scalar_tentative_log(complement.value * f, of_a);
-    const NarrowLog<T> log_b = scalar_tentative_log(-beta.value * f, of_b);
-    const T near_a = complement.value * complement.value * beta.value;
-    const T near_b = beta.value * beta.value * complement.value;
-    const T near =
-        f * f * scalar_fma(near_a, scalar_fma(of_a, log_a.excess, T(1)), near_b * scalar_fma(of_b, log_b.excess, T(1)));
-    const T far = scalar_fma(beta.value, of_a * log_a.log, complement.value * (of_b * log_b.log));
-    // Of a smaller mean quotients are lost, unless nothing is there; of a larger one the inverse is 0.
-    const bool known = ((mean >= T(0x1p-100)) & (mean < T(0x1p126))) | (a.value + b.value == T(0));
-    const T value = m * select_computed(log_a.near & log_b.near, near, far);
-    return chain(a, b, known ? value : scalar_nan(T()), empty_a ? T(0) : beta.value * log_a.log,
-                 empty_b ? T(0) : complement.value * log_b.log);
-  }
+  if constexpr (((kA | kB) & kTentative) != 0) return tentative_jensen_shannon(a, b, difference);
   bool valid = is_finite_and_not_negative(a.value) && is_finite_and_not_negative(b.value);
   if (beta.value == T(0) || complement.value == T(0)) {
     const bool swapped = complement.value == T(0);

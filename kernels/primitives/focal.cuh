@@ -8,17 +8,25 @@
 template <class T>
 struct Decision {
   Logistic<T> at;
-  T size;   // |x|
-  T side;   // the sign of x
-  T wrong;  // how much of the label is on the other side
-  T right;  // the rest of it
+  T size;         // |x|
+  bool negative;  // x < 0
+  T side;         // the sign of x
+  T wrong;        // how much of the label is on the other side
+  T right;        // the rest of it
+
+  // y with the sign of x: a select, where the product with `side` takes a select and a multiplication. It also takes a
+  // predicate until then, of which there are few.
+  __device__ __forceinline__ T signed_as_logit(T y) const {
+    return negative ? -y : y;
+  }
 };
 
 template <class T>
 __device__ __forceinline__ Decision<T> scalar_decision(T x, T y) {
   const bool negative = x < T(0);
   const T not_y = T(1) - y;
-  return {scalar_logistic(x), scalar_abs(x), negative ? T(-1) : T(1), negative ? y : not_y, negative ? not_y : y};
+  return {scalar_logistic(x),      scalar_abs(x),        negative,
+          negative ? T(-1) : T(1), negative ? y : not_y, negative ? not_y : y};
 }
 
 // A probability n / (1 + e), and the rounding error of the quotient relative to it: a power would multiply that error.
@@ -114,12 +122,13 @@ __device__ __forceinline__ Dual<T, kX | kY> tentative_focal(const Dual<T, kX>& x
   const T of_no = balanced ? complement : T(1);
   const T factor = scalar_fma(of_yes, y.value, of_no * (T(1) - y.value));
   const T log_loss = scalar_fma(d.wrong, d.size, d.at.excess);
-  const T wrong = d.wrong * d.at.larger, right = d.right * d.at.smaller;
-  const T miss = wrong + right;
+  const T miss = scalar_fma(d.right, d.at.smaller, d.wrong * d.at.larger);
   const T scaled = factor * miss;
   const T product = miss * log_loss;
-  const T rise = (d.wrong - d.right) * (T(2) * (d.at.larger * d.at.smaller));
-  const T by_logit = d.side * (scaled * scalar_fma(rise, log_loss, miss * (wrong - right)));
+  // The derivative of the log loss is wrong s - right (1 - s), and wrong and right add up to 1.
+  const T rise = T(2) * (d.at.larger * d.at.smaller) * log_loss;
+  const T bent = scalar_fma(d.wrong - d.right, rise, miss * (d.wrong - d.at.smaller));
+  const T by_logit = d.side * (scaled * bent);
   const bool valid = d.wrong * d.right >= T(0);
   T by_label = T(0);
   if constexpr (kDifferentiated<kY>) {
@@ -200,9 +209,9 @@ __device__ __forceinline__ Dual<T, kX | kY> poly1(const Dual<T, kX>& x, const Du
                                -(d.right * smaller * scalar_fma(-epsilon.value, smaller, sum.value)));
     T by_label = T(0);
     if constexpr (kDifferentiated<kY>) {
-      by_label = -d.side * scalar_fma(epsilon.value, scalar_confidence(d), d.size);
+      by_label = -d.signed_as_logit(scalar_fma(epsilon.value, scalar_confidence(d), d.size));
     }
-    return chain(x, y, scalar_fma(d.wrong, more, of_right), d.side * slope, by_label);
+    return chain(x, y, scalar_fma(d.wrong, more, of_right), d.signed_as_logit(slope), by_label);
   }
   // Where the two terms of the right label cancel, for an epsilon of -1, a unit in the last place of it counts
   // threefold.
@@ -334,13 +343,13 @@ __device__ __forceinline__ Dual<T, kX | kY> generalized_log_loss(const Dual<T, k
     // The larger p is at least 1/2, so its power cancels nowhere. Where |x| is small, the easy part is not.
     const T easy = d.at.excess * scalar_mean_of_fall(q.value * d.at.excess);
     const T e = scalar_fma(-q.value, easy, T(1));
-    const T f = scalar_exp(-(q.value * d.size));
+    const T f = scalar_exp2(T(-1.4426950408889634) * q.value * d.size);
     const T inverse = T(1) / q.value;
     const T more = e * scalar_fma(-inverse, f, inverse);
     const T slope = scalar_fma(d.wrong * f, d.at.larger, -(d.right * d.at.smaller));
     T by_label = T(0);
-    if constexpr (kDifferentiated<kY>) by_label = -d.side * (e * scalar_integral(d.size, q.value, inverse, f));
-    return chain(x, y, scalar_fma(d.wrong, more, easy), d.side * e * slope, by_label);
+    if constexpr (kDifferentiated<kY>) by_label = -d.signed_as_logit(e * scalar_integral(d.size, q.value, inverse, f));
+    return chain(x, y, scalar_fma(d.wrong, more, easy), d.signed_as_logit(e * slope), by_label);
   }
   const T e = scalar_exp(-(q.value * d.at.excess));
   const T f = scalar_exp(-(q.value * d.size));

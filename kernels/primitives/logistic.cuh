@@ -100,8 +100,7 @@ __device__ __forceinline__ auto log_loss_of_logit(const Dual<T, kX>& x, const Du
     const T p = negative ? at.smaller : at.larger, not_p = negative ? at.larger : at.smaller;
     const T above = max_ignoring_nan(x.value, T(0)), below = max_ignoring_nan(-x.value, T(0));
     const T falling = w.value * y.value;
-    const T value = scalar_fma(scalar_fma(w.value, y.value, not_y), at.excess,
-                               scalar_fma(not_y, above, w.value * (y.value * below)));
+    const T value = scalar_fma(not_y + falling, at.excess, scalar_fma(not_y, above, falling * below));
     return chain(x, y, w, value, scalar_fma(not_y, p, -(falling * not_p)),
                  scalar_fma(w.value - T(1), at.excess, scalar_fma(w.value, below, -above)),
                  y.value * (at.excess + below));

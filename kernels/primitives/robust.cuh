@@ -3,6 +3,36 @@
 #pragma once
 #include "primitives/math.cuh"
 
+// The least x > 0, without subnormal ones in float.
+__device__ __forceinline__ float scalar_least(float) {
+  return 0x1p-126f;
+}
+__device__ __forceinline__ double scalar_least(double) {
+  return 0x1p-1074;
+}
+
+// x^2 / (2 beta) where |x| < beta, else |x| - beta / 2; slope = 1 / beta. By the rules of products and of a choice
+// between numbers with both derivatives it takes twice the instructions. With a beta of 0 the derivative at 0 is 0.
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> smooth_abs(const Dual<T, kMask>& x, const Dual<T, 0>& beta,
+                                                     const Dual<T, 0>& slope) {
+  const T size = scalar_abs(x.value);
+  const bool near = size < max_ignoring_nan(beta.value, scalar_least(T()));
+  // The product with the slope first: otherwise a beta of inf gives inf * 0, and the derivative of a tiny x is flushed.
+  const T ratio = x.value * min(slope.value, scalar_max(T())), side = copysign(T(1), x.value);
+  return chain(x, near ? T(0.5) * (x.value * ratio) : size - T(0.5) * beta.value, near ? ratio : side);
+}
+
+// x^2 / 2 where |x| <= delta, else delta (|x| - delta / 2). An infinite x is within an infinite delta.
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> clipped_square(const Dual<T, kMask>& x, const Dual<T, 0>& delta) {
+  const T size = scalar_abs(x.value);
+  const bool near = size <= delta.value;
+  const T limit = copysign(delta.value, x.value);
+  return chain(x, near ? x.value * (T(0.5) * x.value) : delta.value * (size - T(0.5) * delta.value),
+               near ? x.value : limit);
+}
+
 // x, limited so that its square is far from overflow, yet so large that 1 does not count beside it.
 __device__ __forceinline__ float scalar_limited(float x) {
   return fabsf(x) > 0x1p60f ? copysignf(0x1p60f, x) : x;
@@ -249,16 +279,16 @@ __device__ __forceinline__ Dual<T, kD> tentative_robust(const Dual<T, kD>& d, T 
   const T of_c = T(1) / c, of_b = T(1) / b, half = T(0.5) * a;
   const T c1 = T(0.5) * (half - T(1)), c2 = c1 * (half - T(2)) * T(1.0 / 3.0), c3 = c2 * (half - T(3)) * T(0.25);
   const bool log_only = a == T(0);
-  const T of_power = log_only ? T(0) : b / a, of_log = log_only ? T(0.5) * b : T(0);
-  const T r = d.value * of_c;
-  const T z = r * r;
+  const T of_power = log_only ? T(0) : b / a, of_log = log_only ? T(0.5 * 0.69314718055994530942) * b : T(0);
+  const T ratio = d.value * (of_c * of_c);
+  const T z = d.value * ratio;
   const T u = z * of_b;
   const T sum = T(1) + u;
-  const T log = scalar_log(sum);
-  const T power = scalar_exp(half * log);
+  const T log = scalar_log2(sum);
+  const T power = scalar_exp2(half * log);
   const T far = scalar_fma(of_power, power, scalar_fma(of_log, log, -of_power));
-  const T near = T(0.5) * z * scalar_polynomial(u, T(1), c1, c2, c3);
-  const T slope = power * (r * of_c) * scalar_divide_roughly(T(1), sum);
+  const T near = z * scalar_polynomial(u, T(0.5), T(0.5) * c1, T(0.5) * c2, T(0.5) * c3);
+  const T slope = scalar_divide_roughly(power, sum) * ratio;
   return chain(d, select_computed(u < T(0.0625), near, far), slope);
 }
 

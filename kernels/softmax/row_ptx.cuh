@@ -4,13 +4,6 @@
 
 #ifdef __CUDA_ARCH__
 
-// 2^x, with 0 for subnormal results: the bare instruction. exp2f adds four instructions for subnormal numbers.
-__device__ __forceinline__ float exp2_ftz(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // 1 / x to one unit in the last place, with 0 for subnormal results: the bare instruction. Precondition: x is not
 // subnormal.
 __device__ __forceinline__ float reciprocal_ftz(float x) {

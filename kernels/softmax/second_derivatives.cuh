@@ -24,14 +24,6 @@ constexpr RowStream kTangents = kTargetGradients;
 // ---------------------------------------------------------------------------------------------------------------------
 // Scalar functions of the softmax kernels
 
-// Of equal values, the one with the larger tangent, in whatever order they are compared: all threads must choose the
-// same.
-template <class T>
-__device__ __forceinline__ NestedDual<T> max_ignoring_nan(NestedDual<T> x, NestedDual<T> y) {
-  const T value = max_ignoring_nan(x.value, y.value);
-  if (x.value == y.value) return {value, max_ignoring_nan(x.tangent, y.tangent)};
-  return {value, value == x.value ? x.tangent : y.tangent};
-}
 template <class T>
 __device__ __forceinline__ NestedDual<T> with_sign_of(NestedDual<T> size, NestedDual<T> x) {
   return {with_sign_of(size.value, x.value), x.value < T(0) ? -size.tangent : size.tangent};

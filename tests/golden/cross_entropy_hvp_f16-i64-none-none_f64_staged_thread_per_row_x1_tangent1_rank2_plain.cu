@@ -1,20 +1,16 @@
 struct Loss {
   using Compute = NestedDual<float>;
-  float label_smoothing_kept;
-  float hard_kept;
 
   __device__ __forceinline__ explicit Loss(double label_smoothing_, double z_loss_, double gamma_, double poly_) {
-#line 1 "cross_entropy.hard"
-    const double hard_ = 1.0 - label_smoothing_;
-    label_smoothing_kept = opaque(static_cast<float>(label_smoothing_));
-    hard_kept = opaque(static_cast<float>(hard_));
   }
 
   template <class nll_, class rest_, class lse_, class smooth_, class weight_>
   __device__ __forceinline__ auto
   operator()(const nll_& nll, const rest_& rest, const lse_& lse, const smooth_& smooth, const weight_& weight) const {
-    const auto label_smoothing = ::constant<NestedDual<float>>(label_smoothing_kept);
-    const auto hard = ::constant<NestedDual<float>>(hard_kept);
+    constexpr double label_smoothing_ = 0.0;
+    constexpr double hard_ = 1.0 - label_smoothing_;
+    const auto label_smoothing = ::constant<NestedDual<float>>(static_cast<float>(label_smoothing_));
+    const auto hard = ::constant<NestedDual<float>>(static_cast<float>(hard_));
 #line 1 "cross_entropy.plain"
     const auto _row = ::lift<NestedDual<float>>(weighted(hard * weight, nll) + weighted(label_smoothing, smooth));
     return _row;
