@@ -657,8 +657,8 @@ struct Pointwise {
   }
 
   // kBatch vectors of the lane, of which the first has been loaded to `ahead`. Each is loaded before the one before it
-  // is evaluated, also the first of the next batch, which begins at `next`, if there is one. Without that, warps that
-  // were released together wait for memory together, and compute together.
+  // is evaluated, also the first of the next batch, if there is one (`load_next`). Without that, warps that were
+  // released together wait for memory together, and compute together.
   template <int kBatch, class Next>
   __device__ __forceinline__ void visit_ahead(Cursor& cursor, const Next& load_next, Registers<kVecSize>& ahead,
                                               Compute& sum, Compute factor, Sums& sums) const {

@@ -134,8 +134,8 @@ REASONS: dict[tuple[str, ...], str] = {
         "arithmetic alone 0.124, loaded ahead 0.142, where 0.75 of a copy is 0.126"
     ),
     ("heavy arithmetic, asymmetric_loss bfloat16",): (
-        "on an H200, which issues 0.73 to 0.78 instructions per cycle and scheduler of any kind: 50 an element, "
-        "33 in the pipes of products, 4 special functions, whose issue takes 0.100 at 1.98 GHz; arithmetic alone takes "
+        "on an H200, which issues 0.73 to 0.78 instructions per cycle and scheduler whatever they are: 50 per element, "
+        "33 in the pipes of products, 4 special functions, whose issue takes 0.100 at 1.98 GHz; arithmetic alone "
         "0.133, loaded ahead 0.150, where 0.75 of a copy is 0.126"
     ),
     ("heavy arithmetic, generalized_cross_entropy bfloat16",): (
