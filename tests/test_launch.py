@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from cupylosses.definition.base import MAX_OPERANDS
 from cupylosses.definition.kernel_sources import kernel_directory
 from cupylosses.engines.pointwise import layout as pointwise_layout
-from cupylosses.engines.pointwise.layout import TILED
+from cupylosses.engines.pointwise.layout import LINEAR, TILED
 from cupylosses.engines.strides import MAX_RANK, broadcast_strides, dense_strides, dimension_words, merge
 from cupylosses.jit import gpu
 
@@ -236,6 +236,11 @@ def visited(layout: pointwise_layout.Layout) -> Iterator[tuple[int, list[int]]]:
     if layout.kind in TILED:
         yield from visited_in_tiles(layout)
         return
+    if layout.kind == LINEAR:
+        elements, *strides = layout.words()
+        for element in range(elements):
+            yield 0, [element * s for s in strides]
+        return
     rows = StridedLayout(layout.words(), streams, 1 if layout.kind == "matrix" else MAX_RANK)
     assert rows.vectors() == layout.vectors
     for vector in range(rows.vectors()):
@@ -295,7 +300,7 @@ def test_vector_loads_are_aligned(space: tuple[tuple[int, ...], list[pointwise_l
 @given(stream_spaces())
 def test_advance_is_a_warp_of_vectors(space: tuple[tuple[int, ...], list[pointwise_layout.Stream]]) -> None:
     layout = pointwise_layout.layout(*space)
-    if layout.kind in ("flat", *TILED):
+    if layout.kind in ("flat", LINEAR, *TILED):
         return
     rows = StridedLayout(layout.words(), len(layout.strides), 1 if layout.kind == "matrix" else MAX_RANK)
     for vector in range(0, rows.vectors(), 7):

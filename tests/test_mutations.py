@@ -39,6 +39,7 @@ from cupylosses.engines.pointwise import codegen as pointwise_codegen
 from cupylosses.engines.pointwise.definition import Loss, modified
 from cupylosses.jit.sources import expand
 from cupylosses.testing import host, properties
+from cupylosses.testing.check import run
 from cupylosses.testing.softmax import properties as row_properties
 
 pytestmark = [
@@ -91,6 +92,18 @@ def masked(**setting: Any) -> Callable[[], None]:
         properties.agrees_with_truth(function, modified(loss, mask=True), **setting)
 
     return executed(check)
+
+
+def every_second_of_rows_apart() -> None:
+    """Rows of every second element, with gaps between rows."""
+    operands = [x[:, :258:2] for x in torch.randn(len(FUNCTION.loss.operands), 67, 261)]
+    with host.execution(seed=1):
+        found, expected = (
+            run(partial(FUNCTION, reduction="none"), x, (True,) * len(x), torch.ones(67, 129))
+            for x in (operands, [x.contiguous() for x in operands])
+        )
+    assert torch.equal(found.value, expected.value)
+    assert all(map(torch.equal, found.gradients, expected.gradients))
 
 
 #: With a value per row, too.
@@ -192,6 +205,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "truth, misaligned": truth(*SIZES, layout="misaligned"),
     "truth, sliced": truth((67, 129), (40, 7), layout="sliced"),
     "truth, strided": truth((67, 129), (40, 7), layout="strided"),
+    "every second element of rows apart": every_second_of_rows_apart,
     "truth, mixed": truth((67, 129), (40, 72), layout="mixed"),
     "truth, eight dimensions": truth((67, 129), (5, 3), layout="eight_d"),
     "truth, row": truth((67, 129), (1301, 5), layout="row"),

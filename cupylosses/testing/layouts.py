@@ -165,7 +165,7 @@ LAYOUTS: dict[str, Layout] = {
         Layout("misaligned", "addresses off by one element: vectors shifted", "flat", True, store=_misaligned),
         Layout("mixed", "operands that disagree about the order", "tiles", False, store=_others(_transposed), rank=2),
         Layout("sliced", "rows with gaps and an offset", "matrix", False, store=_sliced, rank=2),
-        Layout("strided", "every second element: no unit stride at all", "matrix", False, store=_strided, rank=1),
+        Layout("strided", "every second element: no unit stride at all", "linear", False, store=_strided, rank=1),
         Layout(
             "expanded",
             "stride 0 under a full shape: read again and again, gradient of the full shape",

@@ -3,10 +3,11 @@
 //   index space = broadcast shape of the loss, dimensions reordered and merged as far as all streams allow
 //   vector v    = elements [v * kVecSize, (v + 1) * kVecSize) along the innermost dimension
 //
-// engines/pointwise/layout.py merges the dimensions and chooses kVecSize. Four layouts cover all cases:
+// engines/pointwise/layout.py merges the dimensions and chooses kVecSize. Five layouts cover all cases:
 //
 // clang-format off: the formatter would join the lines of this list.
 //   FlatLayout      one dimension: dense tensors of any rank and dimension order, and operands that are single numbers.
+//   LinearLayout    one dimension, of any stride in each stream, element by element: every second element of a tensor.
 //   StridedLayout   an innermost dimension of whole vectors and kRank outer ones (1 for a matrix, or up to kMaxRank):
 //                   broadcast operands, slices, and with kVecSize = 1 arbitrary strides.
 //   StripLayout     the same, in another order: a warp stays in a strip of columns and goes down the rows, so that
@@ -78,6 +79,46 @@ struct FlatLayout {
   template <int kStream, bool kSplat>
   __device__ __forceinline__ int64 offset(const Cursor& cursor) const {
     return kSplat ? 0 : cursor.element;
+  }
+};
+
+// What a StridedLayout has for rows takes two thirds of the instructions of a cheap loss here, and registers for more
+// offsets than there are.
+template <int kStreams>
+struct LinearLayout {
+  static constexpr int kOuter = 1;  // streams have offsets of their own
+  static constexpr bool kTiled = false, kStrips = false;
+  struct Cursor {
+    int64 element;
+    int64 base[kStreams];
+  };
+  int64 elements;
+  int64 stride[kStreams];
+
+  __device__ __forceinline__ int64 vectors() const {
+    return elements;
+  }
+  __device__ __forceinline__ bool whole_batch(const Cursor&, int64 vector) const {
+    return vector < elements;
+  }
+  __device__ __forceinline__ Cursor at(int64 vector) const {
+    Cursor cursor;
+    cursor.element = vector;
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) cursor.base[s] = vector * stride[s];
+    return cursor;
+  }
+  __device__ __forceinline__ void advance(Cursor& cursor) const {
+    cursor.element += kWarp;
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) cursor.base[s] += kWarp * stride[s];
+  }
+  __device__ __forceinline__ int64 present(const Cursor& cursor) const {
+    return cursor.element < elements;
+  }
+  template <int kStream, bool kSplat>
+  __device__ __forceinline__ int64 offset(const Cursor& cursor) const {
+    return cursor.base[kStream];
   }
 };
 

@@ -7,7 +7,8 @@
 // 1. The index space is cut into batches of 32 lanes x kUnroll vectors. Batch b belongs to chunk b % chunks:
 //    neighbouring warps read neighbouring batches, and chunks are many and of equal size.
 // 2. A warp takes chunks global_warp(), global_warp() + warps, ... Each lane loads its vectors of a batch before it
-//    evaluates the first (Pointwise::visit).
+//    evaluates the first (Pointwise::visit), or of a heavy loss in 16 bits, each vector before it evaluates the one
+//    before it (visit_ahead).
 // 3. The loss is evaluated on dual numbers. Gradients are stored at once; values are stored or added.
 // 4. A lane adds its elements in order: runs of kMaxRun in Compute, the runs in double. A butterfly adds the lanes; the
 //    warp stores one partial sum per chunk.
@@ -28,7 +29,7 @@
 //   Loss      a functor on dual numbers, with `Compute`, its arithmetic type, and `kHeavy` (definition.py: heavy). With
 //             kTriedFirst elements are evaluated tentatively first (dual.cuh: kTentative) where `usual()` holds, which
 //             is the same for all elements.
-//   Layout    FlatLayout, StridedLayout, StripLayout or TiledLayout
+//   Layout    FlatLayout, LinearLayout, StridedLayout, StripLayout or TiledLayout
 //   Sources   Tuple of Source (TileSource), one per operand; the stream of operand k is k. An element may have
 //             Components: they have a slot of the dual numbers each, and reach the functor as a Tuple.
 //   Sinks     Tuple of Sink (TileSink, SummedSink, Absent), the gradient of operand k; its stream is operands + k
@@ -590,6 +591,15 @@ struct Pointwise {
                                           4 +
                                       (Layout::kOuter > 0 ? 2 * kGradients : 0);
 
+  // A vector between its load and its results: operands, and offsets of the results.
+  template <int kWidth>
+  struct Registers {
+    typename LoadedTuple<kWidth, Sources_>::type operands;
+    typename LoadedElement<Element_, kWidth>::type grad_output;
+    int64 sink_offset[kOperands];
+    int64 element_offset;
+  };
+
   Loss loss;
   const Layout& layout;  // a kernel parameter: a copy of a StridedLayout would go to local memory
   Sources_ sources;
@@ -644,6 +654,29 @@ struct Pointwise {
         }
       }
     }
+  }
+
+  // kBatch vectors of the lane, of which the first has been loaded to `ahead`. Each is loaded before the one before it
+  // is evaluated, also the first of the next batch, if there is one (`load_next`). Without that, warps that were
+  // released together wait for memory together, and compute together.
+  template <int kBatch, class Next>
+  __device__ __forceinline__ void visit_ahead(Cursor& cursor, const Next& load_next, Registers<kVecSize>& ahead,
+                                              Compute& sum, Compute factor, Sums& sums) const {
+#pragma unroll 1
+    for (int u = 0; u < kBatch; ++u) {
+      Registers<kVecSize> vector = ahead;
+      set_offsets(cursor, vector, Slots{});
+      layout.advance(cursor);
+      if (u + 1 < kBatch) {
+        load_words(cursor, ahead, Slots{});
+      } else {
+        load_next();
+      }
+      evaluate<kVecSize, true>(vector, true, sum, factor, sums, Slots{});
+    }
+  }
+  __device__ __forceinline__ void load_ahead(const Cursor& at, bool present, Registers<kVecSize>& to) const {
+    if (present) load_words(at, to, Slots{});
   }
 
   // Vectors of which not all tentative values are finite. They are loaded again, so that others need no registers for
@@ -712,15 +745,6 @@ struct Pointwise {
   }
 
  private:
-  // A vector between its load and its results: operands, and offsets of the results.
-  template <int kWidth>
-  struct Registers {
-    typename LoadedTuple<kWidth, Sources_>::type operands;
-    typename LoadedElement<Element_, kWidth>::type grad_output;
-    int64 sink_offset[kOperands];
-    int64 element_offset;
-  };
-
   template <int kWidth>
   struct Results {
     Compute value[kWidth];
@@ -733,6 +757,29 @@ struct Pointwise {
     if constexpr (kScaledPerElement) to.grad_output = load_from<kElementStream, kWidth>(at, i, element);
     ((to.sink_offset[kSlot] = layout.template offset<kOperands + kSlot, false>(at) + i), ...);
     to.element_offset = layout.template offset<kElementStream, false>(at) + i;
+  }
+
+  // As load_all, word by word: a vector that is kept while another one is evaluated would be taken apart into elements.
+  template <int... kSlot>
+  __device__ __forceinline__ void load_words(const Cursor& at, Registers<kVecSize>& to, Indices<kSlot...>) const {
+    (load_words_from<kSlot>(at, get<kSlot>(sources), get<kSlot>(to.operands)), ...);
+  }
+  template <int kStream, class S, class L>
+  __device__ __forceinline__ void load_words_from(const Cursor& at, const S& source, L& to) const {
+    if constexpr (S::kAccess == Access::kStream) {
+      using P = Pack<typename S::Storage, kVecSize>;
+      using Word = typename P::Word;
+      const Word* pointer = reinterpret_cast<const Word*>(source.pointer + layout.template offset<kStream, false>(at));
+#pragma unroll
+      for (int i = 0; i < P::kWords; ++i) reinterpret_cast<Word*>(&to.pack)[i] = __ldg(pointer + i);
+    } else {
+      to = load_from<kStream, kVecSize>(at, 0, source);
+    }
+  }
+  template <int... kSlot>
+  __device__ __forceinline__ void set_offsets(const Cursor& at, Registers<kVecSize>& to, Indices<kSlot...>) const {
+    ((to.sink_offset[kSlot] = layout.template offset<kOperands + kSlot, false>(at)), ...);
+    to.element_offset = layout.template offset<kElementStream, false>(at);
   }
 
   template <int kWidth, int... kSlot>
@@ -910,7 +957,9 @@ __host__ __device__ constexpr int flight() {
   constexpr bool kTight = Program::Layout::kOuter > (kWide ? 0 : 1) || Program::kReadsAhead > 0;
   constexpr int kTightFree = kWide && Program::kScaledPerElement ? 2 : kUnroll / 2;
   constexpr bool kMicroTile = Program::Layout::kTiled && Program::kVector > 1;
-  constexpr int kFree = kMicroTile ? 1 : kTight ? kTightFree : kUnroll;
+  // The sum of an operand's derivatives takes registers, too.
+  constexpr bool kSummed = Program::kDerivatives > Program::kGradients && Program::Layout::kOuter == 0;
+  constexpr int kFree = kMicroTile ? 1 : kTight ? kTightFree : kSummed ? kUnroll / 2 : kUnroll;
   constexpr bool kRoom =
       kNarrow && Program::Loss::kHeavy == 1 && (Program::Layout::kOuter == 0 || Program::Layout::kStrips);
   constexpr int kElements = kWide ? 4 : kRoom ? 16 : 8;
@@ -918,6 +967,16 @@ __host__ __device__ constexpr int flight() {
   constexpr int kMost = Program::Loss::kHeavy > 0 && kFew < kFree ? kFew : kFree;
   constexpr bool kHeavy = Program::kComponents || (Program::Loss::kHeavy > 1 && Program::Layout::kOuter > 0);
   return vectors_in_flight(kMost, Program::kVectorWords, max_words(Program::kDerivatives, kHeavy));
+}
+
+// True if each vector is loaded before the one before it is evaluated. A heavier loss has no registers for that beside
+// two derivatives.
+template <class Program>
+__device__ constexpr bool loads_ahead() {
+  constexpr int kHeavy = Program::Loss::kHeavy;
+  constexpr bool kRoom = kHeavy == 1 || (kHeavy > 1 && Program::kDerivatives < 2);
+  constexpr bool kVectors = Program::kVector > 1 && Program::kReadsAhead == 0 && !Program::kComponents;
+  return kNarrow && kRoom && kVectors && Program::Layout::kOuter == 0 && !Program::kScaledPerElement;
 }
 
 // Visits every element once. With kSum, partials[chunk] receives the sum of each chunk. Preconditions: blockDim.x is a
@@ -930,19 +989,37 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
   const int lane = threadIdx.x % kWarp;
   const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
   const int64 vectors = program.layout.vectors();
+  constexpr bool kAhead = loads_ahead<Program>();
+  const auto is_whole = [&](int64 at) {
+    return program.layout.whole_batch(program.layout.at(at), at + kBatch - 1 + Program::kReadsAhead);
+  };
   for (int64 chunk = global_warp(); chunk < chunks; chunk += warps) {
     double total = 0.0;
     typename Program::Sums sums;
     int64 first = chunk * kBatch;
+    typename Program::template Registers<Program::kVector> ahead{};
+    const auto load = [&](int64 at) { program.load_ahead(program.layout.at(at + lane), is_whole(at), ahead); };
+    KnownScale<typename Program::Compute> known{0};
+    if constexpr (kAhead) {
+      load(first);
+      known.value = scale.factor();
+    }
     while (first < vectors) {
       typename Program::Compute partial = 0;
 #pragma unroll 1
       for (int run = 0; run < kRun && first < vectors; ++run, first += chunks * kBatch) {
         auto cursor = program.layout.at(first + lane);
         if (program.layout.whole_batch(cursor, first + kBatch - 1 + Program::kReadsAhead)) {
+          if constexpr (kAhead) {
+            program.template visit_ahead<kUnroll>(
+                cursor, [&] { load(first + chunks * kBatch); }, ahead, partial, known.value, sums);
+          } else {
 #pragma unroll 1
-          for (int u = 0; u < kUnroll; u += kFlight)
-            program.template visit<kFlight, true>(cursor, partial, scale, sums);
+            for (int u = 0; u < kUnroll; u += kFlight)
+              program.template visit<kFlight, true>(cursor, partial, scale, sums);
+          }
+        } else if constexpr (kAhead) {
+          program.template visit_edge<kUnroll, kFlight>(cursor, partial, known, sums);
         } else {
           program.template visit_edge<kUnroll, kFlight>(cursor, partial, scale, sums);
         }

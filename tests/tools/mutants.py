@@ -45,7 +45,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # The visited elements.
     Mutant("tail off by one", POINTWISE, "visit_partial", "i < present", "i + 1 < present", ("truth",)),
     Mutant("a warp takes one chunk only", POINTWISE, "sweep", r"chunk \+= warps", "chunk += chunks", ("any order",)),
-    Mutant("row not carried", LAYOUT, "advance", r"\+\+cursor\.row;", "", ("truth, strided",)),
+    Mutant("row not carried", LAYOUT, "advance", r"\+\+cursor\.row;", "", ("truth, sliced",)),
     Mutant(
         "last slice lost",
         LAYOUT_RULES,
@@ -60,7 +60,15 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("micro-tile transposed", POINTWISE, "TileVectors", r"i / kA : kAlong", "i % kA : kAlong", ("truth, mixed",)),
     # Their addresses.
-    Mutant("inner stride ignored", LAYOUT, "offset", r"element \* inner_stride\[\w+\]", "element", ("truth, strided",)),
+    Mutant(
+        "inner stride ignored",
+        LAYOUT,
+        "offset",
+        r"element \* inner_stride\[\w+\]",
+        "element",
+        ("every second element of rows apart",),
+    ),
+    Mutant("stride ignored", LAYOUT, "at", r"vector \* stride\[\w+\]", "vector", ("truth, strided",)),
     Mutant(
         "outer strides swapped",
         LAYOUT,

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.boxes.definition import BOX_FORMAT, COMPONENTS, FORMATS, BoxLoss
 from cupylosses.engines.pointwise.codegen import ACCESS
-from cupylosses.engines.pointwise.layout import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_THREADS, TILED, max_rank
+from cupylosses.engines.pointwise.layout import (
+    BLOCKS_PER_SM,
+    BLOCKS_PER_SM_OTHERS,
+    LINEAR,
+    MAX_THREADS,
+    TILED,
+    max_rank,
+)
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, loss_head, written_at
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR
@@ -217,6 +224,8 @@ def _entry(kernel: BoxKernel) -> Iterator[str]:
     else:
         rank = 1 if kernel.layout in ("matrix", TILED[0]) else max_rank(len(kernel.names))
         layout = f"StridedLayout<{kernel.vec_size}, {streams}, {rank}>"
+        if kernel.layout == LINEAR:
+            layout = f"LinearLayout<{streams}>"
         if kernel.layout in TILED:
             layout = f"TiledLayout<{streams}, {rank}>"
         parameter, local = "const __grid_constant__ Layout layout", []

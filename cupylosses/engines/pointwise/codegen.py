@@ -18,6 +18,7 @@ from cupylosses.engines.pointwise.jvp import TangentLoss
 from cupylosses.engines.pointwise.layout import (
     BLOCKS_PER_SM,
     BLOCKS_PER_SM_OTHERS,
+    LINEAR,
     MAX_THREADS,
     STRIPS,
     TILED,
@@ -353,8 +354,9 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
     what depends on that alone is kept in registers. The heaviest with more gradients than that and offsets of their own
     have an SM to themselves, and so have tiles of the heaviest, or of heavy ones in double, with the gradients of two
     operands, and tiles and sums along columns beside another gradient of what is heavier than these. Two operands that
-    are shifted, with offsets of their own, take more registers, too, and so do other tiles and sums of gradients. What
-    is differentiated twice takes more than any of these.
+    are shifted, with offsets of their own, take more registers, too, and so do other tiles and sums of gradients, but
+    for two dense operands of 16 bits, whose second gradient or sum fits in beside the first. What is differentiated
+    twice takes more than any of these.
     """
     if isinstance(variant.loss, TangentLoss):
         return BLOCKS_PER_SM_OTHERS
@@ -373,9 +375,13 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
         and stored > 8
     ):
         return 1
+    widths = {ITEMSIZE[x] for x in variant.storage}
+    dense = variant.layout == "flat" and variant.kind in REDUCED and variant.compute == "float32"
+    several = len(variant.storage) == 2 and (variant.summed or stored > 8) and "shifted" not in variant.access
+    if dense and several and widths == {2} and stored <= 16 and variant.loss.heavy < 2:
+        return BLOCKS_PER_SM
     if variant.summed or tiled:
         return BLOCKS_PER_SM_OTHERS
-    widths = {ITEMSIZE[x] for x in variant.storage}
     small = len(widths) == 1 and stored <= 8
     shifted = variant.access.count("shifted")
     simple = variant.layout == "flat" or (variant.vec_size * len(variant.storage) <= 8 and shifted < 2)
@@ -405,6 +411,8 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
         rank = _rank(variant)
         streams = 2 * len(operands) + 1
         layout_type = f"StridedLayout<{variant.vec_size}, {streams}, {rank}>"
+        if variant.layout == LINEAR:
+            layout_type = f"LinearLayout<{streams}>"
         if variant.layout in TILED:
             layout_type = f"TiledLayout<{streams}, {rank}{_tile_shape(variant.tile)}>"
         if variant.layout in STRIPS:

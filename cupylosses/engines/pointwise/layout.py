@@ -62,6 +62,9 @@ _COMBINED_AT_ONCE = 8
 #: blocks of 8 warps on 128 SMs). More would leave a last round of few, and more partial sums.
 MAX_TASKS = 2 << 10
 
+#: The layout of one dimension of any strides.
+LINEAR = "linear"
+
 #: Layouts in strips, with one dimension between planes and with more.
 STRIPS = ("strips", "strips_of_planes")
 
@@ -163,6 +166,8 @@ class Layout:
             head += [s[d] for d in (0, 1) for s in self.strides]
             rank = 1 if self.kind == STRIPS[0] else max_rank(len(self.strides) // 2)
             return head + dimension_words(self.sizes[2:] or (1,), [s[2:] or (0,) for s in self.strides], rank)
+        if self.kind == LINEAR:
+            return [self.elements, *[s[0] for s in self.strides]]
         rows, vectors_per_row = prod(self.sizes[1:]), self.sizes[0] // self.vec_size
         inner = [s[0] for s in self.strides]
         head = [rows, vectors_per_row, WARP // vectors_per_row, WARP % vectors_per_row, *inner]
@@ -198,7 +203,7 @@ def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32
         "shifted" if vec_size > 1 and s[0] == 1 and not _aligned(x, s, vec_size) else _access(s, vec_size, flat)
         for x, s in zip(streams, strides, strict=True)
     )
-    kind = "flat" if flat else "matrix" if len(sizes) <= 2 else "rows"
+    kind = "flat" if flat else LINEAR if len(sizes) == 1 else "matrix" if len(sizes) == 2 else "rows"
     return Layout(kind, vec_size, sizes, strides, access)
 
 
