@@ -92,7 +92,7 @@ __device__ __forceinline__ double list_of_thread(const Program& program, const S
       of_class += slope;
       if constexpr (kGradient) list.slopes[list.place(k)] += slope;
     }
-    if constexpr (kGradient) source.store(c, {{Narrow<Input>::from(Program::gradient(of_class, factor))}});
+    if constexpr (kGradient) source.overwrite(c, {{Narrow<Input>::from(Program::gradient(of_class, factor))}});
   }
   if constexpr (kGradient) {
 #pragma unroll 1
@@ -101,7 +101,7 @@ __device__ __forceinline__ double list_of_thread(const Program& program, const S
       int times = 0;
       for (int l = 0; l < length; ++l) times += list.classes[list.place(l)] == c ? 1 : 0;
       const Slopes slopes = list.slopes[list.place(k)] * static_cast<Slopes>(times);
-      source.store(c, {{Narrow<Input>::from(Program::gradient(slopes, -factor))}});
+      source.overwrite(c, {{Narrow<Input>::from(Program::gradient(slopes, -factor))}});
     }
   }
   return total;
@@ -134,7 +134,7 @@ struct ThreadPerListReader {
     if (extent.bad >= 0) value = scalar_nan(0.0);
     if constexpr (kGradient) {
       if (!counts || value != value) {
-        for (int c = 0; c < source.classes(); ++c) source.store(c, {{Narrow<Input>::from(counts ? value : 0.0)}});
+        for (int c = 0; c < source.classes(); ++c) source.overwrite(c, {{Narrow<Input>::from(counts ? value : 0.0)}});
       }
       source.flush();
     } else {
