@@ -127,6 +127,13 @@ def streamed() -> None:
         row_properties.value_agrees_with_truth(row_properties.draw((3, 4507), 1))
 
 
+def pipelined() -> None:
+    """Values alone of short rows, by warps that take several and by warps that share one."""
+    with host.execution(seed=1), row_properties.pipelined():
+        for shape in ((70, 128), (21, 1104)):
+            row_properties.value_agrees_with_truth(row_properties.draw(shape, 1))
+
+
 def cut_by_tiles() -> None:
     """Tiles of gradients that begin within a row."""
     with host.execution(seed=1):
@@ -253,6 +260,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, column_tiles": in_registers((1, 57, 37)),
     "rows, tallied": tallied,
     "rows, streamed": streamed,
+    "rows, pipelined": pipelined,
     "rows, claimed": few_teams,
     "rows, capped": rows(row_properties.agrees_with_truth, "block, cluster", {"softcap": 3.0}, dtype="bfloat16"),
     "rows, block": rows(row_properties.agrees_with_truth, "block"),

@@ -44,6 +44,7 @@ from cupylosses.testing.softmax.properties import (
     noted_layouts,
     of_layout,
     parts,
+    pipelined,
     some_rows_are_many,
     survives_labels_out_of_range,
     upstream,
@@ -178,6 +179,48 @@ def test_values_alone(shape: tuple[int, int], dtype: str, fresh_plans: Callable[
         value_agrees_with_truth(given)
         value_agrees_with_truth(given, label_smoothing=0.1)
     assert found and all(x.streamed for x in found)
+
+
+@pytest.mark.parametrize("shape", [(70, 128), (133, 264), (21, 1104)], ids=str)
+def test_values_alone_of_short_rows(
+    shape: tuple[int, int], fresh_plans: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In registers; with one chunk for each worker, and with few, for which warps take several rows."""
+    given = draw(shape, 1, device=KERNELS)
+    labels = given.target.clone()
+    labels[3 : shape[0] // 2] = -100
+    few = given._replace(target=labels)
+    chosen: list[dict[str, Any]] = [{}, {"weight": weights(shape[1]), "mask": mask(labels.shape)}]
+    for chunks in (softmax_layout.MAX_CHUNKS, 5):
+        monkeypatch.setattr(softmax_layout, "MAX_CHUNKS", chunks)
+        fresh_plans()
+        with pipelined(), noted_layouts() as found:
+            value_agrees_with_truth(given)
+            for options in chosen:
+                is_the_same_with_and_without_gradient(few, **options)
+        assert found and all(x.turns for x in found)
+
+
+@pytest.mark.parametrize("classes", [136, 1104])
+def test_values_alone_of_short_rows_do_not_depend_on_the_grid(classes: int, fresh_plans: Callable[[], None]) -> None:
+    given = draw((300 if classes < 1000 else 40, classes), 1, device=KERNELS)
+    found = []
+    for processors in (1, 7):
+        execution = host.execution(processors=processors, seed=processors) if not GPU else nullcontext()
+        with execution, pipelined():
+            fresh_plans()
+            found += [given.function(**given.arguments, reduction=x) for x in ("mean", "sum")]
+    assert all(same_bits(a, b) for a, b in zip(found[:2], found[2:], strict=True))
+
+
+@pytest.mark.parametrize("classes", [128, 1104])
+def test_short_rows_without_a_loss_in_registers(classes: int, fresh_plans: Callable[[], None]) -> None:
+    given = draw((21, classes), 1, device=KERNELS)
+    with pipelined(), noted_layouts() as found:
+        survives_labels_out_of_range(given)
+        leaves_rows_out(given)
+        keeps_edges((21, classes), 1, KERNELS)
+    assert found and all(x.turns for x in found)
 
 
 @pytest.mark.gpu

@@ -318,6 +318,26 @@ def test_values_alone_of_many_long_rows_are_found_in_parts(shape: tuple[int, int
     assert of(shape, 1, dtype).streamed == threads
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "turns"),
+    [
+        ((65536, 1024), "float32", 4),
+        ((65536, 1024), "bfloat16", 0),
+        ((131072, 1024), "float32", 8),
+        ((1 << 20, 1024), "float32", 0),
+        ((32768, 4096), "float32", 2),
+        ((16384, 8192), "float32", 0),
+        ((16384, 16384), "float32", 0),
+        ((65536, 1001), "float32", 0),
+        ((4096, 1024), "float32", 0),
+        ((65536, 1024), "float64", 0),
+    ],
+)
+def test_values_alone_of_many_short_rows_are_found_in_registers(shape: tuple[int, int], dtype: str, turns: int) -> None:
+    assert of(shape, 1, dtype).turns == turns
+    assert of(shape, 1, dtype, heavy=True).turns == 0
+
+
 def test_few_rows_take_many_blocks() -> None:
     assert of((1, 128256), 1, "bfloat16").cluster == MAX_CLUSTER
     assert (of((16, 1 << 20), 1).kind, of((16, 1 << 20), 1).cluster) == ("two_pass", MAX_CLUSTER)

@@ -129,6 +129,20 @@ __device__ __forceinline__ P opaque_pack(P pack) {
   return pack;
 }
 
+// A pack of equal elements, word by word.
+template <class P, class Storage>
+__device__ __forceinline__ P pack_of_words(Storage x) {
+  Pack<Storage, 4 / sizeof(Storage)> word;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(4 / sizeof(Storage)); ++i) word.element[i] = x;
+  P pack;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(P) / 4); ++i) {
+    reinterpret_cast<unsigned*>(&pack)[i] = reinterpret_cast<const unsigned&>(word);
+  }
+  return pack;
+}
+
 // Starts an asynchronous copy of a pack to shared memory (a plain copy below 4 bytes or without cp.async). The calling
 // thread reads it after cp_async_wait_all().
 template <class P>

@@ -251,6 +251,23 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, cluster",),
     ),
     Mutant(
+        "label's logit counted among the others where warps share a row",
+        "kernels/softmax/pipelined_rows.cuh",
+        "is_here",
+        r"kParts == 1 \|\| [^;]*;",
+        "kParts == 1);",
+        ("rows, pipelined",),
+    ),
+    Mutant(
+        "sums of a chunk read before all warps have them",
+        "kernels/softmax/pipelined_rows.cuh",
+        "finish",
+        r"__syncthreads\(\);",
+        "",
+        ("rows, pipelined",),
+        races=True,
+    ),
+    Mutant(
         "rows counted without their weights", ROWS, "divisor_term", r"return t\.weight", "return 1", ("rows, weighted",)
     ),
     Mutant(

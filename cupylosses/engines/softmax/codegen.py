@@ -22,6 +22,7 @@ from cupylosses.engines.softmax.layout import (
     LABEL_ONLY_RESIDENT,
     LABEL_ONLY_TILES,
     PACKED_THREADS,
+    PIPELINED_THREADS,
     STREAMED_THREADS,
     STRIDED,
     SUBWARP_BLOCK_THREADS,
@@ -30,6 +31,7 @@ from cupylosses.engines.softmax.layout import (
     TILE_RESIDENT,
     TWO_PASS_DENSE_VECTORS,
     TWO_PASS_VECTORS,
+    VECTORS,
     block_blocks,
     dense_register_classes,
     packed_buffers,
@@ -51,6 +53,7 @@ FILES = {
     "block": "resident_rows",
     "two_pass": "rows",
     "streamed": "streamed_rows",
+    "pipelined": "pipelined_rows",
     "thread_per_row": "thread_per_row",
     "interleaved_rows": "thread_per_row",
     "thread_per_row_packed": "thread_per_row_packed",
@@ -105,8 +108,8 @@ class SoftmaxKernel(Kernel):
     the kernel finds itself (``self_counting``), or while it evaluates them (``tallies``). ``weight`` and ``mask`` are
     dtypes, or "" if the kernel reads none. ``gradients`` and ``has_tangent`` have an entry per operand: its gradient is
     written, it has a tangent. ``in_place`` is the dtype of gradients that are written over the logits, or "". ``warps``
-    share a tile of columns; a thread takes rows of ``per_thread`` classes where these are a constant, and so many
-    vectors of tiles of gradients.
+    share a tile of columns, or are those of a block in which ``lanes`` share a row without gradients; a thread takes
+    rows of ``per_thread`` classes where these are a constant, and so many vectors of tiles of gradients.
     """
 
     loss: SoftmaxLoss
@@ -137,6 +140,7 @@ class SoftmaxKernel(Kernel):
     in_place: str = ""
     per_thread: int = 0
     warps: int = 1
+    lanes: int = 0
 
     companions: ClassVar = ("value_and_gradient", "verify_gradient")
 
@@ -176,6 +180,7 @@ class SoftmaxKernel(Kernel):
         parts += [x.replace("_", "-") for x in switches if getattr(self, x)]
         parts += [f"{self.warps}-warps"] if self.warps > 1 else []
         parts += [f"{self.per_thread}-per-thread"] if self.per_thread else []
+        parts += [f"{self.lanes}-lanes"] if self.lanes else []
         parts += [f"in-place-{STORAGE[self.in_place][1]}"] if self.in_place else []
         return "_".join([*parts, *([f"cluster{self.cluster}"] if self.cluster > 1 else [])])
 
@@ -496,6 +501,11 @@ class _Indices:
         if kernel.layout in ("column_tiles", "column_tiles_two_pass"):
             staged = _bool(kernel.layout == "column_tiles")
             return f"ClusterGroup<{kernel.cluster}> group", f"TileReader<{kernel.vec_size}, {kernel.warps}, {staged}>"
+        if kernel.layout == "pipelined":
+            parts = max(1, kernel.lanes // WARP)
+            group = "PipelinedWarp group{{{32}}, width}" if parts == 1 else "PipelinedBlock group{{}, width}"
+            shape = f"{min(kernel.lanes, WARP)}, {parts}, {kernel.warps if parts == 1 else 1}"
+            return group, f"PipelinedReader<{kernel.vec_size}, {VECTORS}, {shape}>"
         # The width is a constant where threads take rows alone: nothing is exchanged.
         alone = kernel.layout in ("thread_per_row_two_pass", *STAGED_SECOND)
         group = f"SubwarpGroup group{{{'1' if alone else 'width'}}}"
@@ -579,6 +589,8 @@ class _Indices:
             return f"{bounds}, {resident // THREADS}"
         if layout in ("label_only_rows", "label_only_columns") and not second:
             return f"{bounds}, {LABEL_ONLY_RESIDENT // THREADS}"
+        if layout == "pipelined":
+            return f"{kernel.warps * WARP}, {PIPELINED_THREADS // (kernel.warps * WARP)}"
         if layout == "streamed":
             return f"{SUBWARP_BLOCK_THREADS}, {STREAMED_THREADS // SUBWARP_BLOCK_THREADS}"
         return bounds

@@ -98,6 +98,12 @@ PREFETCH_BYTES = 16 << 10
 STREAMED_THREADS = 640
 STREAMED_WIDTH = 512
 STREAMED_ROWS = 256
+#: Threads of short rows of 32 bits without gradients that a multiprocessor runs at once, which are in registers; such
+#: rows, at least; lanes that share one, at least and at most. In 16 bits shared memory is faster.
+PIPELINED_THREADS = 384
+PIPELINED_ROWS = 1 << 14
+PIPELINED_LANES = 4
+PIPELINED_LANES_MOST = 128
 #: Threads of a block whose lanes share rows, and how many of these blocks a multiprocessor has registers for: in fewer
 #: registers they spill, and each number that is read back waits for the memory.
 SUBWARP_BLOCK_THREADS = 128
@@ -195,6 +201,7 @@ class RowLayout:
     warps: int = 1
     shifted: bool = False
     gathered: bool = False
+    turns: int = 0
 
 
 def row_layout(
@@ -261,10 +268,24 @@ def row_layout(
         fits = _stage(classes // vec_size, width * cluster) <= VECTORS
         streamed = fits * min(SUBWARP_BLOCK_THREADS, threads * cluster)
     chunks, rank = _chunks(units, _most_chunks(resident)), space_rank(rows, sizes)
+    turns = 0
+    plain = kind in ("subwarp", "block") and not (shifted or streamed or heavy)
+    whole = vec_size * logits.itemsize == 16 and _whole(classes, vec_size, (logits,), strides[:1])
+    if rows >= PIPELINED_ROWS and plain and whole and logits.itemsize == 4:
+        turns = _turns(kind, width, threads, cluster, classes // vec_size, -(-units // chunks))
     return RowLayout(
         kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident, streamed, prefetch,
-        per_thread=per_thread, shifted=shifted, gathered=gathers,
+        per_thread=per_thread, shifted=shifted, gathered=gathers, turns=turns,
     )  # fmt: skip
+
+
+def _turns(kind: str, width: int, threads: int, cluster: int, vectors: int, rows: int) -> int:
+    """Rows that a warp takes one after another where it takes a chunk of so many rows of a group without gradients; 0
+    where warps take them as with gradients.
+    """
+    fits = cluster == 1 and vectors <= VECTORS * width and PIPELINED_LANES <= width <= PIPELINED_LANES_MOST
+    turns = rows * (threads // WARP if kind == "subwarp" else 1) * fits
+    return turns if turns <= min(width, WARP) else 0
 
 
 def _in_registers(

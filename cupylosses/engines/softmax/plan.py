@@ -214,11 +214,16 @@ class SoftmaxPlan(Plan):
         layout, width, threads, chunks, shared = x.kind, x.width, x.threads, x.chunks, x.shared
         cluster, rank, words, vec_size, per_thread = x.cluster, x.rank, x.words, x.vec_size, x.per_thread
         blocks = softmax_layout.blocks(x, chunks, processors)
-        forward = stage in ("value", "unreduced")
+        forward, warps, lanes = stage in ("value", "unreduced"), 1, 0
         if forward and x.streamed and not self._once:
             layout, threads, shared, cluster = "streamed", x.streamed, 0, 1
             width = x.threads * x.cluster
             blocks = min(chunks, processors * (softmax_layout.STREAMED_THREADS // threads))
+        elif forward and x.turns and self.compute == "float32":
+            layout, shared, lanes, warps = "pipelined", 0, width, threads // gpu.WARP
+            width = x.turns
+            per_block = 1 if lanes > gpu.WARP else warps
+            blocks = min(-(-chunks // per_block), processors * (softmax_layout.PIPELINED_THREADS // threads))
         elif stage == "unreduced" and layout in softmax_layout.IN_TILES:
             # Without gradients a row is a label and a number.
             layout, vec_size, chunks = "label_only", 1, max(1, -(-self.rows // gpu.WARP))
@@ -266,7 +271,7 @@ class SoftmaxPlan(Plan):
             shifted=x.shifted and stage not in ("denominator", "from_residual"),
             gathered=x.gathered and stage not in ("denominator", "from_residual"),
             per_thread=per_thread if layout == x.kind else 0,
-            warps=x.warps if layout == x.kind else 1,
+            warps=x.warps if layout == x.kind else warps, lanes=lanes,
         )  # fmt: skip
         fixed: tuple[Any, ...] = (chunks, width, words)
         if self.indices:

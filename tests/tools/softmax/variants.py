@@ -24,6 +24,8 @@ _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
     ((4096, 1000), None, 1),
     ((4096, 4000), None, 1),  # prefetched
     ((4096, 32000), None, 1),  # in parts, without gradients
+    ((16384, 1000), None, 1),  # in registers, without gradients
+    ((16384, 4000), None, 1),
     ((4096, 10), None, 1),
     ((64, 8000), None, 1),
     ((64, 128256), None, 1),
@@ -45,7 +47,7 @@ _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
 _CHIPS = (Chip(227 << 10, clusters=True), Chip())
 
 #: The shapes of the fast subset.
-_FEW = 14
+_FEW = 16
 
 
 class SoftmaxVariants(Variants):

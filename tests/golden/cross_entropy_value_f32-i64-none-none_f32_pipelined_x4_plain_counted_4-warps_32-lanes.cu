@@ -1,0 +1,37 @@
+struct Loss {
+  using Compute = float;
+
+  __device__ __forceinline__ explicit Loss(double label_smoothing_, double z_loss_, double gamma_, double poly_) {
+  }
+
+  template <class nll_, class rest_, class lse_, class smooth_, class weight_>
+  __device__ __forceinline__ auto
+  operator()(const nll_& nll, const rest_& rest, const lse_& lse, const smooth_& smooth, const weight_& weight) const {
+    constexpr double label_smoothing_ = 0.0;
+    constexpr double hard_ = 1.0 - label_smoothing_;
+    const auto label_smoothing = ::constant<float>(static_cast<float>(label_smoothing_));
+    const auto hard = ::constant<float>(static_cast<float>(hard_));
+#line 1 "cross_entropy.plain"
+    const auto _row = ::lift<float>(weighted(hard * weight, nll) + weighted(label_smoothing, smooth));
+    return _row;
+#line 1 "<cross_entropy_value_f32-i64-none-none_f32_pipelined_x4_plain_counted_4-warps_32-lanes>.entries"
+  }
+};
+
+using Result = float;
+using Space = RowSpace<1>;
+using Program = RowProgram<Loss, Space, float, int64, Absent, Absent, float, false, false>;
+using Compute = Program::Compute;
+using Reader = PipelinedReader<4, 8, 32, 1, 4>;
+
+extern "C" __global__ void __launch_bounds__(128, 3)
+cross_entropy_value_f32(const float* input, const int64* target, float* lse, unsigned char* correct, GradCoeffs<float>* residual, double* memory, float* value, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double multiple, const double* count, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
+  const double divisor = multiple * __ldcg(count);
+  const Program program{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, nullptr, target,
+                          nullptr,
+                          nullptr, {logit_scale, softcap},
+                          ignored, status, site, nullptr, lse, correct, residual,
+                          lse != nullptr || correct != nullptr || residual != nullptr};
+  const PipelinedWarp group{{{32}}, width};
+  row_value<Reader>(program, group, chunks, memory, divisor, value);
+}
