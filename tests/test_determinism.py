@@ -122,7 +122,8 @@ def test_kernels_have_no_floating_point_atomics() -> None:
     code = re.sub(r"//.*", "", text)
     calls: list[Any] = re.findall(r"\b(atomic\w+|(?:red|atom)\.[\w.]+)", code)
     # Counters, flags and sums of integers, whose order changes no bit. Additions are told by what they add to.
-    integers = {"atom.acq_rel.gpu.global.inc.u32", "atomicInc", "atomicOr", "atomicCAS", "atomicExch"}
+    integers = {f"atom.acq_rel.gpu.global.{x}.u32" for x in ("inc", "add")}
+    integers |= {"atomicInc", "atomicOr", "atomicCAS", "atomicExch"}
     counted = r"reinterpret_cast<unsigned long long\*>\(\w+\)|memory\.histogram|claims\b"
     added = re.findall(rf"\batomicAdd\((?:{counted})", code)
     assert set(calls) <= integers | {"atomicAdd"} and len(added) == calls.count("atomicAdd")

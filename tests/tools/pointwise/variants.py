@@ -144,7 +144,7 @@ def dtype_settings(loss: Loss, fast: bool) -> Iterator[tuple[str, ...]]:
 
 
 def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeholder, ...]]:
-    """Contiguous operands; each broadcast along rows, along columns, to all; misaligned; and permuted."""
+    """Contiguous operands; each broadcast along rows, along columns, to all; misaligned; permuted; and with a step."""
     contiguous = tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes)
     yield contiguous
     for i, dtype in enumerate(dtypes):
@@ -162,6 +162,7 @@ def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeho
     yield tuple(Placeholder(x, (16, 32, 64), (1, 16 * 65, 16), 0) for x in dtypes)
     for step in (64 + 1, 64 + 16):  # No two dimensions merge, again without and with vectors.
         yield tuple(Placeholder(x, (16, 32, 64), (33 * step, step, 1), 0) for x in dtypes)
+    yield tuple(Placeholder(x, (ROWS,), (2,), 0) for x in dtypes)
 
 
 def _call(

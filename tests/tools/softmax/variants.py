@@ -139,6 +139,7 @@ class SoftmaxVariants(Variants):
         flags += ["plain"] * variant.plain
         flags += [f"{variant.per_thread} per thread"] if variant.per_thread else []
         flags += [f"{variant.warps} warps"] if variant.warps > 1 else []
+        flags += [f"{variant.lanes} lanes"] if variant.lanes else []
         dtypes = [variant.input, target, variant.weight and f"weight:{variant.weight}", variant.mask and "mask"]
         names = [x.name for x, on in zip(variant.loss.operands, wanted, strict=True) if on]
         return {
