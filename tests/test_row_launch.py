@@ -476,7 +476,9 @@ def test_few_threads_take_a_short_row() -> None:
 def test_groups_are_bounded() -> None:
     assert of((1 << 20, 1000), 1).chunks == MAX_CHUNKS
     # Few warps, with many registers each.
-    assert of((1 << 20, 64), 1).chunks == WARP_CHUNKS
+    assert of((1 << 21, 64), 1).chunks == WARP_CHUNKS
+    assert of((1 << 20, 10), 1).chunks == WARP_CHUNKS and of((1 << 21, 10), 1).chunks == MAX_CHUNKS
+    assert of((1 << 20, 10), 1, "float64").chunks == MAX_CHUNKS
     assert of((7, 32000), 1).chunks == 7
 
 

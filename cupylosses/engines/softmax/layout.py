@@ -157,10 +157,13 @@ IN_TILES = ("label_only_tiles", "label_only_rows", "label_only_columns")
 #: Partial sums, and notes of teams, at most; and partial sums of a divisor.
 MAX_CHUNKS = 1 << 14
 COUNT_CHUNKS = 1 << 12
-#: The former of few contiguous classes, and where few warps are resident: each then takes one chunk, from tile to tile
-#: through all of memory. And the threads of a multiprocessor up to which these are few.
+#: The former where few warps are resident, each of which then takes one chunk, from tile to tile through all of memory;
+#: and the threads of a multiprocessor up to which these are few.
 WARP_CHUNKS = 1 << 11
 WARP_CHUNKS_RESIDENT = 704
+#: Tiles of few contiguous classes, of at most 32 bits, up to which partial sums are as few: adding more would take longer
+#: than warps that idle.
+FEW_TILES = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -314,11 +317,11 @@ def _in_registers(
         vec_size = gcd(16, logits.misalignment, gradients.misalignment) // size
         shifted = gradients.misalignment == 0 and vec_size < 16 // size
         each = packed_rows_of_lane(classes)
-        chunks = _chunks(-(-rows // (WARP * each)), WARP_CHUNKS)
+        units, resident = -(-rows // (WARP * each)), 65536 // packed_registers(classes)
+        chunks = _chunks(units, WARP_CHUNKS if units <= FEW_TILES and size <= 4 else _most_chunks(resident))
         row = each * packed_pitch(classes * size) * packed_buffers(classes)
         threads = min(threads, power_of_two(SHARED_BYTES // row + 1) // 2)
         shared = threads * row + shifted * threads // WARP * 16 * packed_buffers(classes)
-        resident = 65536 // packed_registers(classes)
     else:
         if not _near(sizes, (strides[0], strides[1])):
             return None
