@@ -479,6 +479,8 @@ def test_groups_are_bounded() -> None:
     assert of((1 << 21, 64), 1).chunks == WARP_CHUNKS
     assert of((1 << 20, 10), 1).chunks == WARP_CHUNKS and of((1 << 21, 10), 1).chunks == MAX_CHUNKS
     assert of((1 << 20, 10), 1, "float64").chunks == MAX_CHUNKS
+    # The next tile is on its way while a warp evaluates one.
+    assert of((1 << 23, 4), 1).chunks == WARP_CHUNKS
     assert of((7, 32000), 1).chunks == 7
 
 

@@ -161,8 +161,8 @@ COUNT_CHUNKS = 1 << 12
 #: and the threads of a multiprocessor up to which these are few.
 WARP_CHUNKS = 1 << 11
 WARP_CHUNKS_RESIDENT = 704
-#: Tiles of few contiguous classes, of at most 32 bits, up to which partial sums are as few: adding more would take longer
-#: than warps that idle.
+#: Tiles of few contiguous classes, of at most 32 bits, up to which partial sums are as few: to add more would take longer
+#: than is lost by idle warps.
 FEW_TILES = 1 << 15
 
 
@@ -318,7 +318,8 @@ def _in_registers(
         shifted = gradients.misalignment == 0 and vec_size < 16 // size
         each = packed_rows_of_lane(classes)
         units, resident = -(-rows // (WARP * each)), 65536 // packed_registers(classes)
-        chunks = _chunks(units, WARP_CHUNKS if units <= FEW_TILES and size <= 4 else _most_chunks(resident))
+        few = packed_buffers(classes) > 1 or (units <= FEW_TILES and size <= 4)
+        chunks = _chunks(units, WARP_CHUNKS if few else _most_chunks(resident))
         row = each * packed_pitch(classes * size) * packed_buffers(classes)
         threads = min(threads, power_of_two(SHARED_BYTES // row + 1) // 2)
         shared = threads * row + shifted * threads // WARP * 16 * packed_buffers(classes)
