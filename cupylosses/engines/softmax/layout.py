@@ -161,8 +161,8 @@ COUNT_CHUNKS = 1 << 12
 #: and the threads of a multiprocessor up to which these are few.
 WARP_CHUNKS = 1 << 11
 WARP_CHUNKS_RESIDENT = 704
-#: Tiles of few contiguous classes, of at most 32 bits, up to which partial sums are as few: to add more would take longer
-#: than is lost by idle warps.
+#: Tiles of few contiguous classes, of at most 32 bits, up to which partial sums are as few: adding more would take
+#: longer than what idle warps lose.
 FEW_TILES = 1 << 15
 
 
