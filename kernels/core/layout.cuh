@@ -82,8 +82,8 @@ struct FlatLayout {
   }
 };
 
-// What a StridedLayout has for rows takes two thirds of the instructions of a cheap loss here, and registers for more
-// offsets than there are.
+// A StridedLayout would spend two thirds of a cheap loss's instructions on rows, and registers on offsets that are not
+// there.
 template <int kStreams>
 struct LinearLayout {
   static constexpr int kOuter = 1;  // streams have offsets of their own

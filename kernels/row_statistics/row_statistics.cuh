@@ -1321,9 +1321,9 @@ struct PartOfRow {
   }
 };
 
-// What the blocks of all rows share, behind the records of `used_grad_output`: statistics of each part, a mark of each
-// part that is left to another block, and a counter for each row, whose lower half counts the parts that are there and
-// whose upper half those that are left. Marks and counters are 0 between launches.
+// Memory that the blocks of all rows share, behind the records of `used_grad_output`: statistics of each part, a mark
+// of each part that is left to another block, and a counter for each row, whose lower half counts the parts that are
+// there and whose upper half those that are left. Marks and counters are 0 between launches.
 template <class Statistics>
 struct PartsInMemory {
   Statistics* statistics;

@@ -54,8 +54,8 @@ constexpr unsigned kNanLogit = 1u, kNanEmission = 2u, kNanLoss = 4u, kNoAlignmen
 // one.
 constexpr unsigned kEarlier = 0x80000000u;
 
-// Who leaves reasons in a word of each sample: emissions of alpha's first half and of beta's, the meeting,
-// log-sum-exps.
+// Writers of the words of a sample that say why it is broken: emissions of alpha's first half and of beta's, the
+// meeting, log-sum-exps.
 enum Broken { kByAlpha, kByBeta, kByMeeting, kByLogits, kBrokenWords };
 
 // Verdict on a sample. kRuns: the recursion decides.

@@ -47,8 +47,8 @@ __device__ __forceinline__ Sums combine_row_parts(const Sums* parts, int stride)
   return sums[0];
 }
 
-// What the warps of a block exchange at the end of a chunk: of each row the sums of its parts, and the label's logit;
-// and the chunk that the leader claimed. Double-buffered, so one barrier is enough.
+// Shared memory by which the warps of a block meet at the end of a chunk: of each row the sums of its parts, and the
+// label's logit; and the chunk that the leader claimed. Double-buffered, so one barrier is enough.
 template <int kParts, class Sums, class Compute>
 struct ChunkExchange {
   // An array of words, because Sums may have constructors.

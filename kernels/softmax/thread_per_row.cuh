@@ -48,7 +48,7 @@ struct StridedRows {
   // Interleaved elements of 16 bits have a word of shared memory each, because asynchronous copies have four bytes at
   // least. It holds the element's neighbour, too.
   static constexpr bool kWords = kInterleaved && sizeof(Storage) == 2;
-  // What a thread keeps together: its rows of a class, or if they are interleaved one of them, because copies of single
+  // Unit that a thread keeps together: its rows of a class, or if they are interleaved one of them, as copies of single
   // elements to a vector per thread would conflict in banks.
   using Slot = Choose<kWords, Pack<unsigned, 1>, Pack<Storage, kInterleaved ? 1 : kVecSize>>;
   const Storage* at;

@@ -30,7 +30,7 @@ BLOCKS = {"first": (4, 2), "second": (4, 2), "gradient": (6, 3), "gradient of ma
 #: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
 PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
 
-#: What a call is given beside its first operand, as kernels pass it on.
+#: The arrays of a call beside its first operand, as kernels pass them on.
 GIVEN = "GivenArrays{targets, input_lengths, target_lengths, weights, mask}"
 
 
