@@ -3,9 +3,8 @@
 //
 //   value as in softmax.cuh; the bits are those of resident_rows.cuh
 //
-// 1. A chunk has the rows that it has in resident_rows.cuh. kLanes lanes of a warp take a row, so that a warp takes 32
-// /
-//    kLanes rows at once. A longer row is cut into kParts parts, one for each warp of a block.
+// 1. A chunk has the rows that it has in resident_rows.cuh. kLanes lanes of a warp take a row, so that 32 / kLanes rows
+//    are taken at once. A longer row is cut into kParts parts, one for each warp of a block.
 // 2. Each lane of a warp loads label and mask of one row of the next chunk. Rows without a loss are left out of step 3.
 // 3. The warp moves its vectors from the registers in which they arrive, and starts the loads of the next rows, which
 //    may belong to the next chunk. It finds maximum and sum of exponentials, and the lane of the row keeps them.
