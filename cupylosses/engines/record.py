@@ -51,6 +51,9 @@ class _NoDevice(Device):
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, misalignment: int = 0) -> Any:
         return self
 
+    def zeros(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
+        return self
+
     def full(self, count: int, value: float) -> Any:
         return self
 

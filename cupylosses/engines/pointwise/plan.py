@@ -19,6 +19,7 @@ from cupylosses.engines.device import EXPECTATIONS
 from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise import layout as pointwise_layout
 from cupylosses.engines.pointwise.codegen import PointwiseKernel, title
+from cupylosses.engines.pointwise.curvature import vanishing
 from cupylosses.engines.pointwise.definition import Loss, counting
 from cupylosses.engines.pointwise.jvp import TangentLoss
 from cupylosses.engines.pointwise.reduction import Static, resolve
@@ -201,6 +202,9 @@ class PointwisePlan(Plan):
         self.differentiable = tuple(x.dtype in checks.FLOATING for x in tensors)
         # Operands that are read once per element: the launch over all elements writes their gradient.
         self.speculative = tuple(prod(x.shape) == self.elements for x in tensors)
+        if isinstance(loss, TangentLoss) and loss.base is not None:
+            directions = (False,) * sum(loss.has_tangent)
+            self.vanishing = (*vanishing(loss.base, loss.has_tangent, static.flags), *directions)
         self.slot = hash((title(loss), static, self.full_shape, self.storage, self.result)) % EXPECTATIONS
         self._gradient_launches: dict[pointwise_layout.Stream, ElementLaunch] = {}
         self._steps: dict[tuple[int | None, pointwise_layout.Stream | None, bool], Step] = {}
