@@ -41,10 +41,11 @@ SUMS = frozenset({"broadcast_gradient", "combine_slices"})
 #: of boxes of 16 bits are bound by instructions, of which a batch has some of its own.
 UNROLL = 4
 UNROLL_OF_PAIRS = 8
-#: Threads of a block of second derivatives, and blocks of a multiprocessor: 168 registers per thread, as four
-#: derivatives with their tangents need.
+#: Threads of a block of second derivatives, and blocks of a multiprocessor, of dense layouts and others: 168
+#: registers per thread, as four derivatives with their tangents need, or 255. So have sums.
 SECOND_THREADS = 128
 SECOND_BLOCKS = 3
+SECOND_BLOCKS_OTHERS = 2
 
 
 def unroll_of(vec_size: int) -> int:
@@ -299,7 +300,7 @@ def _entry(kernel: BoxKernel) -> Iterator[str]:
     few = kernel.layout == "flat" and kernel.compute == "float32"
     threads, blocks = MAX_THREADS, BLOCKS_PER_SM if few else BLOCKS_PER_SM_OTHERS
     if True in kernel.has_tangent:
-        threads, blocks = SECOND_THREADS, SECOND_BLOCKS
+        threads, blocks = SECOND_THREADS, SECOND_BLOCKS if kernel.layout == "flat" else SECOND_BLOCKS_OTHERS
     yield f'extern "C" __global__ void __launch_bounds__({threads}, {blocks})'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, 'int64 chunks', parameter])}) {{"
     yield from local
@@ -326,7 +327,8 @@ def _sum_entry(kernel: BoxKernel) -> Iterator[str]:
     slices = f"sum_slices{mapping}(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials)"
     yield from _types(kernel)
     yield ""
-    yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {BLOCKS_PER_SM_OTHERS})'
+    blocks = 1 if True in kernel.has_tangent else BLOCKS_PER_SM_OTHERS
+    yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {blocks})'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
     yield from counted_divisor(kernel.counted)
     yield f"  const SumOver<Loss, Sources, Element, {slot}, {rank}, {reduced_rank}, {kernel.vec_size}> program{{"

@@ -116,7 +116,7 @@ class BoxPlan(StatisticsPlan):
             return Stream(strides, 64)
         size = COMPONENTS * ITEMSIZE[x.dtype]
         if True in self.static.has_tangent:
-            size = max(size, 16)  # second derivatives of one box at a time
+            size = 64  # wider than any vector: second derivatives of one box at a time
         return Stream(tuple([s // COMPONENTS for s in strides]), size, x.misalignment, read)
 
     def access(self, chosen: Sequence[str]) -> tuple[str, ...]:
