@@ -78,7 +78,7 @@ class MarginKernel(Kernel):
     def files(self) -> tuple[str, ...]:
         counts = self.self_counting or self.kind == "denominator"
         if self.kind == "hvp":
-            return nested((*FUNCTOR, "row_margin/second_derivatives.cuh"))
+            return nested((*FUNCTOR, "row_margin/margin_hvp.cuh"))
         own = "thread_per_list" if self.layout == "thread_per_list" else "row_margin"
         return (*FUNCTOR, f"row_margin/{own}.cuh", *(["softmax/count_rows.cuh"] if counts else []))
 
