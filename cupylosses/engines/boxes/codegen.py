@@ -52,7 +52,8 @@ class BoxKernel(Kernel):
     """A kernel of boxes. Equal ones have equal source.
 
     ``storage``, ``gradients`` and ``access`` are of the operands, the weight and the mask, ``access`` with a last entry
-    for a grad_output per box (``"none"`` without). The other fields are those of a pointwise kernel.
+    for a grad_output per box (``"none"`` without). Boxes of gradients ``apart`` are written component by component. The
+    other fields are those of a pointwise kernel.
     """
 
     loss: BoxLoss
@@ -71,6 +72,7 @@ class BoxKernel(Kernel):
     counted: bool = False
     outer: bool = False
     shared: bool = False
+    apart: tuple[bool, ...] = ()
 
     narrow = False
     companions = ("value_and_gradient", "verify_gradient")
@@ -87,6 +89,7 @@ class BoxKernel(Kernel):
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
         parts += ["-".join(self.access), f"grad{wanted}", f"flags{''.join(map(str, self.flags))}"]
         parts += [x for x in ("columns", "outer", "shared", "counted") if getattr(self, x)]
+        parts += ["apart" + "".join([str(int(x)) for x in self.apart])] * any(self.apart)
         return "_".join([*parts, *(["number"] if self.weight == "number" else []), f"in-{STORAGE[self.compute][1]}"])
 
     @property
@@ -140,6 +143,13 @@ class BoxKernel(Kernel):
             *(["double multiple", "const double* count"] if self.counted else ["double divisor", "double scale"]),
         ]
 
+    @property
+    def steps(self) -> list[str]:
+        """The names of the distances of components, of boxes that are read or written component by component."""
+        read = [f"{n}_step" for n, x in zip(self.names, self.access, strict=False) if x == "scalars"]
+        written = zip(self.names, self.gradients, self.apart, strict=False)
+        return [*read, *(f"{name}_gradients_step" for name, wanted, apart in written if wanted and apart)]
+
     def glue(self) -> str:
         entry = _sum_entry(self) if self.kind in SUMS else _entry(self)
         return "\n".join([*_functor(self), *entry]) + "\n"
@@ -188,8 +198,8 @@ def _sources(kernel: BoxKernel) -> list[str]:
 
 def _made_sources(kernel: BoxKernel) -> str:
     pointers = [
-        f"{t}{{reinterpret_cast<const {e}*>({n}_)}}"
-        for t, e, n in zip(_sources(kernel), kernel.elements, kernel.names, strict=True)
+        f"{t}{{reinterpret_cast<const {e}*>({n}_){f', {n}_step' if access == 'scalars' else ''}}}"
+        for t, e, n, access in zip(_sources(kernel), kernel.elements, kernel.names, kernel.access[:-1], strict=True)
     ]
     return f"make_tuple({', '.join(pointers)})"
 
@@ -212,10 +222,24 @@ def _loss(kernel: BoxKernel) -> str:
     return f"Loss{{{', '.join(f'{x}_' for x in kernel.numbers)}}}"
 
 
+def _steps(kernel: BoxKernel) -> list[str]:
+    return [f"int64 {x}" for x in kernel.steps]
+
+
+def _sink(element: str, name: str, apart: bool) -> tuple[str, str]:
+    """The type of a sink of boxes, and its initializer."""
+    pointer = f"reinterpret_cast<{element}*>({name}_gradients)"
+    if apart:
+        return f"ScalarSink<{element}>", f"{{{pointer}, {name}_gradients_step}}"
+    return f"Sink<{element}>", f"{{{pointer}}}"
+
+
 def _entry(kernel: BoxKernel) -> Iterator[str]:
     sinks = [
-        (f"Sink<{element}>", f"{{reinterpret_cast<{element}*>({name}_gradients)}}") if wanted else ("Absent", "{}")
-        for name, element, wanted in zip(kernel.names, kernel.elements, kernel.gradients, strict=True)
+        _sink(element, name, apart) if wanted else ("Absent", "{}")
+        for name, element, wanted, apart in zip(
+            kernel.names, kernel.elements, kernel.gradients, kernel.apart, strict=True
+        )
     ]
     streams = 2 * len(kernel.names) + 1
     if kernel.layout == "flat":
@@ -253,7 +277,7 @@ def _entry(kernel: BoxKernel) -> Iterator[str]:
     few = kernel.layout == "flat" and kernel.compute == "float32"
     blocks = BLOCKS_PER_SM if few else BLOCKS_PER_SM_OTHERS
     yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {blocks})'
-    yield f"{kernel.entry}({', '.join([*kernel.arguments, 'int64 chunks', parameter])}) {{"
+    yield f"{kernel.entry}({', '.join([*kernel.arguments, *_steps(kernel), 'int64 chunks', parameter])}) {{"
     yield from local
     yield from counted_divisor(kernel.counted, kernel.kind != "value")
     yield f"  const Pointwise<Loss, Layout, {kernel.vec_size}, Sources, Sinks, Element> program{{"
@@ -279,7 +303,7 @@ def _sum_entry(kernel: BoxKernel) -> Iterator[str]:
     yield from _types(kernel)
     yield ""
     yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {BLOCKS_PER_SM_OTHERS})'
-    yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
+    yield f"{kernel.entry}({', '.join([*kernel.arguments, *_steps(kernel), *fixed])}) {{"
     yield from counted_divisor(kernel.counted)
     yield f"  const SumOver<Loss, Sources, Element, {slot}, {rank}, {reduced_rank}, {kernel.vec_size}> program{{"
     yield f"      {_loss(kernel)}, {_made_sources(kernel)},"
