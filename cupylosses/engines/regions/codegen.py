@@ -55,7 +55,8 @@ class RegionKernel(Kernel):
     """A compiled module of this engine. Equal ones have equal source.
 
     ``class_weight`` and ``weight`` are dtypes, or "". ``static`` is that of the call without what kernels take as
-    arguments. ``held`` classes are in registers, or none; with ``wide`` vectors are read at once.
+    arguments. ``held`` classes are in registers, or none; with ``wide`` vectors are read at once. ``tile`` voxels have
+    their logits in shared memory, or 0; ``packed`` is that of the layout.
     """
 
     loss: RegionLoss
@@ -75,6 +76,8 @@ class RegionKernel(Kernel):
     many: bool
     staged: bool = False
     counted: bool = False
+    tile: int = 0
+    packed: tuple[bool, bool] = (False, False)
 
     files = FILES
 
@@ -111,6 +114,8 @@ class RegionKernel(Kernel):
             + ["apart"] * self.many
             + ["staged"] * self.staged
             + ["counted"] * self.counted
+            + [f"tiles-of-{self.tile}"] * bool(self.tile)
+            + [f"packed{''.join([str(int(x)) for x in self.packed])}"] * any(self.packed)
         )
         if self.kind == "from_residual":
             parts += ["grad" + "".join([str(int(x)) for x in self.gradients])]
@@ -200,7 +205,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     yield f"using Space = VoxelSpace<{'kMaxRank' if kernel.many else '1'}>;"
     yield (
         f"using Program = RegionProgram<Loss, Space, {input}, {target}, {weight}, {', '.join(choices)}, "
-        f"{_bool(kernel.wide)}>;"
+        f"{_bool(kernel.wide)}, {kernel.tile}, {', '.join(map(_bool, kernel.packed))}>;"
     )
     rules = [_POOL[static.pool], _ABSENT[static.absent], _WEIGHTING[static.weighting]]
     switches = (
@@ -245,6 +250,8 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
             columns = "reinterpret_cast<Program::Compute*>(staged)"
             at = columns_of_sums(kernel.held, static.label_apart)
             yield f"  sum_in_registers<{_bool(kernel.staged)}>(program, chunks, per_chunk, partials, {columns}, {at});"
+        elif kernel.tile:
+            yield "  sum_in_shared_tiles(program, chunks, per_chunk, partials, reinterpret_cast<double*>(staged));"
         else:
             yield "  sum_in_tiles(program, chunks, per_chunk, partials, reinterpret_cast<double*>(staged));"
     if kind == "value":
@@ -278,6 +285,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
             yield f"  write_staged_gradients({common}, per_piece,"
             yield f"                         {given[0]}, {coeffs});"
         else:
-            yield f"  write_gradients<{', '.join(map(_bool, kernel.gradients))}>("
+            written = "write_tile_gradients" if kernel.tile else "write_gradients"
+            yield f"  {written}<{', '.join(map(_bool, kernel.gradients))}>("
             yield f"      {common}, {', '.join(given)}, {coeffs});"
     yield "}"
