@@ -68,8 +68,8 @@ APART_TOGETHER = 8
 THREAD_LISTS = 4096
 THREAD_CLASSES = 64
 THREAD_PLACES = 64
-#: Classes of rows of one label that a thread takes, at most.
-LABEL_CLASSES = 32
+#: Classes of rows of one label that a thread takes, at most: of 16 bits, and of others.
+LABEL_CLASSES = (64, 32)
 #: Classes of rows that a warp takes though their lists may be sorted, at most, and labels that are sorted at most.
 WARP_CLASSES = 256
 MAX_SORTED = 4096
@@ -149,7 +149,8 @@ def layout(
     if classes > 1:
         vec_size = vector_size(sizes, strides, scores, gradients, True)
     whole = _whole(classes, vec_size, strides[:2], scores, gradients)
-    if labels is None and 1 < classes <= LABEL_CLASSES and rows >= THREAD_LISTS and len(sizes) <= 1:
+    few = 1 < classes <= LABEL_CLASSES[scores.itemsize > 2]
+    if labels is None and few and rows >= THREAD_LISTS and len(sizes) <= 1:
         chunks = max(1, min(-(-rows // WARP), CHUNKS_OF_WARPS))
         shared = SUBWARP_THREADS * (classes | 1) * scores.itemsize
         rank = space_rank(rows, sizes)
