@@ -20,7 +20,7 @@ from cupylosses.engines.softmax.layout import (
     COLUMN_THREADS,
     DENSE_REGISTER_RESIDENT,
     LABEL_ONLY_RESIDENT,
-    LABEL_ONLY_TILES,
+    LABEL_ONLY_TILE_RESIDENT,
     PACKED_THREADS,
     PIPELINED_THREADS,
     STREAMED_THREADS,
@@ -585,8 +585,7 @@ class _Indices:
             threads = kernel.warps * WARP
             return f"{threads}, {max(1, int(TILE_RESIDENT / threads / fewer))}"
         if layout == "label_only_tiles" and not second:
-            (resident,) = [threads for _, vectors, threads in LABEL_ONLY_TILES if vectors == kernel.per_thread]
-            return f"{bounds}, {resident // THREADS}"
+            return f"{bounds}, {LABEL_ONLY_TILE_RESIDENT // THREADS}"
         if layout in ("label_only_rows", "label_only_columns") and not second:
             return f"{bounds}, {LABEL_ONLY_RESIDENT // THREADS}"
         if layout == "pipelined":

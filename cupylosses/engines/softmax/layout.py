@@ -56,9 +56,14 @@ LABEL_ONLY_RESIDENT = 1024
 #: Warps that columns of log-probabilities are spread over, at least, as long as each takes so many classes.
 LABEL_ONLY_WARPS = 1 << 11
 LABEL_ONLY_SLICE = 32
-#: Tiles of gradients by the bytes of a row, up to which a lane stores so many vectors of a tile, and a multiprocessor
-#: runs so many threads at once.
-LABEL_ONLY_TILES = ((2048, 16, 512), (1 << 63, 64, 512))
+#: Tiles of gradients by the bytes of a row, up to which a lane stores so many vectors of a tile; and threads that a
+#: multiprocessor runs at once.
+LABEL_ONLY_TILES = ((2048, 16), (1 << 63, 64))
+LABEL_ONLY_TILE_RESIDENT = 512
+#: Vectors of a tile that a lane stores, at least, and tiles below which it stores fewer: a warp per multiprocessor
+#: would write long after the others have ended.
+LABEL_ONLY_LEAST_VECTORS = 4
+LABEL_ONLY_MANY_TILES = 1 << 10
 #: Partial sums of longer rows, at most: a warp that writes tile after tile for one of them is slower by up to a half.
 LABEL_ONLY_CHUNKS = 1 << 16
 #: Vectors that a thread reads together, of a row that does not stay on chip.
@@ -621,11 +626,15 @@ def label_only_layout(
                 "label_only_rows", vec_size, 1, threads, _chunks(-(-rows // (WARP * each))), threads // WARP,
                 threads * each * row, rank, words, resident=LABEL_ONLY_RESIDENT, per_thread=each,
             )  # fmt: skip
-        vectors, resident = next(x[1:] for x in LABEL_ONLY_TILES if row < x[0])
-        chunks = max(1, min(-(-rows * row // (16 * WARP * vectors)), LABEL_ONLY_CHUNKS))
+        vectors = next(x[1] for x in LABEL_ONLY_TILES if row < x[0])
+        tiles = -(-rows * row // (16 * WARP * vectors))
+        while vectors > LABEL_ONLY_LEAST_VECTORS and tiles < LABEL_ONLY_MANY_TILES:
+            vectors, tiles = vectors // 4, -(-rows * row // (16 * WARP * (vectors // 4)))
+        many = tiles >= LABEL_ONLY_MANY_TILES
+        threads, chunks = (THREADS, LABEL_ONLY_CHUNKS) if many else (4 * WARP, LABEL_ONLY_MANY_TILES // 2)
         return RowLayout(
-            "label_only_tiles", vec_size, 1, THREADS, chunks, THREADS // WARP, 0, rank, words,
-            resident=resident, per_thread=vectors,
+            "label_only_tiles", vec_size, 1, threads, max(1, min(tiles, chunks)), threads // WARP, 0, rank, words,
+            resident=LABEL_ONLY_TILE_RESIDENT, per_thread=vectors,
         )  # fmt: skip
     if gradients.class_stride == 1 and classes > 1:
         return RowLayout("label_only", 1, WARP, THREADS, _chunks(rows), THREADS // WARP, 0, rank, words)
