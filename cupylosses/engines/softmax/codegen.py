@@ -320,6 +320,12 @@ SELF_COUNTED = {
 }
 
 
+#: The same of a kernel that adds weights of labels.
+_SELF_WEIGHED = {
+    kind: [x.replace("<Program>", "<Program, true>").replace("self_count(", "self_count<true>(") for x in lines]
+    for kind, lines in SELF_COUNTED.items()
+}
+
 _TALLIED = {
     "value_and_gradient": (
         "row_value_and_assumed_gradient<Reader>(program, group, chunks, memory, missed, value, expected_grad_output, "
@@ -346,6 +352,7 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
     call = (kernel.tallies and _TALLIED.get(kernel.kind)) or _CALLS.get(kernel.kind) or target.from_residual(kernel)
     cluster = f" CLUSTER_DIMS({kernel.cluster})" if kernel.cluster > 1 else ""
     lines = [
+    weighs = kernel.indices and bool(kernel.weight) and kernel.loss.mean_of_weights
         f"using Result = {STORAGE[kernel.result][0]};",
         f"using Space = RowSpace<{space_rank_name(kernel.rank)}>;",
         f"using Program = {program};",
@@ -356,7 +363,7 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
         f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
         *counted_divisor(kernel.counted, kernel.kind != "value"),
         *construct,
-        *(SELF_COUNTED[kernel.kind] if kernel.self_counting else []),
+        *((_SELF_WEIGHED if weighs else SELF_COUNTED)[kernel.kind] if kernel.self_counting else []),
         *(["  const Tally<Program> divisor{program};"] if kernel.tallies and kernel.kind == "value" else []),
         *([f"  const {group};"] if "group" in call else []),
         f"  {call};",

@@ -87,6 +87,7 @@ THREAD_PER_ROW_THREADS = 128
 #: Rows of which every warp counts the labels itself, at most, instead of a launch before.
 SELF_COUNTING_ROWS = 1024
 #: Bytes of a row that a block takes, where a cluster can take the others. Rows with targets per class that exchange
+COUNTED_AT_ONCE = 8 * WARP
 #: several times take the first number if two blocks are enough then, because two blocks of a multiprocessor hide each
 #: other's barriers; otherwise the second, because larger clusters leave multiprocessors idle.
 PART_BYTES = 65 << 10

@@ -70,7 +70,8 @@ class SoftmaxPlan(Plan):
         self.divisor = 1.0 if known is None else known
         # An integer has the same bits whoever counts; a sum of weights has not.
         weighs = self.indices and static.weighted and self.loss.mean_of_weights
-        few = self.rows <= softmax_layout.SELF_COUNTING_ROWS and not (weighs or static.has_tangent)
+        most = softmax_layout.COUNTED_AT_ONCE if weighs else softmax_layout.SELF_COUNTING_ROWS
+        few = self.rows <= most and not static.has_tangent
         self.counted, self.self_counting = known is None and not few, known is None and few
         # Rows without a loss are found while the others are evaluated; a kernel counts them in 32 bits.
         self.tallies = self.counted and self.indices and not (weighs or static.has_tangent) and self.rows < 1 << 32
@@ -281,7 +282,7 @@ class SoftmaxPlan(Plan):
     @cached_property
     def count_chunks(self) -> int:
         """The partial sums of the count."""
-        return max(1, min(-(-self.rows // (8 * gpu.WARP)), softmax_layout.COUNT_CHUNKS))
+        return max(1, min(-(-self.rows // softmax_layout.COUNTED_AT_ONCE), softmax_layout.COUNT_CHUNKS))
 
 
 class CountingPlan(Plan):
