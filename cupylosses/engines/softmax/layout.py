@@ -84,7 +84,8 @@ RESIDENT_THREADS = 1024
 #: Such threads where each takes neighbouring rows, and threads of a block, at most: more would spill registers.
 THREAD_PER_ROW_RESIDENT = 640
 THREAD_PER_ROW_THREADS = 128
-#: Rows of which every warp counts the labels itself, at most, instead of a launch before.
+#: Rows of which every warp counts the labels itself, at most, instead of a launch before; and rows of which it adds the
+#: weights of the labels, whose sum has the bits of that launch as long as one of its warps takes all of them.
 SELF_COUNTING_ROWS = 1024
 #: Bytes of a row that a block takes, where a cluster can take the others. Rows with targets per class that exchange
 COUNTED_AT_ONCE = 8 * WARP

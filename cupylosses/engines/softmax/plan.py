@@ -106,7 +106,9 @@ class SoftmaxPlan(Plan):
             self.layout = lay_out(masks, results)
         dense = self.input.strides == self.input.gradient.strides
         self.overwrites = self.single_use and dense and self.input.misalignment == self._misalignment
-        self.recomputes = self.layout.kind in softmax_layout.RECOMPUTED and not self.single_use
+        # Of log-probabilities four coefficients of a row are more than what is read of it.
+        recomputed = self.layout.kind in softmax_layout.RECOMPUTED or not self.loss.softmax
+        self.recomputes = recomputed and not self.single_use
         self.partials = self.layout.chunks
         # One for each chunk and block of a cluster, and the divisor.
         self.records = self.layout.chunks * self.layout.cluster + self.tallies
