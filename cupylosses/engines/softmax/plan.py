@@ -7,7 +7,7 @@ the logits; of one with a dense target the gradients are computed again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -132,7 +132,7 @@ class SoftmaxPlan(Plan):
         if static.has_tangent:
             (tangent,) = self._tangents
             along = rows_of(tangent.strides, static.class_dim, size, tangent.misalignment)
-            return softmax_layout.second_layout(*given, along, self.loss.softmax, static.capped)
+            return softmax_layout.second_layout(*given, along, self.loss.softmax, static.capped, chip)
         if not self.loss.softmax:
             return softmax_layout.label_only_layout(*given, chip)
         kept = ITEMSIZE[self.compute] if self._once else 0
@@ -148,7 +148,7 @@ class SoftmaxPlan(Plan):
         given = self.rows_shape, self.classes, tensors, (masks, results)
         self._labels = (0,) * len(masks), masks
         if self.static.has_tangent:
-            return softmax_layout.dense_second_layout(*given)
+            return softmax_layout.dense_second_layout(*given, self.machine.chip)
         return softmax_layout.dense_layout(*given, self.machine.chip, self.loss.affine, self.static.capped)
 
     def _shared_misalignment(self) -> int:
@@ -320,6 +320,43 @@ def rows_of(strides: Sequence[int], dim: int, itemsize: int, misalignment: int) 
     return softmax_layout.RowStrides(without(strides, dim), strides[dim], itemsize, misalignment)
 
 
+def copies(
+    static: Static, tensors: Sequence[TensorSpec], softmax: bool, chip: gpu.Chip
+) -> Mapping[int, tuple[int, ...]]:
+    """The operands that kernels read from copies, with the strides of these: without gaps, in the order that they have,
+    in that of the first operand, or in that of the shape, if kernels take rows that lie so; otherwise with the classes
+    next to each other.
+    """
+    operands, dim = tensors[: 1 if static.kind == "indices" else 2], static.class_dim
+    if not copied(static, operands, softmax, chip):
+        return {}
+
+    def reads(laid_out: Sequence[TensorSpec]) -> bool:
+        return not copied(static, laid_out, softmax, chip)
+
+    first = operands[0]
+    orders = [[first.gradient.strides], [contiguous("", first.shape).strides]]
+    # Neighbouring rows are those of the shape, in whose order results lie.
+    rows = without(first.strides, dim)
+    if [*rows] != sorted(rows, reverse=True):
+        orders.reverse()
+    for order in ([x.gradient.strides for x in operands], *orders):
+        strides = order if len(order) > 1 else [*order] * len(operands)
+        laid_out = [TensorSpec(x.dtype, x.shape, s) for x, s in zip(operands, strides, strict=True)]
+        if not reads(laid_out):
+            continue
+        for i, x in enumerate(operands):
+            if reads(kept := [*laid_out[:i], x, *laid_out[i + 1 :]]):
+                laid_out = kept
+        pairs = zip(operands, laid_out, strict=True)
+        return {i: y.strides for i, (x, y) in enumerate(pairs) if x.strides != y.strides}
+    return {
+        i: softmax_layout.classes_last(x.shape, dim)
+        for i, x in enumerate(operands)
+        if not x.strides[dim] == x.gradient.strides[dim] == 1
+    }
+
+
 def copied(static: Static, tensors: Sequence[TensorSpec], softmax: bool, chip: gpu.Chip) -> bool:
     """True if kernels that write gradients read the rows from a copy."""
     operands = tensors[: 1 if static.kind == "indices" else 2]
@@ -329,5 +366,8 @@ def copied(static: Static, tensors: Sequence[TensorSpec], softmax: bool, chip: g
     rows = [rows_of(x, dim, size, 0) for x, size in zip(strides, sizes, strict=True)]
     shape = tensors[0].shape
     # Second derivatives, and gradients from a residual, are computed by threads alone.
-    shares = not (static.has_tangent or static.inplace)
-    return softmax_layout.copied(without(shape, dim), shape[dim], rows, len(operands), softmax, shares, chip)
+    second = bool(static.has_tangent)
+    # Rows that are read again in backward would be gathered twice.
+    gathers = None if static.reduction == "none" else chip
+    shares = not (second or static.inplace)
+    return softmax_layout.copied(without(shape, dim), shape[dim], rows, len(operands), softmax, shares, gathers, second)
