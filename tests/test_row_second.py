@@ -292,6 +292,15 @@ def test_hessian_vector_products_read_twice(ran: list[str], no_formula: None) ->
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
 
 
+def test_an_affine_loss_takes_no_kernel(ran: list[str], no_formula: None) -> None:
+    given = row_properties.of_layout("label_only_columns", device=KERNELS, place="apart")
+    x = given.input.detach().requires_grad_()
+    gradient = torch.autograd.grad(F.nll_loss(x, given.target), x, create_graph=True)[0]
+    ran.clear()
+    found = torch.autograd.grad(gradient, x, torch.full_like(x, inf))[0]
+    assert not ran and found.shape == x.shape and not found.any()
+
+
 def test_layouts_are_what_they_are_called() -> None:
     """Every row layout occurs."""
     kinds = set()

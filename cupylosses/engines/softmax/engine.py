@@ -106,8 +106,8 @@ class SoftmaxEngine(Engine):
         assert isinstance(loss, SoftmaxLoss)
         dim, found = static.class_dim, dict[int, tuple[int, ...]]()
         operands = 1 if static.kind == "indices" else 2
-        # Without a softmax only kernels that write gradients take whole rows.
-        if writes or loss.softmax:
+        # Without a softmax only kernels that write gradients take whole rows, and second derivatives are 0 or rare.
+        if loss.softmax or (writes and not static.has_tangent):
             found.update(copies(static, tensors, loss.softmax, machine.chip))
         if static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1:
             found[2] = (1,)

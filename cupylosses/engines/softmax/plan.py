@@ -78,6 +78,8 @@ class SoftmaxPlan(Plan):
         self.differentiable = tuple([i < (1 if self.indices else 2) for i in range(len(tensors))])
         self.speculative = self.differentiable
         self.fused_hvp = bool(static.has_tangent)
+        if static.has_tangent and self.loss.affine and not self.loss.softmax:
+            self.vanishing = self.differentiable
         # The kernel of class indices has no variant without the gradient.
         self.always_written = tuple([self.indices and i == 0 for i in range(len(tensors))])
         self.single_use = static.inplace and self.indices
