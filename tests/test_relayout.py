@@ -45,7 +45,7 @@ def test_copies(
     copy: tuple[tuple[int, ...], tuple[int, ...]], dtype: str, many_tiles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By large tiles and by small ones."""
-    for name, limit in (("LEAST", 1), ("LEAST_BYTES", 1), ("MANY_TILES", many_tiles)):
+    for name, limit in (("LEAST", 1), ("LEAST_BYTES", 1), ("LEAST_USED", 1 << 12), ("MANY_TILES", many_tiles)):
         monkeypatch.setattr(relayout, name, limit)
     relayout.tiles.cache_clear()
     shape, order = copy
@@ -72,6 +72,8 @@ def test_copies(
         # Those of a side are less than a sector of memory.
         ((1 << 16, 7), (7, 1), (1, 1 << 16), False),
         ((1 << 16, 8), (8, 1), (1, 1 << 16), True),
+        # Both sides are short.
+        ((1 << 10, 15, 12), (180, 12, 1), (180, 1, 15), False),
         # Neither dimension has neighbours.
         ((256, 256), (512, 2), (1, 256), False),
         # An expanded dimension is copied for each of its indices.

@@ -21,6 +21,8 @@ from cupylosses.jit.kernel import Kernel
 LEAST = 1 << 14
 LEAST_SIDE = 4
 LEAST_BYTES = 32
+#: Part of a tile that is used, at least, as its inverse: two short sides fill none.
+LEAST_USED = 4
 THREADS = 256
 #: Elements of a tile, and its longest side; and those of small arrays, of fewer than so many large tiles: these would
 #: leave multiprocessors idle.
@@ -120,6 +122,8 @@ def tiles(
     most = [min(side, power_of_two(sizes[d])) for d in (a, b)]
     across = max(8, most[0] if most[1] == side else min(512, tile // most[1]))
     down = tile // across
+    if min(sizes[a], across) * min(sizes[b], down) * LEAST_USED < tile:
+        return None
     steps = [here[b], there[a], sizes[a], sizes[b], *(here[d] for d in rest), *(there[d] for d in rest)]
     vec_size = 2 if size <= 2 and misalignment % (2 * size) == 0 and not any(x % 2 for x in steps) else 1
     count = -(-sizes[a] // across) * -(-sizes[b] // down) * prod(sizes[d] for d in rest)
