@@ -112,8 +112,8 @@ template <class X, class Y>
 __device__ __forceinline__ auto as_dual(const Product<X, Y>& e) {
   return e.x * e.y;
 }
-template <unsigned kMask>
-__device__ __forceinline__ const Dual<double, kMask>& as_dual(const Dual<double, kMask>& e) {
+template <class T, unsigned kMask>
+__device__ __forceinline__ const Dual<T, kMask>& as_dual(const Dual<T, kMask>& e) {
   return e;
 }
 

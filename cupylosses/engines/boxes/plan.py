@@ -93,6 +93,11 @@ class BoxPlan(StatisticsPlan):
             counted=counted,
         )
 
+    @property
+    def has_kernels(self) -> bool:
+        """False of derivatives along tangents, which are the formula's."""
+        return not any(self.static.has_tangent)
+
     @cached_property
     def _are_boxes(self) -> tuple[bool, ...]:
         return has_features(self.loss, self.static)

@@ -31,6 +31,11 @@ LANE_BYTES = 32 << 10
 #: Vectors of 16 bytes of each operand that a thread reads together where it writes gradients, at most: more registers
 #: leave room for fewer rows.
 BATCH = 2
+#: Elements of a vector where a derivative along tangents is computed, at most, half as many of 16 bits with more
+#: operands than these. Its numbers are nested and take twice the registers, so that its blocks have as many threads as
+#: those that share a multiprocessor, and fewer vectors of long rows are read together.
+ALONG_ELEMENTS = 4
+ALONG_OPERANDS = 3
 #: Threads of a block that shares a row, at most and at least.
 MAX_BLOCK_THREADS = 512
 MIN_BLOCK_THREADS = 64
@@ -162,15 +167,20 @@ def layout(
     vectors: Sequence[RowStream],
     streams: Sequence[RowStream],
     read: int,
+    along: bool,
     room: int,
     clusters: bool,
 ) -> Layout:
     """The layout of rows of a given shape. ``streams`` are all arrays in the order of the kernel, ``vectors`` those of
-    them whose features are read or written, of which ``read`` are read. ``room`` is the shared memory of a block;
-    ``clusters`` if the chip has clusters of blocks, which change no bit.
+    them whose features are read or written, of which ``read`` are read. ``along`` is True of a derivative along
+    tangents; ``room`` is the shared memory of a block; ``clusters`` if the chip has clusters of blocks, which change no
+    bit.
     """
     rows = prod(shape)
-    widest = 16 // max(x.itemsize for x in vectors)
+    largest = max(x.itemsize for x in vectors)
+    widest = 16 // largest
+    if along and widest > ALONG_ELEMENTS:
+        widest = ALONG_ELEMENTS if read <= ALONG_OPERANDS else ALONG_ELEMENTS // 2
     # Vectors of a row whose features they do not divide would begin anywhere. Shorter ones are coalesced as well, if a
     # thread reads more of them together.
     vec_size = gcd(widest, features)
@@ -178,7 +188,7 @@ def layout(
     value_ahead = _ahead(AHEAD_BYTES, read, narrower)
     count = features // vec_size
     # Elements of 16 bits are kept in words of 32.
-    row = count * read * vec_size * max(KEPT_BYTES, 16 // widest)
+    row = features * read * max(KEPT_BYTES, largest)
     width = power_of_two(max(1, -(-count // (FEW_VECTORS * narrower))))
     ahead = min(value_ahead, BATCH * narrower)
     parts = cluster = taken = 1
@@ -194,15 +204,15 @@ def layout(
             parts *= 2
         if row > MAX_PARTS * LONG_PART_BYTES and row <= MANY_PARTS * SHARING_BYTES:
             parts = max(WARP, power_of_two(-(-row // SHARING_BYTES)))
-        most = SHARING_THREADS if row <= parts * SHARING_BYTES else MAX_BLOCK_THREADS
+        most = SHARING_THREADS if along or row <= parts * SHARING_BYTES else MAX_BLOCK_THREADS
         kind, team = "block", min(max(width // parts, MIN_BLOCK_THREADS), most)
         cluster = min(parts, MAX_PARTS) if clusters else 1
-        threads = team if clusters else min(team * parts, MAX_BLOCK_THREADS)
+        threads = team if clusters else min(team * parts, SHARING_THREADS if along else MAX_BLOCK_THREADS)
         width = threads * cluster
         value_ahead = value_ahead if cluster > 1 else ahead
         taken = team * parts // width
     at_once, most = threads * cluster // width, CHUNKS
-    if kind == "lanes" and vec_size == 1 and width == WARP and 16 // widest >= KEPT_BYTES and read > COPIED_OPERANDS:
+    if kind == "lanes" and vec_size == 1 and width == WARP and largest >= KEPT_BYTES and read > COPIED_OPERANDS:
         most *= 2
     rounds = max(1, min(rows * cluster // (at_once * most), MAX_ROUNDS))
     wide = all(_whole(x, shape, vec_size) for x in vectors)
@@ -223,8 +233,8 @@ def layout(
         if part_shared > room:
             part_shared = 0
     if not held:
-        ahead = min(LONG_AHEAD * narrower, MAX_AHEAD)
-        value_ahead = _ahead(LONG_AHEAD_BYTES, read, narrower)
+        ahead = min((BATCH if along else LONG_AHEAD) * narrower, MAX_AHEAD)
+        value_ahead = _ahead(AHEAD_BYTES if along else LONG_AHEAD_BYTES, read, narrower)
         kept = min(room, LONG_ROOM) // (ahead * each) * ahead if taken == 1 else 0
         shared = kept * each
     words = [rows, features, kept, *(x.step for x in streams)]
