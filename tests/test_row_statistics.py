@@ -536,16 +536,20 @@ def test_chips_change_no_bit(features: int, fresh_plans: Callable[[], None], mon
             assert same_bits(a, b)
 
 
-@pytest.mark.parametrize("loss", [TRIPLET, COSINE])
-@pytest.mark.parametrize("looks", [0, 128])
+@pytest.mark.parametrize(
+    ("loss", "looks", "kept"),
+    [(TRIPLET, 0, True), (TRIPLET, 128, True), (COSINE, 0, True), (COSINE, 128, True), (COSINE, 0, False)],
+)
 def test_blocks_that_have_a_part_of_a_row_each_change_no_bit(
-    loss: Any, looks: int, monkeypatch: pytest.MonkeyPatch
+    loss: Any, looks: int, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that no cluster has room for: blocks wait for each other, or leave their part to the last one of the row."""
     operands = drawn(loss, (3,), 9000, torch.float32)
     leaves = [x.requires_grad_(x.is_floating_point()) for x in operands]
     wanted = leaves[: 2 + (loss is TRIPLET)]
     monkeypatch.setattr(row_layout, "LONG_PART_BYTES", 1 << 10)
+    if not kept:
+        monkeypatch.setattr(row_layout, "MANY_PARTS", 0)
     files = codegen.RowKernel.source
 
     def source(kernel: codegen.RowKernel) -> str:
@@ -560,6 +564,11 @@ def test_blocks_that_have_a_part_of_a_row_each_change_no_bit(
                 value = loss(*leaves)
                 upstream = torch.tensor(factor)
                 of_call.append([value, *torch.autograd.grad(value, wanted, upstream)])
+            with torch.no_grad():
+                assert same_bits(loss(*leaves), of_call[0][0])
+            values = loss(*leaves, reduction="none")
+            upstream = torch.full((3,), 1.0 / 3)
+            of_call.append([values, *torch.autograd.grad(values, wanted, upstream)])
             found.append(of_call)
     for others in found[1:]:
         for call, again in zip(found[0], others, strict=True):

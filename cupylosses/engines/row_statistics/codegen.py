@@ -28,7 +28,8 @@ FILES = (*FUNCTOR, "row_statistics/row_statistics.cuh")
 #: Of derivatives along tangents.
 FILES_ALONG = (*nested(FILES), "row_statistics/derivative.cuh")
 
-#: Entry points. The first three belong to a reduced loss; the last three, one after another, to a broadcast operand.
+#: Entry points. The first three belong to a reduced loss; the last three, but for those of rows that blocks share, one
+#: after another to a broadcast operand.
 KINDS = {
     "value": "the reduced value",
     "value_and_gradient": "the reduced value and, for the expected grad_output, the gradients",
@@ -36,6 +37,10 @@ KINDS = {
     "unreduced": "a value per row",
     "gradient": "the gradients for a grad_output per row",
     "coefficients": "the coefficients of each row",
+    "sums_for_values": "the statistics of parts of rows, before `values_of_sums`",
+    "values_of_sums": "a value per row from these",
+    "sums_for_gradients": "the statistics of parts of rows, before `gradients_of_sums`",
+    "gradients_of_sums": "the gradients for a grad_output per row from these",
     "slices": "the gradient of one broadcast operand from the coefficients, or slices of it",
     "combine": "the gradient of one broadcast operand from its slices",
 }
@@ -43,8 +48,6 @@ KINDS = {
 FORMS = {"": "kSum", "1": "kAbsolute", "2": "kEuclidean", "inf": "kMaximum", "p": "kPowers"}
 #: Degrees whose derivatives depend on the norm by more than a factor of the row.
 NORM_IN_DERIVATIVES = ("inf", "p")
-#: Those that read rows.
-OF_ROWS = tuple(KINDS)[:6]
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,8 @@ def _arguments(kernel: RowKernel | SumKernel, kind: str) -> list[str]:
             "double* expected_grad_output",
         ],
         "unreduced": [f"{result}* values"],
+        "sums_for_values": [f"{result}* values", "double* partials"],
+        "values_of_sums": [f"{result}* values", "double* partials"],
         "gradient": [f"const {result}* grad_output"],
     }.get(kind, [f"const {result}* grad_output", "double* partials"])
     return [
@@ -321,7 +326,7 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     types, wanted = _types(kernel), dict(zip(names, kernel.gradients, strict=True))
     own_vectors, own_labels = _vectors(loss), _labels(loss, kernel.weight)
     vectors, labels = _with_tangents(kernel, own_vectors), _with_tangents(kernel, own_labels)
-    writes = kind in ("value_and_gradient", "verify_gradient", "gradient")
+    writes = kind in ("value_and_gradient", "verify_gradient", "gradient", "gradients_of_sums")
     floating = [d in FLOATING for n, d in zip(names, kernel.dtypes, strict=True) if n in labels]
     mask = sum(
         1 << i for i, n in enumerate(own_labels) if (writes and wanted[n]) or (kind == "coefficients" and floating[i])
@@ -353,14 +358,9 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
         "unreduced": f"value_of_rows({rows}, scale, values)",
         "gradient": f"gradients_of_rows<{per_row}>({rows}, scale, grad_output)",
         "coefficients": f"write_coefficients<{per_row}>({rows}, scale, grad_output, partials)",
-    }[kind]
+    }.get(kind)
     if kernel.layout == PART:
-        numbers_of_part = part_numbers(statistics_of(loss, kernel.flags, kernel.has_tangent))
-        group = ""
-        call = (
-            f"speculate_apart<{kernel.parts}, {kernel.threads}>(program, memory, divisor, scale, value, "
-            f"expected_grad_output, used_grad_output, {numbers_of_part})"
-        )
+        group, call = "", _call_of_parts(kernel)
     yield f"using Vectors = Tuple<{sources(vectors, True)}>;"
     yield f"using Labels = Tuple<{sources(labels, True)}>;"
     yield f"using VectorSinks = Tuple<{sinks(vectors, True)}>;"
@@ -404,6 +404,22 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     yield f"                        {'mask_' if kernel.mask else 'Absent{}'}, layout}};"
     yield f"  {call};"
     yield "}"
+
+
+def _call_of_parts(kernel: RowKernel) -> str:
+    """The call of a kernel of rows that blocks share."""
+    parts, threads, per_row = kernel.parts, kernel.threads, str(kernel.per_row).lower()
+    numbers = part_numbers(statistics_of(kernel.loss, kernel.flags, kernel.has_tangent))
+    sums = "reinterpret_cast<Program::Statistics*>(partials)"
+    return {
+        "value": f"value_of_parts<{parts}, {threads}>(program, memory, divisor, value)",
+        "value_and_gradient": f"speculate_apart<{parts}, {threads}>(program, memory, divisor, scale, value, "
+        f"expected_grad_output, used_grad_output, {numbers})",
+        "sums_for_values": f"sum_parts<{parts}, {threads}>(program, {sums})",
+        "values_of_sums": f"values_of_sums<{parts}>(program, {sums}, scale, values)",
+        "sums_for_gradients": f"sum_parts<{parts}, {threads}>(program, {sums})",
+        "gradients_of_sums": f"gradients_of_sums<{per_row}, {parts}, {threads}>(program, {sums}, scale, grad_output)",
+    }[kernel.kind]
 
 
 @dataclass(frozen=True)

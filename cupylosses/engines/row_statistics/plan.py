@@ -38,6 +38,10 @@ from cupylosses.engines.row_statistics.definition import MAX_SLOTS, StatisticsLo
 from cupylosses.engines.strides import broadcast_strides, dimension_words
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
+from cupylosses.jit.gpu import WARP
+
+#: Stages in which blocks share rows that are few.
+SPLIT = ("value", "sums_for_values", "values_of_sums", "sums_for_gradients", "gradients_of_sums")
 
 
 class StatisticsPlan(Plan):
@@ -152,7 +156,12 @@ class StatisticsPlan(Plan):
 
     @cached_property
     def partials(self) -> int:  # type: ignore[override]
-        return self.layout.chunks
+        return self.layout.chunks + (self._part_sums if self.layout.split else 0)
+
+    @property
+    def _part_sums(self) -> int:
+        """Doubles of the statistics of all parts of rows."""
+        return self.rows * self.layout.parts * row_layout.part_numbers(self.statistics)
 
     @cached_property
     def records(self) -> int:  # type: ignore[override]
@@ -167,31 +176,39 @@ class StatisticsPlan(Plan):
             keeps = True in wanted and stage in ("value_and_gradient", "verify_gradient", "gradient")
             blocks, threads, shared = self._blocks(stage), x.threads, x.shared if keeps else 0
             if kernel.layout == row_layout.PART:
-                blocks, threads, shared = self.rows * x.parts, x.part_threads, x.part_shared
+                blocks, threads = self.rows * x.parts, x.part_threads
+                shared = x.part_shared if kernel.held else 0
+                if stage == "values_of_sums":
+                    blocks, threads = self.rows, WARP
             found = self.machine.launcher(kernel, blocks, threads, fixed, shared)
             self._launchers[stage, wanted, counted] = found
         return found
 
     def _kernel(self, stage: str, wanted: Wanted, counted: bool) -> RowKernel:
-        x, static = self.layout, self.static
-        ahead = x.ahead if True in wanted else x.value_ahead
-        apart = stage in ("value_and_gradient", "verify_gradient") and self._is_apart(wanted)
-        if apart and stage == "value_and_gradient":
-            return RowKernel(
-                self.loss, static.flags, static.norm, stage, tuple([t.dtype for t in self.tensors[: self._operands]]),
-                self.result, static.weight, static.masked, tuple(wanted[: self._operands]), row_layout.PART, x.vec_size,
-                x.wide, True, x.part_copied, x.many, 0, x.part_threads, x.part_ahead, x.parts, 1, 1, counted,
-                not self.scalar, True, self._has_tangent,
-            )  # fmt: skip
+        x = self.layout
+        waits = self._is_apart(wanted)
+        apart = stage in ("value_and_gradient", "verify_gradient") and waits
+        writes = True in wanted and not stage.startswith("sums")
+        layout = x.kind, x.vec_size, x.wide, x.held, x.copied and True in wanted
+        widths = x.width if x.kind == "lanes" else 0, x.threads, x.ahead if writes else x.value_ahead
+        rows = x.parts, x.rounds, x.cluster
+        if (stage == "value_and_gradient" and waits) or (x.split and stage in SPLIT):
+            held = stage == "value_and_gradient" and x.part_shared > 0
+            layout = row_layout.PART, x.vec_size, x.wide, held, held and x.part_copied
+            widths = 0, x.part_threads, x.part_ahead if writes else x.value_ahead
+            rows = x.parts, 1, 1
+        static = self.static
         return RowKernel(
             self.loss, static.flags, static.norm, stage, tuple([t.dtype for t in self.tensors[: self._operands]]),
-            self.result, static.weight, static.masked, tuple(wanted[: self._operands]), x.kind, x.vec_size, x.wide,
-            x.held, x.copied and True in wanted, x.many, x.width if x.kind == "lanes" else 0, x.threads, ahead,
-            x.parts, x.rounds, x.cluster, counted, not self.scalar, apart, self._has_tangent,
+            self.result, static.weight, static.masked, tuple(wanted[: self._operands]), *layout, x.many, *widths, *rows,
+            counted, not self.scalar, apart, self._has_tangent,
         )  # fmt: skip
 
     def unreduced_step(self, counted: bool) -> Step:
-        return Step((self.launcher("unreduced", self.nothing, counted),))
+        if not self.layout.split:
+            return Step((self.launcher("unreduced", self.nothing, counted),))
+        stages = "sums_for_values", "values_of_sums"
+        return Step(tuple([self.launcher(x, self.nothing, counted) for x in stages]), partials=self._part_sums)
 
     def gradient_steps(
         self, wanted: Wanted, upstream: tuple[tuple[int, ...], int] | None, counted: bool
@@ -199,7 +216,12 @@ class StatisticsPlan(Plan):
         writable, steps = self.writable(wanted), []
         if upstream is not None and True in writable:
             slots = tuple([i for i, w in enumerate(writable) if w])
-            steps.append(Step((self.launcher("gradient", writable, counted),), slots))
+            if self.layout.split:
+                stages = "sums_for_gradients", "gradients_of_sums"
+                launchers = tuple([self.launcher(x, writable, counted) for x in stages])
+                steps.append(Step(launchers, slots, self._part_sums))
+            else:
+                steps.append(Step((self.launcher("gradient", writable, counted),), slots))
         return steps + [self._sum(i, counted) for i, w in enumerate(wanted) if w and not writable[i]]
 
     def upstream_strides(self) -> tuple[int, ...] | None:
