@@ -15,6 +15,7 @@ from tools import cupy_stand_in as stand_in
 import cupylosses
 import cupylosses.functional as F
 from cupylosses import nn
+from cupylosses.backends.torch import formulas, plans
 from cupylosses.definition.registry import registry
 from cupylosses.engines.record import KernelRecorder, placeholder
 from cupylosses.engines.regions.definition import RegionLoss
@@ -502,6 +503,47 @@ def test_a_normalizer_on_the_device_divides_the_sum():
         assert value.item() == pytest.approx(total.item() / 4, rel=1e-14)
         slopes = [torch.autograd.grad(v, z, retain_graph=True)[0] for v in (value, total)]
         assert torch.allclose(slopes[0], slopes[1] / 4, rtol=1e-13, atol=0)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("function", "classes", "layout", "options"),
+    [
+        (F.dice_ce_loss, 4, "", {"ignore_index": 1, "label_smoothing": 0.1}),
+        (F.dice_focal_loss, 4, "last", {"activation": "sigmoid", "alpha_focal": 0.25}),
+        (F.generalized_dice_loss, 9, "tangent", {}),
+        (F.focal_tversky_loss, 9, "last", {"preset": "monai", "reduction": "none"}),
+        (F.dice_loss, 3, "dense", {"activation": "sigmoid", "overlap": "squared", "log_loss": True}),
+    ],
+)
+def test_products_of_second_derivatives(function, classes, layout, options, monkeypatch):
+    """Few classes and many, in any strides, of a part of the voxels; also those that mix input and target."""
+    generator = torch.Generator().manual_seed(3)
+    shape = (2, classes, 5, 14)
+    z, v, t = (torch.randn(shape, generator=generator) for _ in range(3))
+    mask = torch.rand(2, 5, 14, generator=generator) < 0.8
+    y = t.sigmoid() if layout == "dense" else t.argmax(1)
+    if layout == "last":
+        z = z.movedim(1, -1).contiguous().movedim(-1, 1)
+    if layout in ("last", "tangent"):
+        v = v.movedim(1, -1).contiguous().movedim(-1, 1)
+
+    def second(device, dtype):
+        x, target = z.to(device, dtype).requires_grad_(), y.to(device)
+        if layout == "dense":
+            target = target.to(dtype).requires_grad_()
+        value = function(x, target, mask=mask.to(device), **options)
+        upstream = torch.linspace(0.5, 2, value.numel(), dtype=value.dtype, device=device).reshape(value.shape)
+        upstream.requires_grad_()
+        (slope,) = torch.autograd.grad(value, x, upstream, create_graph=True)
+        return torch.autograd.grad(slope, [x, upstream, *[target] * (layout == "dense")], v.to(device, dtype))
+
+    before = plans.use_host(None)
+    right = second("cpu", torch.float64)
+    plans.use_host(before)
+    monkeypatch.setattr(formulas, "hvp", None)
+    for a, b in zip(second(KERNELS, torch.float32), right, strict=True):
+        torch.testing.assert_close(a.cpu().double(), b, rtol=2e-5, atol=2e-6 * float(b.abs().max()))
 
 
 @pytest.mark.kernels

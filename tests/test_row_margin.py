@@ -407,8 +407,9 @@ def test_bad_labels_of_lists(label: int, dim: int) -> None:
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_second_derivatives(reduction: str) -> None:
-    """Of squared hinges, and zeros of others."""
+def test_second_derivatives(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of squared hinges, and zeros of others, without a formula."""
+    monkeypatch.setattr(formulas, "hvp", None)
     scores, target = drawn(ONE, 3, 5)
     leaf = scores.requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x: ONE(x, target, p=2, reduction=reduction), (leaf,))
@@ -418,6 +419,37 @@ def test_second_derivatives(reduction: str) -> None:
         (slope,) = torch.autograd.grad(value, leaf, create_graph=True)
         (second,) = torch.autograd.grad((slope * slope.detach()).sum(), leaf, allow_unused=True, materialize_grads=True)
         assert not second.count_nonzero()
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("shape", "dtype", "transposed"), [((9, 72), torch.bfloat16, False), ((3, 1003), f32, False), ((40, 6), f32, True)]
+)
+def test_products_of_second_derivatives(
+    shape: tuple[int, int], dtype: torch.dtype, transposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows in vectors, of odd sizes, and of classes that lie apart; weights, ignored and masked rows, NaN."""
+    scores, target = (x.cpu() for x in drawn(ONE, *shape))
+    tangent = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    scores, weight = scores.to(dtype), torch.linspace(0, 2, shape[1])
+    scores[0, 0], target[1], mask = nan, -100, torch.arange(shape[0]) != 2
+    scores = scores.mT.contiguous().mT if transposed else scores
+
+    def second(device: str, *dtypes: torch.dtype) -> torch.Tensor:
+        leaf, v, w = (x.to(device, d) for x, d in zip((scores, tangent, weight), dtypes, strict=True))
+        given = {"weight": w, "mask": mask.to(device), "p": 2}
+        value = ONE(leaf.requires_grad_(), target.to(device), reduction="none", **given)
+        upstream = torch.linspace(-1, 2, shape[0], device=device).to(value.dtype)
+        (slope,) = torch.autograd.grad(value, leaf, upstream, create_graph=True)
+        return torch.autograd.grad(slope, leaf, v)[0]
+
+    before = plans.use_host(None)
+    right = second("cpu", f64, f64, f64)
+    plans.use_host(before)
+    monkeypatch.setattr(formulas, "hvp", None)
+    tolerance = 4 * torch.finfo(dtype).eps
+    found = second(KERNELS, dtype, dtype, f32).cpu().double()
+    torch.testing.assert_close(found, right, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 @pytest.mark.kernels

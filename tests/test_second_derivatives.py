@@ -23,11 +23,12 @@ from torch import Tensor
 import cupylosses
 from cupylosses.backends.torch import evaluation
 from cupylosses.call import Call
-from cupylosses.definition.base import MASK, WEIGHT, Operand
+from cupylosses.definition.base import MASK, WEIGHT, Flag, Operand
 from cupylosses.definition.registry import registry
 from cupylosses.engines.base import Machine
 from cupylosses.engines.base import TensorSpec as Described
 from cupylosses.engines.pointwise import reference as pointwise_reference
+from cupylosses.engines.pointwise.curvature import curved_pairs
 from cupylosses.engines.pointwise.definition import Loss, ModifiedLoss, modified
 from cupylosses.engines.pointwise.engine import POINTWISE
 from cupylosses.engines.pointwise.jvp import TangentLoss, along_tangents
@@ -36,6 +37,7 @@ from cupylosses.engines.pointwise.reduction import Static
 from cupylosses.jit import sources
 from cupylosses.jit.gpu import Chip
 from cupylosses.testing import samples
+from cupylosses.testing.counters import counters
 
 inf, nan = math.inf, math.nan
 
@@ -179,6 +181,56 @@ def worst_errors(chosen: Setting) -> dict[str, float]:
 def test_agrees_with_the_formula(loss: Loss, case: Mapping[str, Any], dtype: str) -> None:
     found = worst_errors(setting(loss, dtype, case))
     assert {name: x for name, x in found.items() if not x <= FEW[dtype]} == {}
+
+
+@pytest.mark.parametrize(("loss", "case"), CASES)
+def test_second_derivatives_that_vanish_do_so_in_the_formula(loss: Loss, case: Mapping[str, Any]) -> None:
+    for how in FORMS.values():
+        chosen = setting(loss, "float64", case, **how)
+        base = chosen.loss.base
+        assert base is not None
+        leaves = [x.detach().cpu().requires_grad_(x.is_floating_point()) for x in chosen.operands[: chosen.own]]
+        named = [(o.name, x) for o, x in zip(base.operands, leaves, strict=True) if x.requires_grad]
+        slopes = graph(product(base, leaves, chosen.values), [x for _, x in named])
+        curved = curved_pairs(base, chosen.flags)
+        for (name, _), slope in zip(named, slopes, strict=True):
+            for (other, x), second in zip(named, graph(slope, [x for _, x in named]), strict=True):
+                assert (name, other) in curved or not second.any(), (how, name, other, x.shape)
+
+
+@pytest.mark.parametrize(
+    ("value", "flags", "curved"),
+    [
+        ("abs(a - b) + 2 * a", (), []),
+        ("a * b", (), ["ab"]),
+        ("a / b", (), ["ab", "bb"]),
+        ("where(a < b && !(a == b), -a, exp(b))", (), ["bb"]),
+        ("where(!first || second, a * a, a)", (1, 0), []),
+        ("where(first && second, a, where(second, a, b * b))", (0, 1), []),
+        ("relu_active(times_log(a, b))", (), ["aa", "ab"]),
+        ("zero_unless_nan(a * a) * b", (), []),
+    ],
+)
+def test_pairs_along_which_an_expression_is_curved(value: str, flags: tuple[int, ...], curved: list[str]) -> None:
+    own = Loss(
+        name="own",
+        summary="",
+        formula="",
+        operands=(Operand("a", ""), Operand("b", "")),
+        flags=tuple(Flag(x, False, "") for x in ("first", "second")[: len(flags)]),
+        value=value,
+    )
+    assert curved_pairs(own, flags) == {pair for x in curved for pair in ((x[0], x[1]), (x[1], x[0]))}
+
+
+@pytest.mark.kernels
+def test_a_product_with_a_hessian_of_zeros_runs_no_kernel() -> None:
+    x, target, weight = (torch.randn(5, 7, device=KERNELS, requires_grad=i < 2) for i in range(3))
+    (gradient,) = torch.autograd.grad(cupylosses.functional.l1_loss(x, target, weight=weight), x, create_graph=True)
+    before = counters.launches
+    found = torch.autograd.grad(gradient, (x, target), torch.ones_like(gradient))
+    assert counters.launches == before
+    assert all(not g.any() and g.shape == x.shape for g in found)
 
 
 @pytest.mark.kernels

@@ -32,6 +32,11 @@ class CupyDevice(engine_device.Device):
             memory = memory[misalignment // size :]
         return cupy.ndarray(tuple(shape), kind, memory.data, tuple(s * size for s in strides))
 
+    def zeros(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
+        array = self.empty(shape, strides, dtype)
+        array.fill(0)
+        return array
+
     def full(self, count: int, value: float) -> Any:
         return cupy.full(count, value, dtype=cupy.float64)
 

@@ -7,6 +7,7 @@ at the line where the expression was written.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import math
 import re
@@ -270,3 +271,13 @@ def in_double(expression: str) -> str:
 def names_in(expression: str) -> set[str]:
     """The names that an expression uses."""
     return {m[0] for m in _TOKEN.finditer(expression) if m.lastgroup == "name" and m[0] not in _CONSTANTS}
+
+
+_IN_PYTHON = {"&&": "and", "||": "or", "!": "~"}
+
+
+@cache
+def tree(expression: str) -> ast.expr:
+    """The syntax tree of a checked expression, as one of Python, which has the same precedence; ``!`` becomes ``~``."""
+    pieces = [" " if m.lastgroup == "space" else f" {_IN_PYTHON.get(m[0], m[0])} " for m in _TOKEN.finditer(expression)]
+    return ast.parse("".join(pieces).strip(), mode="eval").body

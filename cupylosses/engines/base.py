@@ -125,7 +125,9 @@ class Plan(ABC):
         takes_status: True if kernels take the address of the device's status words as the last scalar, to report bad
             data (labels out of range) there; ``reports`` if they do for this call, ``waits`` if the call waits for it.
         fused_hvp: True if one kernel computes the value and the gradients of a derivative along tangents.
+        contracts: True if the value of a derivative along tangents has no kernel: it is `Engine.contracted`.
         always_written: The gradients that this kernel writes whether they are wanted or not.
+        vanishing: The gradients of a derivative along tangents that are 0 wherever they exist, without a kernel.
         divides_by: The positions of the arrays that a ``counted`` divisor depends on differentiably.
         overwrites: True if the gradient of the first array is written over it; ``single_use`` if a second backward is
             refused, whether or not the array could be written over.
@@ -163,7 +165,9 @@ class Plan(ABC):
     reports: bool = False
     waits: bool = False
     fused_hvp: bool = False
+    contracts: bool = False
     always_written: Wanted
+    vanishing: Wanted
     divides_by: tuple[int, ...] = ()
     overwrites: bool = False
     single_use: bool = False
@@ -185,7 +189,7 @@ class Plan(ABC):
         self.engine, self.loss, self.static = engine, call.loss, call.static
         self.tensors, self.promoted, self.machine = tensors, promoted, machine
         self.compute = "float64" if promoted == "float64" else "float32"
-        self.nothing = self.always_written = (False,) * len(tensors)
+        self.nothing = self.always_written = self.vanishing = (False,) * len(tensors)
         #: True if the call asks for auxiliary outputs.
         self.asks = any([x is not None and x is not self.residual for x in self.auxiliary])
         #: No auxiliary outputs, as addresses.

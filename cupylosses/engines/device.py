@@ -54,6 +54,10 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def zeros(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
+        """A new array of zeros with these strides, which leave no gaps, on the current stream."""
+
+    @abstractmethod
     def full(self, count: int, value: float) -> Any:
         """``count`` doubles, set on the current stream."""
 

@@ -51,6 +51,9 @@ class _NoDevice(Device):
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, misalignment: int = 0) -> Any:
         return self
 
+    def zeros(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
+        return self
+
     def full(self, count: int, value: float) -> Any:
         return self
 
@@ -149,6 +152,18 @@ class KernelRecorder:
         for choice in wanted:
             if True in choice:
                 self._make(call, choice, promoted, summed)
+
+    def second(self, call: Call, wanted: Wanted) -> None:
+        """The products of second derivatives, of a call that is the derivative along tangents of values with
+        dimensions, for a dense upstream gradient.
+        """
+        engine = call.loss.engine
+        plan = engine.plan(call, call.arrays, engine.promoted(call), self._machine)
+        if not plan.empty:
+            dense = plan.upstream_strides() or dense_strides(plan.shape, (0,) * len(plan.shape))
+            scalars = (*call.scalars, 0) if plan.takes_status else call.scalars
+            launch = plan, self._device, self._operands(plan, call.arrays), scalars, plan.constant
+            execute.hvp(*launch, wanted, 0, dense, has_value=False)
 
     def _make(self, call: Call, wanted: Wanted | None, promoted: str, summed: bool) -> None:
         engine, device = call.loss.engine, self._device

@@ -46,6 +46,8 @@ struct NestedDual {
 
 template <class T>
 constexpr bool kSingle<NestedDual<T>> = kSingle<T>;
+template <class T>
+constexpr bool kHasTangent<NestedDual<T>> = true;
 
 template <class T>
 __device__ __forceinline__ T scaled_tangent(T slope, T tangent) {
@@ -295,6 +297,12 @@ __device__ __forceinline__ NestedDual<T> scalar_angle(NestedDual<T> width, Neste
   const T squared = width.value * width.value + height.value * height.value;
   const T turned = scaled_tangent(height.value, width.tangent) - scaled_tangent(width.value, height.tangent);
   return {scalar_angle(width.value, height.value), turned == T(0) ? T(0) : scalar_divide_in_range(turned, squared)};
+}
+
+// Used in values only.
+template <bool kNowhere, class T>
+__device__ __forceinline__ NestedDual<T> scalar_direction(NestedDual<T> y, NestedDual<T> x) {
+  return NestedDual<T>(scalar_direction<kNowhere>(y.value, x.value));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -556,4 +564,67 @@ template <unsigned kHasTangent, class Base, class... X>
 __device__ __forceinline__ auto jvp(const Base& base, bool active, const X&... operands) {
   constexpr int kOwn = static_cast<int>(sizeof...(X)) - count_bits(kHasTangent);
   return jvp<kHasTangent>(base, active, typename MakeIndices<kOwn>::type{}, make_tuple(operands...));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The same, of elements of several components
+
+// The number that an operand of a functor is made of: a dual number, or a tuple of them.
+template <class X>
+struct NumberOf;
+template <class T, unsigned kMask>
+struct NumberOf<Dual<T, kMask>> {
+  using type = T;
+};
+template <class First, class... Others>
+struct NumberOf<Tuple<First, Others...>> : NumberOf<First> {};
+
+// x with its tangent, and without one.
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<NestedDual<T>, kMask> nest(const Dual<T, kMask>& x, T tangent) {
+  Dual<NestedDual<T>, kMask> y;
+  y.value = {x.value, tangent};
+#pragma unroll
+  for (int k = 0; k < kMaxOperands; ++k) {
+    if (has<kMask>(k)) y.tangent[k] = NestedDual<T>(x.tangent[k], T(0));
+  }
+  return y;
+}
+template <class T, unsigned kMask, unsigned kOther>
+__device__ __forceinline__ auto nest(const Dual<T, kMask>& x, const Dual<T, kOther>& tangent) {
+  return nest(x, tangent.value);
+}
+template <class T, unsigned kMask>
+__device__ __forceinline__ auto nest(const Dual<T, kMask>& x) {
+  return nest(x, T(0));
+}
+template <class... X, class... V, int... kIndex>
+__device__ __forceinline__ auto nest(const Tuple<X...>& x, const Tuple<V...>& tangent, Indices<kIndex...>) {
+  return make_tuple(nest(get<kIndex>(x), get<kIndex>(tangent))...);
+}
+template <class... X, class... V>
+__device__ __forceinline__ auto nest(const Tuple<X...>& x, const Tuple<V...>& tangent) {
+  return nest(x, tangent, typename MakeIndices<sizeof...(X)>::type{});
+}
+template <class... X, int... kIndex>
+__device__ __forceinline__ auto nest(const Tuple<X...>& x, Indices<kIndex...>) {
+  return make_tuple(nest(get<kIndex>(x))...);
+}
+template <class... X>
+__device__ __forceinline__ auto nest(const Tuple<X...>& x) {
+  return nest(x, typename MakeIndices<sizeof...(X)>::type{});
+}
+
+// From the nested value z of a loss, that of its derivative along the direction, whose derivatives are the tangents of
+// the loss's. Tentatively it is NaN where the value of the loss is not finite.
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> along_direction(const Dual<NestedDual<T>, kMask>& z) {
+  Dual<T, kMask> y;
+  y.value = z.value.value != z.value.value ? z.value.value : z.value.tangent;
+  if constexpr ((kMask & kTentative) != 0) y.value = z.value.tangent + (z.value.value - z.value.value);
+#pragma unroll
+  for (int k = 0; k < kMaxOperands; ++k) {
+    if (has<kMask>(k)) y.tangent[k] = z.tangent[k].tangent;
+  }
+  return y;
 }

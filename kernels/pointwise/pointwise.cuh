@@ -965,6 +965,8 @@ __host__ __device__ constexpr int flight() {
   constexpr int kElements = kWide ? 4 : kRoom ? 16 : 8;
   constexpr int kFew = Program::kVector < kElements ? kElements / Program::kVector : 1;
   constexpr int kMost = Program::Loss::kHeavy > 0 && kFew < kFree ? kFew : kFree;
+  // Second derivatives of components leave no room for a second vector.
+  if (Program::kComponents && Program::Loss::kHeavy > 2) return 1;
   constexpr bool kHeavy = Program::kComponents || (Program::Loss::kHeavy > 1 && Program::Layout::kOuter > 0);
   return vectors_in_flight(kMost, Program::kVectorWords, max_words(Program::kDerivatives, kHeavy));
 }

@@ -26,6 +26,18 @@ constexpr int kSumThreads = 256;  // engines/regions/layout.py
 constexpr int kSumWarps = kSumThreads / kWarp;
 constexpr int kTile = 512;
 
+// A number of the arithmetic in double; and the sum over a warp, in every lane. Numbers with a tangent have overloads
+// (region_hvp.cuh). Preconditions of the sum: all lanes call it together.
+__device__ __forceinline__ double as_double(float x) {
+  return x;
+}
+__device__ __forceinline__ double as_double(double x) {
+  return x;
+}
+__device__ __forceinline__ double warp_total(double x) {
+  return warp_sum(x);
+}
+
 // Adds up `count` columns over the lanes of each warp: words of 16 bytes in the arithmetic type, and their sums in
 // double, since conversions to double run at an eighth of the rate of additions. A column has a number of each thread
 // of the block; lane l takes columns l, l + 32 and so on, the first of which has number `first`. It starts at its own
@@ -296,20 +308,23 @@ struct TileVoxel {
   int label;  // -2 if it does not count
 };
 
-// `totals` are 3 C doubles of shared memory.
-template <class Program>
+// `totals` are 3 C numbers of shared memory.
+template <class Program, class Classes = ClassesOf<Program>, class Total>
 __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunks, int64 tiles_per_chunk,
-                                             double* partials, double* totals) {
+                                             Total* partials, Total* totals) {
   using Compute = typename Program::Compute;
-  __shared__ TileVoxel<Compute> tile[kTile];
-  __shared__ double of_warp[kSumWarps][3];
+  // Doubles, because numbers with a tangent have constructors.
+  __shared__ double tile_memory[kTile * sizeof(TileVoxel<Compute>) / sizeof(double)];
+  __shared__ double memory_of_warps[kSumWarps * 3 * sizeof(Total) / sizeof(double)];
+  TileVoxel<Compute>* const tile = reinterpret_cast<TileVoxel<Compute>*>(tile_memory);
+  Total(*const of_warp)[3] = reinterpret_cast<Total(*)[3]>(memory_of_warps);
   const int classes_count = program.classes(), numbers = 3 * classes_count + 3;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64 voxels = program.space.voxels, total = chunks * program.space.samples;
 #pragma unroll 1
   for (int64 chunk = blockIdx.x; chunk < total; chunk += gridDim.x) {
     const int64 sample = chunk / chunks, first = (chunk - sample * chunks) * tiles_per_chunk;
-    double spoilt = 0.0, cost = 0.0, count = 0.0;
+    Total spoilt(0.0), cost(0.0), count(0.0);
 #pragma unroll 1
     for (int64 turn = 0; turn < tiles_per_chunk; ++turn) {
       const int64 begin = (first + turn) * kTile;
@@ -320,7 +335,7 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
         if (begin + v < voxels) {
           VectorOffsets<Program::kVecSize, Program::kWide> offset;
           program.space.offsets(sample, begin + v, offset);
-          ClassesOf<Program> classes;
+          Classes classes;
           classes.template load<false>(program, offset);
           const VoxelTarget target = voxel_target(program, classes, offset, 0);
           if constexpr (!Program::kDense) {
@@ -329,7 +344,7 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
                            program.space.classes);
             }
           }
-          if (target.spoilt) spoilt += 1.0;
+          if (target.spoilt) spoilt += Total(1.0);
           if (target.sound) {
             VoxelSoftmax<Program> softmax;
             if constexpr (Program::kNeedsSoftmax) {
@@ -343,8 +358,8 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
             kept.label = Program::kDense ? 0 : target.label;
             if constexpr (Program::kVoxel != kNoVoxelLoss) {
               const VoxelCost<Compute> of_voxel = voxel_cost(program, classes, softmax, target, 0);
-              cost += static_cast<double>(of_voxel.value);
-              count += static_cast<double>(of_voxel.count);
+              cost += as_double(of_voxel.value);
+              count += as_double(of_voxel.count);
             }
           }
         }
@@ -360,7 +375,7 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
           if (kept.label == -2) continue;
           VectorOffsets<Program::kVecSize, Program::kWide> offset;
           program.space.offsets(sample, begin + v, offset);
-          ClassesOf<Program> classes;
+          Classes classes;
           classes.template load<false>(program, offset);
           VoxelSoftmax<Program> softmax;
           softmax.max_logit = kept.max_logit;
@@ -375,19 +390,19 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
           sum.false_positive += s.false_positive;
           sum.false_negative += s.false_negative;
         }
-        const double hit = warp_sum(static_cast<double>(sum.hit));
-        const double positive = warp_sum(static_cast<double>(sum.false_positive));
-        const double negative = warp_sum(static_cast<double>(sum.false_negative));
+        const Total hit = warp_total(as_double(sum.hit));
+        const Total positive = warp_total(as_double(sum.false_positive));
+        const Total negative = warp_total(as_double(sum.false_negative));
         if (lane == 0) {
-          totals[3 * c] = (turn ? totals[3 * c] : 0.0) + hit;
-          totals[3 * c + 1] = (turn ? totals[3 * c + 1] : 0.0) + positive;
-          totals[3 * c + 2] = (turn ? totals[3 * c + 2] : 0.0) + negative;
+          totals[3 * c] = (turn ? totals[3 * c] : Total(0.0)) + hit;
+          totals[3 * c + 1] = (turn ? totals[3 * c + 1] : Total(0.0)) + positive;
+          totals[3 * c + 2] = (turn ? totals[3 * c + 2] : Total(0.0)) + negative;
         }
       }
     }
-    spoilt = warp_sum(spoilt);
-    cost = warp_sum(cost);
-    count = warp_sum(count);
+    spoilt = warp_total(spoilt);
+    cost = warp_total(cost);
+    count = warp_total(count);
     if (lane == 0) {
       of_warp[warp][0] = spoilt;
       of_warp[warp][1] = cost;
@@ -395,7 +410,7 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
     }
     __syncthreads();
     for (int k = threadIdx.x; k < numbers; k += kSumThreads) {
-      double sum = 0.0;
+      Total sum(0.0);
       if (k < 3 * classes_count) {
         sum = totals[k];
       } else {

@@ -56,6 +56,9 @@ class TorchDevice(Device):
             return memory.set_(memory.untyped_storage(), offset, shape, strides)
         return empty_strided(shape, strides, DTYPES[dtype])
 
+    def zeros(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> torch.Tensor:
+        return self.empty(shape, strides, dtype).zero_()
+
     def full(self, count: int, value: float) -> torch.Tensor:
         return torch.full((count,), value, dtype=torch.float64, device=self.device)
 

@@ -13,9 +13,9 @@ from cupylosses import interop
 from cupylosses.call import Call, Parts
 from cupylosses.engines.base import ARGUMENTS, Apart, Machine, Plan, Question, TensorSpec, Wanted
 from cupylosses.engines.boxes import checks as box_checks
+from cupylosses.engines.boxes.call import boxes_of
 from cupylosses.engines.boxes.definition import COMPONENTS, BoxLoss
 from cupylosses.engines.boxes.plan import BoxPlan
-from cupylosses.engines.row_statistics.call import has_features
 from cupylosses.engines.row_statistics.engine import StatisticsEngine
 from cupylosses.engines.strides import dense_strides
 
@@ -63,7 +63,7 @@ class BoxEngine(StatisticsEngine):
         loss: Any = call.loss
         return {
             i: dense_strides(x.shape, (0,) * x.ndim)
-            for i, (x, has) in enumerate(zip(tensors, has_features(loss, call.static), strict=False))
+            for i, (x, has) in enumerate(zip(tensors, boxes_of(loss, call.static), strict=True))
             if has and x.strides[-1] != 1
         }
 

@@ -14,11 +14,11 @@ from typing import cast
 
 from cupylosses.call import Call
 from cupylosses.engines.base import Engine, Machine, Step, TensorSpec, Wanted
-from cupylosses.engines.boxes.codegen import BoxKernel, unroll_of
+from cupylosses.engines.boxes.call import boxes_of
+from cupylosses.engines.boxes.codegen import SECOND_THREADS, BoxKernel, unroll_of
 from cupylosses.engines.boxes.definition import COMPONENTS, BoxLoss
 from cupylosses.engines.pointwise import layout as pointwise_layout
 from cupylosses.engines.pointwise.layout import Stream
-from cupylosses.engines.row_statistics.call import has_features
 from cupylosses.engines.row_statistics.plan import StatisticsPlan
 from cupylosses.engines.strides import broadcast_strides, dimension_words
 from cupylosses.interop import ITEMSIZE
@@ -45,6 +45,8 @@ class BoxLaunch:
             self.layout.vectors, self.layout.vec_size, unroll_of(self.layout.vec_size)
         )
         self.threads = pointwise_layout.threads(self.chunks)
+        if True in plan.static.has_tangent:
+            self.threads = min(self.threads, SECOND_THREADS)
         self.blocks = pointwise_layout.grid(self.chunks, self.threads, plan.machine.processors)
         self.warps = self.blocks * self.threads // gpu.WARP
         self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
@@ -91,16 +93,17 @@ class BoxPlan(StatisticsPlan):
             wanted,
             compute=self.compute,
             counted=counted,
+            has_tangent=tuple(static.has_tangent),
         )
 
     @property
     def has_kernels(self) -> bool:
-        """False of derivatives along tangents, which are the formula's."""
-        return not any(self.static.has_tangent)
+        """Second derivatives are taken of values per box (`BoxEngine.apart`)."""
+        return not (any(self.static.has_tangent) and self.static.reduction != "none")
 
     @cached_property
     def _are_boxes(self) -> tuple[bool, ...]:
-        return has_features(self.loss, self.static)
+        return boxes_of(self.loss, self.static)
 
     def _stream(self, slot: int, x: TensorSpec, read: bool) -> Stream:
         """An array, or its gradient, in boxes: strides over the shape of the rows."""
@@ -111,7 +114,10 @@ class BoxPlan(StatisticsPlan):
         if not has_words(x):
             # In components, and wider than any vector: lanes take one box at a time.
             return Stream(strides, 64)
-        return Stream(tuple([s // COMPONENTS for s in strides]), COMPONENTS * ITEMSIZE[x.dtype], x.misalignment, read)
+        size = COMPONENTS * ITEMSIZE[x.dtype]
+        if True in self.static.has_tangent:
+            size = 64  # wider than any vector: second derivatives of one box at a time
+        return Stream(tuple([s // COMPONENTS for s in strides]), size, x.misalignment, read)
 
     def access(self, chosen: Sequence[str]) -> tuple[str, ...]:
         """The access of each array, from that which a layout has chosen."""
@@ -164,9 +170,12 @@ class BoxPlan(StatisticsPlan):
         if upstream is not None:
             strides, misalignment = upstream
             per_element = Stream(tuple(strides), ITEMSIZE[self.result], misalignment, read=True)
-            if True in writable:
-                launcher = self._launch(per_element).launcher("gradient", writable, counted)
-                steps.append(Step((launcher,), tuple([i for i, w in enumerate(writable) if w])))
+            # Each of second derivatives on its own: those of two boxes have no room in registers.
+            apart = True in self.static.has_tangent
+            slots = [i for i, w in enumerate(writable) if w]
+            for together in [[i] for i in slots] if apart else [slots] * bool(slots):
+                chosen = tuple([i in together for i in range(len(writable))])
+                steps.append(Step((self._launch(per_element).launcher("gradient", chosen, counted),), tuple(together)))
         for slot, (w, written) in enumerate(zip(wanted, writable, strict=True)):
             if w and not written:
                 key = slot, per_element, counted

@@ -39,6 +39,12 @@ GRADIENT_NUMBERS = 28
 GRADIENT_BLOCKS = 64
 #: Doubles of a group's record (``GroupRecord``).
 RECORD = 6
+#: The same of second derivatives, whose numbers have tangents.
+SECOND_RECORD = 10
+#: Classes that a thread keeps in registers in second derivatives, as :data:`IN_REGISTERS`, and blocks of a
+#: multiprocessor that write products of these.
+SECOND_IN_REGISTERS = {4: (6, 3), 8: (3, 2)}
+SECOND_BLOCKS = 3
 #: Shared memory that the kernels declare, at most.
 DECLARED_BYTES = 24 << 10
 #: Shared memory of a block beside that which it asks for: what the kernels declare that add up classes in registers,
@@ -85,17 +91,24 @@ class Layout:
 
 
 def layout(
-    shape: Sequence[int], classes: int, streams: Sequence[VoxelStream], number: int, dense: bool, heavy: bool = False
+    shape: Sequence[int],
+    classes: int,
+    streams: Sequence[VoxelStream],
+    number: int,
+    dense: bool,
+    heavy: bool = False,
+    second: bool = False,
 ) -> Layout:
     """The layout of voxels of ``shape``, samples first. ``streams`` are input, target, mask and the gradients of the
     first two, in the order of the kernel; ``number`` is the size of a number of the arithmetic; ``heavy`` if
-    voxels have losses of every class, or smoothed labels.
+    voxels have losses of every class, or smoothed labels. Of ``second`` derivatives the stream of the gradient of the
+    input is that of its tangent, too.
     """
     samples, *rest = shape
     voxels = prod(rest)
-    held = classes if classes <= IN_REGISTERS[number][dense] else 0
+    held = classes if classes <= (SECOND_IN_REGISTERS if second else IN_REGISTERS)[number][dense] else 0
     roomy = streams[0].itemsize >= 4 and not (dense or heavy)
-    room = WIDE_VECTOR_REGISTERS if roomy else VECTOR_REGISTERS
+    room = VECTOR_REGISTERS // 2 if second else WIDE_VECTOR_REGISTERS if roomy else VECTOR_REGISTERS
     vec_size = _vec_size(voxels, held, streams[: 1 + dense], room) if held else 1
     sizes, strides = merge(rest, [x.strides[1:] for x in streams])
     wide = vec_size == 1 or (len(sizes) == 1 and all([_is_wide(x, s[0], vec_size) for x, s in zip(streams, strides)]))

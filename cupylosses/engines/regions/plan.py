@@ -8,6 +8,7 @@ residual. So nothing is gained by writing gradients ahead: the traffic is the sa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 
@@ -32,9 +33,9 @@ def residual_shape(samples: int, classes: int) -> tuple[int]:
 def _of_kernel(static: Static, stage: str) -> Static:
     """The settings that the source of a kernel depends on."""
     found = static._replace(class_dim=0, ignore_index=0, out_dtype=None, check="", has_tangent=())
-    if stage in ("value", "groups"):
+    if stage in ("value", "groups", "hvp_groups"):
         return found
-    pool = static.pool if stage == "from_residual" else "none"
+    pool = static.pool if stage in ("from_residual", "hvp") else "none"
     return found._replace(
         pool=pool, absent="skip", weighting="uniform", weight_in="loss", average="groups", gamma_over="group",
         log_loss=False, power=False, mean_of_weights=False, reduction="none", normalized=False,
@@ -67,8 +68,8 @@ class RegionPlan(Plan):
         self.mask = next(others) if static.masked else None
         self.result = static.out_dtype or promoted
         room = machine.chip.shared - region_layout.DECLARED_BYTES
-        # A derivative along tangents is the formula's, and so are classes that no block has room for.
-        self.empty = prod(self.input.shape) == 0 or tangents or 24 * self.classes > room
+        # Classes that no block has room for are the formula's.
+        self.empty = prod(self.input.shape) == 0 or 24 * (1 + tangents) * self.classes > room
         self.scalar = static.reduction != "none"
         groups = shape_of_groups(static, self.samples, self.classes)
         self.groups = prod(groups)
@@ -101,13 +102,16 @@ class RegionPlan(Plan):
         input, of_input, target, of_target = streams
         if not (dense and self.differentiable[1]):
             of_target = none
+        second = any(self.static.has_tangent)
+        if second:
+            of_input = replace(of_input, misalignment=self.tensors[-1].misalignment)
         mask = none
         if self.mask is not None:
             strides = broadcast_strides(self.mask.shape, self.mask.strides, self.voxels_shape)
             mask = region_layout.VoxelStream(strides, vector=False)
         number, streams = ITEMSIZE[self.compute], [input, target, mask, of_input, of_target]
         heavy = self.static.smoothed or self.static.voxel in ("term", "element")
-        return region_layout.layout(self.voxels_shape, self.classes, streams, number, dense, heavy)
+        return region_layout.layout(self.voxels_shape, self.classes, streams, number, dense, heavy, second)
 
     @cached_property
     def partials(self) -> int:  # type: ignore[override]
@@ -155,13 +159,7 @@ class RegionPlan(Plan):
     def _load(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         x, static = self.layout, self.static
         staged = stage != "groups" and self._is_staged
-        kernel = RegionKernel(
-            self.loss, stage, self.input.dtype, self.target.dtype,
-            "" if self.class_weight is None else self.class_weight.dtype,
-            "" if self.weight is None else self.weight.dtype, static.masked, self.result, self.compute,
-            _of_kernel(static, stage),
-            tuple(wanted[:2]), x.held, x.vec_size, x.wide, x.many, staged, counted,
-        )  # fmt: skip
+        kernel = self.kernel(stage, wanted, staged, counted)
         blocks, threads = 1, region_layout.THREADS
         piece: tuple[int, ...] = ()
         chunks, per_chunk = x.chunks, x.per_chunk
@@ -177,6 +175,17 @@ class RegionPlan(Plan):
                 blocks = x.samples * chunks
         fixed = (static.ignore_index, self.site, chunks, per_chunk, *piece, x.words)
         return self.machine.launcher(kernel, blocks, threads, fixed, self._shared(stage, staged))
+
+    def kernel(self, stage: str, wanted: Wanted, staged: bool, counted: bool) -> RegionKernel:
+        """The kernel of a stage."""
+        x, static = self.layout, self.static
+        return RegionKernel(
+            self.loss, stage, self.input.dtype, self.target.dtype,
+            "" if self.class_weight is None else self.class_weight.dtype,
+            "" if self.weight is None else self.weight.dtype, static.masked, self.result, self.compute,
+            _of_kernel(static, stage),
+            tuple(wanted[:2]), x.held, x.vec_size, x.wide, x.many, staged, counted,
+        )  # fmt: skip
 
     def unreduced_step(self, counted: bool) -> Step:
         launchers = self.launcher("sums", self.nothing, False), self.launcher("groups", self.nothing, False)

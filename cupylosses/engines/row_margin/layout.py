@@ -69,6 +69,8 @@ WARP_CLASSES = 256
 MAX_SORTED = 4096
 #: Rows from which on warps take those of short lists, though blocks sort long ones.
 MANY_LISTS = 2048
+#: Vectors of a row of second derivatives that a thread takes, as long as there are threads to take the others.
+SECOND_VECTORS = 4
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,45 @@ def layout(
         threads = MANY_CHUNKS_THREADS
     rank, together = space_rank(rows, sizes), min(elements // vec_size, TOGETHER)
     return Layout(kind, vec_size, width, threads, chunks, rank, words, together, capacity, mask_words, shared)
+
+
+def second_layout(
+    shape: Sequence[int],
+    classes: int,
+    scores: RowStrides,
+    gradients: RowStrides,
+    tangents: RowStrides,
+    others: Sequence[Sequence[int]],
+) -> Layout:
+    """The layout of second derivatives of rows of one label, of any strides. ``others`` are the strides of labels, mask
+    and results.
+    """
+    rows, read = prod(shape), (scores, gradients, tangents)
+    sizes, strides = merge(shape, [scores.strides, gradients.strides, *others, tangents.strides])
+    words = space_words(
+        rows, classes, (scores.class_stride, gradients.class_stride, 0, 0, 0, tangents.class_stride), sizes, strides
+    )
+    of_scores, rank = (strides[0], strides[1], strides[-1]), space_rank(rows, sizes)
+    vec_size = 1
+    if all([x.class_stride == 1 for x in read]):
+        vec_size = max(1, 16 // scores.itemsize)
+        while vec_size > 1 and (
+            classes % vec_size
+            or any([x.misalignment % (vec_size * x.itemsize) for x in read])
+            or any([step % vec_size for s in of_scores for step in s])
+        ):
+            vec_size //= 2
+    elif classes > 1:
+        # Neighbouring threads take neighbouring rows.
+        chunks = max(1, min(-(-rows // WARP), MAX_CHUNKS))
+        return Layout("subwarp", 1, 1, SUBWARP_THREADS, chunks, rank, words, 1)
+    vectors = -(-classes // vec_size)
+    width, kind, threads = min(WARP, power_of_two(-(-vectors // SECOND_VECTORS))), "subwarp", SUBWARP_THREADS
+    if vectors > SECOND_VECTORS * WARP and (rows < MANY_ROWS or vectors > 4 * SECOND_VECTORS * WARP):
+        kind = "block"
+        width = threads = min(MAX_BLOCK_THREADS, power_of_two(-(-vectors // SECOND_VECTORS)))
+    chunks = max(1, min(rows if kind == "block" else -(-rows // (WARP // width)), MAX_CHUNKS))
+    return Layout(kind, vec_size, width, threads, chunks, rank, words, 1)
 
 
 def lane_bytes(classes: int, labels: int, itemsize: int) -> int:

@@ -22,7 +22,6 @@ from cupylosses.engines.softmax.layout import (
     LABEL_ONLY_RESIDENT,
     LABEL_ONLY_TILES,
     PACKED_THREADS,
-    PIPELINED_THREADS,
     STREAMED_THREADS,
     STRIDED,
     SUBWARP_BLOCK_THREADS,
@@ -36,6 +35,7 @@ from cupylosses.engines.softmax.layout import (
     dense_register_classes,
     packed_buffers,
     packed_rows_of_lane,
+    pipelined_threads,
     strided_size,
     thread_per_row_blocks,
     thread_per_row_threads,
@@ -590,7 +590,7 @@ class _Indices:
         if layout in ("label_only_rows", "label_only_columns") and not second:
             return f"{bounds}, {LABEL_ONLY_RESIDENT // THREADS}"
         if layout == "pipelined":
-            return f"{kernel.warps * WARP}, {PIPELINED_THREADS // (kernel.warps * WARP)}"
+            return f"{kernel.warps * WARP}, {pipelined_threads(kernel.lanes) // (kernel.warps * WARP)}"
         if layout == "streamed":
             return f"{SUBWARP_BLOCK_THREADS}, {STREAMED_THREADS // SUBWARP_BLOCK_THREADS}"
         return bounds

@@ -98,9 +98,11 @@ PREFETCH_BYTES = 16 << 10
 STREAMED_THREADS = 640
 STREAMED_WIDTH = 512
 STREAMED_ROWS = 256
-#: Threads of short rows of 32 bits without gradients that a multiprocessor runs at once, which are in registers; such
-#: rows, at least; lanes that share one, at least and at most. In 16 bits shared memory is faster.
+#: Threads of short rows of 32 bits without gradients that a multiprocessor runs at once, which are in registers, where
+#: a warp takes a row, and where several share it; such rows, at least; lanes that share one, at least and at most. In
+#: 16 bits shared memory is faster.
 PIPELINED_THREADS = 384
+PIPELINED_SHARED_THREADS = 512
 PIPELINED_ROWS = 1 << 14
 PIPELINED_LANES = 4
 PIPELINED_LANES_MOST = 128
@@ -280,6 +282,11 @@ def row_layout(
         kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident, streamed, prefetch,
         per_thread=per_thread, shifted=shifted, gathered=gathers, turns=turns,
     )  # fmt: skip
+
+
+def pipelined_threads(lanes: int) -> int:
+    """Threads that a multiprocessor runs at once of rows that so many lanes share, in registers."""
+    return PIPELINED_SHARED_THREADS if lanes > WARP else PIPELINED_THREADS
 
 
 def _turns(kind: str, width: int, threads: int, cluster: int, vectors: int, rows: int) -> int:

@@ -223,7 +223,7 @@ class SoftmaxPlan(Plan):
             layout, shared, lanes, warps = "pipelined", 0, width, threads // gpu.WARP
             width = x.turns
             per_block = 1 if lanes > gpu.WARP else warps
-            blocks = min(-(-chunks // per_block), processors * (softmax_layout.PIPELINED_THREADS // threads))
+            blocks = min(-(-chunks // per_block), processors * (softmax_layout.pipelined_threads(lanes) // threads))
         elif stage == "unreduced" and layout in softmax_layout.IN_TILES:
             # Without gradients a row is a label and a number.
             layout, vec_size, chunks = "label_only", 1, max(1, -(-self.rows // gpu.WARP))
