@@ -306,6 +306,19 @@ __device__ __forceinline__ NestedDual<T> scalar_direction(NestedDual<T> y, Neste
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// vectors.cuh
+
+template <class T>
+__device__ __forceinline__ NestedDual<T> scalar_square_root(NestedDual<T> x) {
+  const T y = scalar_square_root(x.value);
+  return {y, x.tangent == T(0) ? T(0) : scalar_divide_in_range(T(0.5) * x.tangent, y)};
+}
+template <class T>
+__device__ __forceinline__ NestedDual<T> scalar_cosine(NestedDual<T> x) {
+  return {scalar_cosine(x.value), x.tangent};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // logistic.cuh
 
 template <class T>

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import prod
 from typing import cast
 
 from cupylosses.call import Call
@@ -82,10 +81,6 @@ class BoxPlan(StatisticsPlan):
         self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
     ) -> None:
         super().__init__(engine, call, tensors, promoted, machine)
-        tangents = sum(self.static.has_tangent)
-        # Second derivatives are taken of values per box (`BoxEngine.apart`).
-        self.empty = prod(self.full_shape) == 0 or (tangents > 0 and self.scalar)
-        self.differentiable = (*self.differentiable[: len(tensors) - tangents], *[False] * tangents)
         self._launches: dict[Stream | None, BoxLaunch] = {}
         self._sums: dict[tuple[int, Stream | None, bool], Step] = {}
 
@@ -105,6 +100,11 @@ class BoxPlan(StatisticsPlan):
             counted=counted,
             has_tangent=tuple(static.has_tangent),
         )
+
+    @property
+    def has_kernels(self) -> bool:
+        """Second derivatives are taken of values per box (`BoxEngine.apart`)."""
+        return not (any(self.static.has_tangent) and self.static.reduction != "none")
 
     @cached_property
     def _are_boxes(self) -> tuple[bool, ...]:
