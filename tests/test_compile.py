@@ -106,11 +106,11 @@ def test_two_shifted_operands_with_offsets_of_their_own_spill_nothing() -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("part", range(PARTS))
 def test_kernels_pass_the_gate(part: int, counts: Counter[str]) -> None:
-    """The fast subset, in parts that several processes may take; what an older compiler than the newest has of it, with
-    ``--thorough`` and in `.ci/run`.
+    """Every second kernel of the fast subset, in parts that several processes may take; the others, and what an older
+    compiler than the newest has of it, with ``--thorough`` and in `.ci/run`.
     """
     newest = max(x.compiler.version for x in fast_jobs())
-    work = [x for x in fast_jobs() if thorough() or x.compiler.version == newest]
+    work = fast_jobs() if thorough() else [x for x in fast_jobs() if x.compiler.version == newest][::2]
     passes(work[part::PARTS], counts)
 
 
@@ -179,7 +179,7 @@ def fast() -> list[gate.Job]:
 
 def test_fast_subset_is_small_and_has_no_kernel_twice(fast: list[gate.Job]) -> None:
     assert len(set(fast)) == len(fast)
-    assert 150 < len(fast) < 420
+    assert 150 < len(fast) < 500
 
 
 def test_fast_subset_has_every_formula(fast: list[gate.Job]) -> None:
