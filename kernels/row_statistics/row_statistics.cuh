@@ -528,10 +528,12 @@ struct RowResult {
 // `Summands` gives the terms of all statistics for the vectors' elements, and `Value` the value of a row from
 // statistics and labels, both on dual numbers. `Vectors` and `Labels` are tuples of pointers; `VectorSinks` and
 // `LabelSinks` have a pointer for each gradient to write, Absent for the others. Streams are numbered in this order.
-// Value is differentiated with respect to the statistics if kOfStatistics, and to the labels of kLabelMask.
+// Value is differentiated with respect to the statistics if kOfStatistics, and to the labels of kLabelMask. kVecSize
+// divides the features; kWide has a bit for each of Vectors and then VectorSinks whose vectors are loaded or stored at
+// once, not element by element.
 template <class Summands_, class Value_, class Vectors_, class Labels_, class VectorSinks_, class LabelSinks_,
-          class Mask_, class Layout_, bool kOfStatistics, unsigned kLabelMask, int kVecSize_, bool kWide_, bool kHeld_,
-          bool kCopied_, int kAhead_, int kThreads_>
+          class Mask_, class Layout_, bool kOfStatistics, unsigned kLabelMask, int kVecSize_, unsigned kWide_,
+          bool kHeld_, bool kCopied_, int kAhead_, int kThreads_>
 struct RowStatistics {
   static constexpr int kVecSize = kVecSize_, kAhead = kAhead_;
   static constexpr bool kHeld = kHeld_;
@@ -552,7 +554,9 @@ struct RowStatistics {
   static constexpr int kKeptBytes = largest_size(static_cast<const KeptPacks*>(nullptr));
   // True if vectors are copied to where they are kept, as they are: no element has 16 bits.
   static constexpr bool kCopied = kCopied_ && kHasCpAsync;
-  static_assert(!kCopied_ || (kWide_ && kHeld_), "only whole vectors that are kept are copied");
+  static constexpr unsigned kAllVectors = (1u << kVectors) - 1u;
+  static_assert(!kCopied_ || ((kWide_ & kAllVectors) == kAllVectors && kHeld_),
+                "only whole vectors that are kept are copied");
   // Kept vectors that a thread takes together: more of them take registers that rows need.
   static constexpr int kTogether = kVectorBytes < 16 ? 4 : 1;
   static constexpr int kTogetherInBlocks = kCopied || !kHeld_ || kVecSize > 4 ? kTogether : 2;
@@ -651,7 +655,7 @@ struct RowStatistics {
   // True if all vectors of a batch are known to lie within the row: then no condition stands between their loads. Asked
   // of long rows alone: in short ones registers for it left room for fewer rows.
   __device__ __forceinline__ static bool is_whole(int64 first, int64 step, int64 features) {
-    return kWide_ && first + (kAhead - 1) * step < features;
+    return first + (kAhead - 1) * step < features;
   }
   template <bool kKeeps, bool kWhole>
   __device__ __forceinline__ void add_batch(int kept, int64 first, int64 step, const int64 (&at)[kStreams],
@@ -665,16 +669,9 @@ struct RowStatistics {
       if (kKeeps) keep(kept + j, batch[j], VectorSlots{});
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        if (is_feature(first + j * step + i, features)) {
-          total.add(terms<0u>(batch[j], i, firsts, VectorSlots{}), summands.exponent());
-        }
+        total.add(terms<0u>(batch[j], i, firsts, VectorSlots{}), summands.exponent());
       }
     }
-  }
-
-  // True if a vector that begins within the row has a feature there. Wide vectors are whole.
-  __device__ __forceinline__ static bool is_feature(int64 feature, int64 features) {
-    return kWide_ || feature < features;
   }
 
   // Has the vectors of a row brought to L2. Precondition: one thread calls it.
@@ -683,7 +680,7 @@ struct RowStatistics {
     if (locate(index, at)) prefetch(at, 0, layout.features);
   }
   __device__ __forceinline__ void prefetch(const int64 (&at)[kStreams], int64 first, int64 features) const {
-    if constexpr (kWide_) prefetch(at, first, features, VectorSlots{});
+    prefetch(at, first, features, VectorSlots{});
   }
   // A block's share of them. Precondition: one thread of each block of the row calls it.
   template <class Group>
@@ -729,8 +726,7 @@ struct RowStatistics {
     const int64 step = static_cast<int64>(group.lanes()) * kVecSize;
     const int64 first = static_cast<int64>(group.lane(round)) * kVecSize;
     if constexpr (kHeld_) {
-      write_kept<kSomeAreZero, Group>(first_kept(group, round), first, step, features, at, features, firsts, row,
-                                      counts);
+      write_kept<kSomeAreZero, Group>(first_kept(group, round), first, step, features, at, firsts, row, counts);
     } else {
       // From the end back: caches have what was read last.
       const int64 batch_step = kAhead * step, begin = first + layout.kept * step;
@@ -743,8 +739,7 @@ struct RowStatistics {
           write_batch<kSomeAreZero, false>(last, step, at, features, firsts, row, counts);
         }
       }
-      write_kept<kSomeAreZero, Group>(0, first, step, begin < features ? begin : features, at, features, firsts, row,
-                                      counts);
+      write_kept<kSomeAreZero, Group>(0, first, step, begin < features ? begin : features, at, firsts, row, counts);
     }
   }
   template <bool kSomeAreZero, bool kWhole>
@@ -758,20 +753,19 @@ struct RowStatistics {
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       if (!kWhole && first + j * step >= features) continue;
-      write_pack<kSomeAreZero>(at, first + j * step, features, firsts, batch[j], row, counts, VectorSlots{},
-                               StatisticSlots{});
+      write_pack<kSomeAreZero>(at, first + j * step, firsts, batch[j], row, counts, VectorSlots{}, StatisticSlots{});
     }
   }
   // The vectors from `first` to `end` that a thread has kept.
   template <bool kSomeAreZero, class Group>
   __device__ __forceinline__ void write_kept(int kept, int64 first, int64 step, int64 end, const int64 (&at)[kStreams],
-                                             int64 features, const Firsts& firsts, const Row& row, bool counts) const {
+                                             const Firsts& firsts, const Row& row, bool counts) const {
     constexpr int kUnroll = Group::kBlockWide ? kTogetherInBlocks : kTogether;
 #pragma unroll kUnroll
     for (; first < end; first += step, ++kept) {
       KeptPacks packs;
       if (counts) take(kept, packs, VectorSlots{});
-      write_pack<kSomeAreZero>(at, first, features, firsts, packs, row, counts, VectorSlots{}, StatisticSlots{});
+      write_pack<kSomeAreZero>(at, first, firsts, packs, row, counts, VectorSlots{}, StatisticSlots{});
     }
   }
 
@@ -785,15 +779,16 @@ struct RowStatistics {
   template <bool kAgain, bool kWhole, int... kSlot>
   __device__ __forceinline__ void load(const int64 (&at)[kStreams], int64 first, int64 features, Packs& packs,
                                        Indices<kSlot...>) const {
-    (load_one<kAgain, kWhole>(get<kSlot>(vectors) + at[kSlot], layout.step[kSlot], first, features, get<kSlot>(packs)),
+    (load_one<has<kWide_>(kSlot), kAgain, kWhole>(get<kSlot>(vectors) + at[kSlot], layout.step[kSlot], first, features,
+                                                  get<kSlot>(packs)),
      ...);
   }
-  template <bool kAgain, bool kWhole, class Storage>
+  template <bool kAtOnce, bool kAgain, bool kWhole, class Storage>
   __device__ __forceinline__ void load_one(const Storage* row, int64 step, int64 first, int64 features,
                                            Pack<Storage, kVecSize>& pack) const {
-    if constexpr (kWide_) {
-      // Vectors are whole: kVecSize divides the features.
-      if (!kWhole && first >= features) return;
+    // Vectors are whole: kVecSize divides the features.
+    if (!kWhole && first >= features) return;
+    if constexpr (kAtOnce) {
       if constexpr (kAgain) {
         pack = load_stream<kVecSize>(row + first);
       } else {
@@ -803,7 +798,7 @@ struct RowStatistics {
     } else {
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        if (first + i < features) pack.element[i] = row[(first + i) * step];
+        pack.element[i] = row[(first + i) * step];
       }
     }
   }
@@ -863,12 +858,12 @@ struct RowStatistics {
   template <int... kSlot>
   __device__ __forceinline__ void prefetch(const int64 (&at)[kStreams], int64 first, int64 features,
                                            Indices<kSlot...>) const {
-    (prefetch_one(get<kSlot>(vectors) + at[kSlot] + first, features), ...);
+    (prefetch_one<kSlot>(get<kSlot>(vectors) + at[kSlot] + first, features), ...);
   }
-  template <class Storage>
+  template <int kSlot, class Storage>
   __device__ __forceinline__ void prefetch_one(const Storage* from, int64 features) const {
     // Rows of shorter vectors need not begin at a multiple of 16 bytes.
-    if constexpr (sizeof(Storage) * kVecSize == 16) {
+    if constexpr (has<kWide_>(kSlot) && sizeof(Storage) * kVecSize == 16) {
       prefetch_l2(from, static_cast<unsigned>(features * static_cast<int64>(sizeof(Storage))));
     }
   }
@@ -924,13 +919,13 @@ struct RowStatistics {
   }
 
   template <bool kSomeAreZero, class Elements, int... kSlot, int... kStatistic>
-  __device__ __forceinline__ void write_pack(const int64 (&at)[kStreams], int64 first, int64 features,
-                                             const Firsts& firsts, const Elements& packs, const Row& row, bool counts,
-                                             Indices<kSlot...>, Indices<kStatistic...>) const {
+  __device__ __forceinline__ void write_pack(const int64 (&at)[kStreams], int64 first, const Firsts& firsts,
+                                             const Elements& packs, const Row& row, bool counts, Indices<kSlot...>,
+                                             Indices<kStatistic...>) const {
     Rounded gradient[kVectors][kVecSize];
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      if ((kSomeAreZero && !counts) || !is_feature(first + i, features)) {
+      if (kSomeAreZero && !counts) {
         ((gradient[kSlot][i] = Rounded(0)), ...);
         continue;
       }
@@ -941,8 +936,8 @@ struct RowStatistics {
             round_for<Rounded>(get<kSlot>(vectors), add_slopes<kSomeAreZero, kSlot>(parts, row, StatisticSlots{}))),
        ...);
     }
-    (store_one(get<kSlot>(vector_sinks), at[kVectorSink + kSlot], layout.step[kVectorSink + kSlot], first, features,
-               gradient[kSlot]),
+    (store_one<has<kWide_>(kVectors + kSlot)>(get<kSlot>(vector_sinks), at[kVectorSink + kSlot],
+                                              layout.step[kVectorSink + kSlot], first, gradient[kSlot]),
      ...);
   }
 
@@ -960,18 +955,19 @@ struct RowStatistics {
     }
   }
 
-  __device__ __forceinline__ void store_one(Absent, int64, int64, int64, int64, const Rounded (&)[kVecSize]) const {
+  template <bool kAtOnce>
+  __device__ __forceinline__ void store_one(Absent, int64, int64, int64, const Rounded (&)[kVecSize]) const {
   }
-  template <class Storage>
-  __device__ __forceinline__ void store_one(Storage* sink, int64 row, int64 step, int64 first, int64 features,
+  template <bool kAtOnce, class Storage>
+  __device__ __forceinline__ void store_one(Storage* sink, int64 row, int64 step, int64 first,
                                             const Rounded (&gradient)[kVecSize]) const {
-    if constexpr (kWide_) {
+    if constexpr (kAtOnce) {
       // L2 keeps the elements that are to be read, again or as prefetched, instead.
       store_stream<kVecSize>(sink + row + first, NarrowPack<Storage, kVecSize>::from(gradient));
     } else {
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        if (first + i < features) sink[row + (first + i) * step] = Narrow<Storage>::from(gradient[i]);
+        sink[row + (first + i) * step] = Narrow<Storage>::from(gradient[i]);
       }
     }
   }

@@ -70,7 +70,7 @@ class RowKernel(Kernel):
     gradients: tuple[bool, ...]
     layout: str
     vec_size: int
-    wide: bool
+    wide: int
     held: bool
     copied: bool
     many: bool
@@ -103,6 +103,11 @@ class RowKernel(Kernel):
         return (*self.dtypes, *["bool"] * self.mask)
 
     @property
+    def all_wide(self) -> bool:
+        """True if all vectors and gradients are read and written at once."""
+        return bool(self.wide + 1 == 1 << (2 * len(_with_tangents(self, _vectors(self.loss)))))
+
+    @property
     def title(self) -> str:
         """The kernel in words, for error messages and file names."""
         dtypes = "-".join([STORAGE[x][1] for x in self.storage])
@@ -110,7 +115,8 @@ class RowKernel(Kernel):
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
         parts += [f"grad{wanted}", *(["number"] if self.weight == "number" else [])]
         parts += _tangents_in_title(self)
-        parts += [x for x in ("wide", "held", "copied", "many", "counted", "apart") if getattr(self, x)]
+        parts += ["wide" if self.all_wide else f"wide{self.wide}"] if self.wide else []
+        parts += [x for x in ("held", "copied", "many", "counted", "apart") if getattr(self, x)]
         parts += [f"{self.width}-lanes"] if self.layout == "lanes" else []
         parts += [f"norm-{self.norm}"] if self.norm else []
         parts += [f"flags{''.join(map(str, self.flags))}"] if self.flags else []
@@ -366,12 +372,13 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     yield f"using VectorSinks = Tuple<{sinks(vectors, True)}>;"
     yield f"using LabelSinks = Tuple<{sinks(labels, True)}>;"
     # Each element that is read by itself has an address of its own in registers.
-    ahead = kernel.ahead if kernel.wide else max(1, kernel.ahead // 2)
+    read = (1 << len(vectors)) - 1
+    ahead = kernel.ahead if kernel.wide & read == read else max(1, kernel.ahead // 2)
     yield f"using Layout = RowsOfFeatures<{streams}, {'kMaxRank' if kernel.many else '1'}>;"
     yield (
         f"using Program = RowStatistics<Summands, Value, Vectors, Labels, VectorSinks, LabelSinks, "
         f"{'const bool*' if kernel.mask else 'Absent'}, Layout, {str(of_statistics).lower()}, {mask}u, "
-        f"{kernel.vec_size}, {str(kernel.wide).lower()}, {str(kernel.held).lower()}, {str(kernel.copied).lower()}, "
+        f"{kernel.vec_size}, {kernel.wide}u, {str(kernel.held).lower()}, {str(kernel.copied).lower()}, "
         f"{ahead}, {kernel.threads}>;"
     )
     fixed = ["int64 chunks", "int64 rows_per_chunk", "const __grid_constant__ Layout layout"]

@@ -104,20 +104,20 @@ class RowStream:
 
 @dataclass(frozen=True)
 class Layout:
-    """Launch geometry of rows: ``words`` is the kernel's ``RowsOfFeatures``; ``many`` if rows have several
-    dimensions; ``wide`` if vectors are read and written at once; ``held`` if a row stays in shared memory, of which a
-    block then takes ``shared`` bytes, and ``copied`` if its vectors go there without registers; otherwise the row's
-    first vectors may, or each of its parts in a block of its own, which takes ``part_shared`` bytes, has
+    """Launch geometry of rows: ``words`` is the kernel's ``RowsOfFeatures``; ``many`` if rows have several dimensions;
+    ``wide`` has a bit for each vector that is read or written at once; ``held`` if a row stays in shared memory, of
+    which a block then takes ``shared`` bytes, and ``copied`` if its vectors go there without registers; otherwise the
+    row's first vectors may, or each of its parts in a block of its own, which takes ``part_shared`` bytes, has
     ``part_threads``, reads ``part_ahead`` vectors together and may have them ``part_copied``. ``split`` if rows are so
-    few that blocks share them in all kernels. ``resident`` is the
-    number of blocks of a multiprocessor that stay, 0 if the hardware balances them; ``ahead`` that of the vectors of
-    each operand that a thread reads together, ``value_ahead`` where it writes no gradients. A row has ``parts``, which
-    a ``cluster`` of blocks takes, or one block, in ``rounds``.
+    few that blocks share them in all kernels. ``resident`` is the number of blocks of a multiprocessor that stay, 0 if
+    the hardware balances them; ``ahead`` that of the vectors of each operand that a thread reads together,
+    ``value_ahead`` where it writes no gradients. A row has ``parts``, which a ``cluster`` of blocks takes, or one
+    block, in ``rounds``.
     """
 
     kind: str
     vec_size: int
-    wide: bool
+    wide: int
     held: bool
     width: int
     threads: int
@@ -176,7 +176,7 @@ class Layout:
 def layout(
     shape: Sequence[int],
     features: int,
-    vectors: Sequence[RowStream],
+    vectors: Sequence[RowStream | None],
     streams: Sequence[RowStream],
     read: int,
     along: bool,
@@ -184,12 +184,13 @@ def layout(
     clusters: bool,
 ) -> Layout:
     """The layout of rows of a given shape. ``streams`` are all arrays in the order of the kernel, ``vectors`` those of
-    them whose features are read or written, of which ``read`` are read. ``along`` is True of a derivative along
-    tangents; ``room`` is the shared memory of a block; ``clusters`` if the chip has clusters of blocks, which change no
-    bit.
+    them whose features are read, ``read`` in number, and then their gradients, None for those that are not written.
+    ``along`` is True of a derivative along tangents; ``room`` is the shared memory of a block; ``clusters`` if the chip
+    has clusters of blocks, which change no bit.
     """
     rows = prod(shape)
-    largest = max(x.itemsize for x in vectors)
+    sizes_of_elements = [x.itemsize for x in vectors[:read] if x]
+    largest = max(sizes_of_elements)
     widest = 16 // largest
     # Elements of 16 bits are kept in words of 32.
     row = features * read * max(KEPT_BYTES, largest)
@@ -233,14 +234,15 @@ def layout(
     if kind == "lanes" and vec_size == 1 and width == WARP and largest >= KEPT_BYTES and read > COPIED_OPERANDS:
         most *= 2
     rounds = max(1, min(rows * cluster // (at_once * most), MAX_ROUNDS))
-    wide = all(_whole(x, shape, vec_size) for x in vectors)
+    wide = sum([1 << i for i, x in enumerate(vectors) if x is None or _whole(x, shape, vec_size)])
     sizes, strides = merge(shape, [x.strides for x in streams])
     many = len(sizes) > 1
     # A thread has whole batches of vectors.
     each = threads * (row // count)
     shared = -(-count // (width * taken * ahead)) * ahead * taken * each
     held, kept = shared <= room, 0
-    whole_elements = wide and min(x.itemsize for x in vectors[:read]) >= KEPT_BYTES
+    all_read = (1 << read) - 1
+    whole_elements = wide & all_read == all_read and min(sizes_of_elements) >= KEPT_BYTES
     copied = whole_elements and held
     copied = copied and (kind == "lanes" if narrower > 1 else kind == "block" and read <= COPIED_OPERANDS)
     part_shared, part_threads, part_ahead = 0, 0, ahead

@@ -127,11 +127,11 @@ class StatisticsPlan(Plan):
         mask = operands.pop() if self.static.masked else row_layout.RowStream((0,) * len(self.rows_shape))
         result = row_layout.RowStream(contiguous("float64", self.rows_shape).strides)
         gradients = others[: len(operands)]
-        vectors = [x for x in operands if x.itemsize]
+        vectors: list[row_layout.RowStream | None] = [x for x in operands if x.itemsize]
         read, room = len(vectors), self.machine.chip.shared - row_layout.DECLARED_BYTES
         # A gradient that is not written has no say.
         written_to = [self.speculative[i] and self.differentiable[i] for i in self._streams]
-        vectors += [x for x, s in zip(gradients, written_to, strict=True) if x.itemsize and s]
+        vectors += [x if s else None for x, s in zip(gradients, written_to, strict=True) if x.itemsize]
         return row_layout.layout(
             self.rows_shape, self.features, vectors, [*operands, *gradients, mask, result], read,
             bool(self._has_tangent), room, self.machine.chip.clusters,

@@ -107,7 +107,7 @@ class StatisticsVariants(Variants):
     @staticmethod
     def wide_accesses(variant: RowKernel | SumKernel) -> tuple[int, int]:
         """Those of a kernel of whole vectors: one load per operand, and one store per gradient."""
-        if isinstance(variant, SumKernel) or not variant.wide:
+        if isinstance(variant, SumKernel) or not variant.all_wide:
             return 0, 0
         features = [x.name not in variant.loss.row_operands for x in variant.loss.operands]
         sizes = [variant.vec_size * interop.ITEMSIZE[d] >= 16 for d in variant.dtypes]
@@ -136,7 +136,7 @@ def layout(variant: RowKernel | SumKernel) -> Iterator[Hashable]:
         yield variant.columns
     else:
         yield variant.kind, bool(variant.has_tangent)
-        yield variant.layout, variant.held, variant.wide
+        yield variant.layout, variant.held, variant.all_wide
 
 
 def structure(variant: RowKernel | SumKernel) -> Iterator[Hashable]:
