@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, nan
+from math import inf, nan, prod
 from typing import Any
 
 import numpy
@@ -270,11 +270,41 @@ def test_a_second_grad_output() -> None:
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("function", [IOU, GIOU, DIOU], ids=titled)
-def test_second_derivatives(function: Any) -> None:
+def test_second_derivatives(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     boxes = [torch.rand(3, 4, generator=generator, dtype=f64) + torch.tensor([0.0, 0, 1, 1]) for _ in range(2)]
     operands = tuple(x.to(KERNELS).requires_grad_() for x in boxes)
+    monkeypatch.setattr(formulas, "hvp", None)
     assert torch.autograd.gradgradcheck(function, operands)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("function", "shapes", "reduction"), [(CIOU, ((4, 6), (1, 6)), "mean"), (GIOU, ((7,), (7,)), "none")]
+)
+def test_second_derivatives_of_weighted_boxes(
+    function: Any, shapes: Any, reduction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broadcast and in strides, in float32, against those of the formula."""
+    operands, tangents = drawn(shapes, f32), drawn(shapes, f32, seed=3)
+    rows = shapes[0]
+    weight = torch.linspace(0, 2, prod(rows)).reshape(rows).to(KERNELS)
+    mask = (torch.arange(prod(rows)) % 5 != 1).reshape(rows).to(KERNELS)
+    operands[0] = operands[0].mT.contiguous().mT
+
+    def second(device: str, dtype: torch.dtype) -> Any:
+        leaves = [x.to(device, dtype).requires_grad_() for x in operands]
+        more = {"weight": weight.to(device, dtype), "mask": mask.to(device)}
+        value = function(*leaves, reduction=reduction, **more).sum()
+        slopes = torch.autograd.grad(value, leaves, create_graph=True)
+        return torch.autograd.grad(slopes, leaves, [v.to(device, dtype) for v in tangents])
+
+    before = plans.use_host(None)
+    right = second("cpu", f64)
+    plans.use_host(before)
+    monkeypatch.setattr(formulas, "hvp", None)
+    for a, b in zip(second(KERNELS, f32), right, strict=True):
+        torch.testing.assert_close(a.cpu().double(), b, rtol=1e-5, atol=1e-6)
 
 
 def test_the_factor_of_aspect_ratios_is_a_constant() -> None:

@@ -268,9 +268,11 @@ def test_a_thread_per_row(
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("dtype", "classes", "places"), [(f32, 9, 16), (bf16, 64, 5), (f64, 2, 3), (f16, 40, 12)])
+@pytest.mark.parametrize(
+    ("dtype", "classes", "places", "gap"), [(f32, 9, 16, 0), (bf16, 64, 5, 0), (f64, 2, 3, 1), (f16, 40, 12, 0)]
+)
 def test_a_thread_per_list(
-    dtype: torch.dtype, classes: int, places: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
+    dtype: torch.dtype, classes: int, places: int, gap: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
 ) -> None:
     """Rows of lists by threads: of all lengths, with repeated labels, and with what does not count."""
     monkeypatch.setattr(margin_layout, "THREAD_LISTS", 0)
@@ -284,6 +286,7 @@ def test_a_thread_per_list(
     monkeypatch.setattr(margin_layout, "layout", noted)
     fresh_plans()
     scores, target = drawn(LISTS, 75, classes, dtype, labels=places, longest=min(places, 2 * classes))
+    scores = torch.nn.functional.pad(scores, (0, gap))[:, :classes]
     mask = torch.arange(75, device=KERNELS) % 5 != 1
     for reduction in ("mean", "none"):
         agree(LISTS, (scores, target), reduction=reduction)
@@ -292,6 +295,23 @@ def test_a_thread_per_list(
     scores[2, 0], scores[3, 1], target[4, 0], target[5, :2] = nan, inf, classes, torch.tensor([1, -7])
     agree(LISTS, (scores, target), mask=mask, reduction="none", check_targets="off")
     assert kinds == {"thread_per_list"}
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("dtype", "classes", "gap"), [(f32, 9, 2), (bf16, 17, 0)])
+def test_a_thread_per_label(
+    dtype: torch.dtype, classes: int, gap: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
+) -> None:
+    """Rows of few classes by threads, with what does not count, scores that are not finite, and bad labels."""
+    monkeypatch.setattr(margin_layout, "THREAD_LISTS", 0)
+    fresh_plans()
+    scores, target = drawn(ONE, 75, classes, dtype)
+    scores = torch.nn.functional.pad(scores, (0, gap))[:, :classes]
+    weight = torch.linspace(0, 2, classes, device=KERNELS)
+    agree(ONE, (scores, target), weight=weight, p=2 if gap else 1)
+    target[3], target[4] = -100, classes
+    scores[3], scores[5, target[5]], scores[6, 0], scores[7, 1] = nan, inf, nan, -inf
+    agree(ONE, (scores, target), reduction="none", check_targets="off")
 
 
 @pytest.mark.kernels
@@ -407,8 +427,9 @@ def test_bad_labels_of_lists(label: int, dim: int) -> None:
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_second_derivatives(reduction: str) -> None:
-    """Of squared hinges, and zeros of others."""
+def test_second_derivatives(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of squared hinges, and zeros of others, without a formula."""
+    monkeypatch.setattr(formulas, "hvp", None)
     scores, target = drawn(ONE, 3, 5)
     leaf = scores.requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x: ONE(x, target, p=2, reduction=reduction), (leaf,))
@@ -418,6 +439,37 @@ def test_second_derivatives(reduction: str) -> None:
         (slope,) = torch.autograd.grad(value, leaf, create_graph=True)
         (second,) = torch.autograd.grad((slope * slope.detach()).sum(), leaf, allow_unused=True, materialize_grads=True)
         assert not second.count_nonzero()
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("shape", "dtype", "transposed"), [((9, 72), torch.bfloat16, False), ((3, 1003), f32, False), ((40, 6), f32, True)]
+)
+def test_products_of_second_derivatives(
+    shape: tuple[int, int], dtype: torch.dtype, transposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows in vectors, of odd sizes, and of classes that lie apart; weights, ignored and masked rows, NaN."""
+    scores, target = (x.cpu() for x in drawn(ONE, *shape))
+    tangent = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    scores, weight = scores.to(dtype), torch.linspace(0, 2, shape[1])
+    scores[0, 0], target[1], mask = nan, -100, torch.arange(shape[0]) != 2
+    scores = scores.mT.contiguous().mT if transposed else scores
+
+    def second(device: str, *dtypes: torch.dtype) -> torch.Tensor:
+        leaf, v, w = (x.to(device, d) for x, d in zip((scores, tangent, weight), dtypes, strict=True))
+        given = {"weight": w, "mask": mask.to(device), "p": 2}
+        value = ONE(leaf.requires_grad_(), target.to(device), reduction="none", **given)
+        upstream = torch.linspace(-1, 2, shape[0], device=device).to(value.dtype)
+        (slope,) = torch.autograd.grad(value, leaf, upstream, create_graph=True)
+        return torch.autograd.grad(slope, leaf, v)[0]
+
+    before = plans.use_host(None)
+    right = second("cpu", f64, f64, f64)
+    plans.use_host(before)
+    monkeypatch.setattr(formulas, "hvp", None)
+    tolerance = 4 * torch.finfo(dtype).eps
+    found = second(KERNELS, dtype, dtype, f32).cpu().double()
+    torch.testing.assert_close(found, right, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 @pytest.mark.kernels

@@ -125,6 +125,7 @@ class Plan(ABC):
         takes_status: True if kernels take the address of the device's status words as the last scalar, to report bad
             data (labels out of range) there; ``reports`` if they do for this call, ``waits`` if the call waits for it.
         fused_hvp: True if one kernel computes the value and the gradients of a derivative along tangents.
+        contracts: True if the value of a derivative along tangents has no kernel: it is `Engine.contracted`.
         always_written: The gradients that this kernel writes whether they are wanted or not.
         vanishing: The gradients of a derivative along tangents that are 0 wherever they exist, without a kernel.
         divides_by: The positions of the arrays that a ``counted`` divisor depends on differentiably.
@@ -164,6 +165,7 @@ class Plan(ABC):
     reports: bool = False
     waits: bool = False
     fused_hvp: bool = False
+    contracts: bool = False
     always_written: Wanted
     vanishing: Wanted
     divides_by: tuple[int, ...] = ()

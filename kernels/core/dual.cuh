@@ -40,7 +40,7 @@ template <unsigned kMask, int kSlot, class T>
 __device__ __forceinline__ Dual<T, kMask & (1u << kSlot | kTentative)> variable(T value) {
   Dual<T, kMask & (1u << kSlot | kTentative)> x;
   x.value = value;
-  if (has<kMask>(kSlot)) x.tangent[kSlot] = T(1);
+  if constexpr (has<kMask>(kSlot)) x.tangent[kSlot] = T(1);
   return x;
 }
 

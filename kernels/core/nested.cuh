@@ -46,6 +46,8 @@ struct NestedDual {
 
 template <class T>
 constexpr bool kSingle<NestedDual<T>> = kSingle<T>;
+template <class T>
+constexpr bool kHasTangent<NestedDual<T>> = true;
 
 template <class T>
 __device__ __forceinline__ T scaled_tangent(T slope, T tangent) {
@@ -297,6 +299,25 @@ __device__ __forceinline__ NestedDual<T> scalar_angle(NestedDual<T> width, Neste
   return {scalar_angle(width.value, height.value), turned == T(0) ? T(0) : scalar_divide_in_range(turned, squared)};
 }
 
+// Used in values only.
+template <bool kNowhere, class T>
+__device__ __forceinline__ NestedDual<T> scalar_direction(NestedDual<T> y, NestedDual<T> x) {
+  return NestedDual<T>(scalar_direction<kNowhere>(y.value, x.value));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// vectors.cuh
+
+template <class T>
+__device__ __forceinline__ NestedDual<T> scalar_square_root(NestedDual<T> x) {
+  const T y = scalar_square_root(x.value);
+  return {y, x.tangent == T(0) ? T(0) : scalar_divide_in_range(T(0.5) * x.tangent, y)};
+}
+template <class T>
+__device__ __forceinline__ NestedDual<T> scalar_cosine(NestedDual<T> x) {
+  return {scalar_cosine(x.value), x.tangent};
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // logistic.cuh
 
@@ -385,6 +406,26 @@ __device__ __forceinline__ Entropy<NestedDual<T>> scalar_entropy(NestedDual<T> a
                                                                  NestedDual<T> difference, NestedDual<T> inverse) {
   const Entropy<T> entropy = scalar_entropy(a.value, m.value, difference.value, inverse.value);
   return {log_with_tangent(entropy.log, a, m), NestedDual<T>(entropy.value)};
+}
+
+// The value is used in values only. In float it does without the quotient, as the tangents do.
+__device__ __forceinline__ RelativeEntropy<float> scalar_entropy_beside_tangents(float log_a, float log_b, float a,
+                                                                                 float b) {
+  return scalar_known_relative_entropy(a, b, log_a - log_b);
+}
+__device__ __forceinline__ RelativeEntropy<double> scalar_entropy_beside_tangents(double log_a, double log_b, double,
+                                                                                  double) {
+  return scalar_log_relative_entropy(log_a, log_b);
+}
+template <class T>
+__device__ __forceinline__ RelativeEntropy<NestedDual<T>> scalar_log_relative_entropy(NestedDual<T> log_a,
+                                                                                      NestedDual<T> log_b) {
+  const T a = scalar_exp(log_a.value), b = scalar_exp(log_b.value);
+  const RelativeEntropy<T> y = scalar_entropy_beside_tangents(log_a.value, log_b.value, a, b);
+  const T of_a = scaled_tangent(a, log_a.tangent), of_b = scaled_tangent(b, log_b.tangent);
+  const T of_product =
+      scaled_tangent(log_a.value - log_b.value, of_a) + scaled_tangent(a, log_a.tangent - log_b.tangent);
+  return {NestedDual<T>(y.value), {y.product, of_product}, {y.difference, of_a - of_b}};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -543,4 +584,67 @@ template <unsigned kHasTangent, class Base, class... X>
 __device__ __forceinline__ auto jvp(const Base& base, bool active, const X&... operands) {
   constexpr int kOwn = static_cast<int>(sizeof...(X)) - count_bits(kHasTangent);
   return jvp<kHasTangent>(base, active, typename MakeIndices<kOwn>::type{}, make_tuple(operands...));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The same, of elements of several components
+
+// The number that an operand of a functor is made of: a dual number, or a tuple of them.
+template <class X>
+struct NumberOf;
+template <class T, unsigned kMask>
+struct NumberOf<Dual<T, kMask>> {
+  using type = T;
+};
+template <class First, class... Others>
+struct NumberOf<Tuple<First, Others...>> : NumberOf<First> {};
+
+// x with its tangent, and without one.
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<NestedDual<T>, kMask> nest(const Dual<T, kMask>& x, T tangent) {
+  Dual<NestedDual<T>, kMask> y;
+  y.value = {x.value, tangent};
+#pragma unroll
+  for (int k = 0; k < kMaxOperands; ++k) {
+    if (has<kMask>(k)) y.tangent[k] = NestedDual<T>(x.tangent[k], T(0));
+  }
+  return y;
+}
+template <class T, unsigned kMask, unsigned kOther>
+__device__ __forceinline__ auto nest(const Dual<T, kMask>& x, const Dual<T, kOther>& tangent) {
+  return nest(x, tangent.value);
+}
+template <class T, unsigned kMask>
+__device__ __forceinline__ auto nest(const Dual<T, kMask>& x) {
+  return nest(x, T(0));
+}
+template <class... X, class... V, int... kIndex>
+__device__ __forceinline__ auto nest(const Tuple<X...>& x, const Tuple<V...>& tangent, Indices<kIndex...>) {
+  return make_tuple(nest(get<kIndex>(x), get<kIndex>(tangent))...);
+}
+template <class... X, class... V>
+__device__ __forceinline__ auto nest(const Tuple<X...>& x, const Tuple<V...>& tangent) {
+  return nest(x, tangent, typename MakeIndices<sizeof...(X)>::type{});
+}
+template <class... X, int... kIndex>
+__device__ __forceinline__ auto nest(const Tuple<X...>& x, Indices<kIndex...>) {
+  return make_tuple(nest(get<kIndex>(x))...);
+}
+template <class... X>
+__device__ __forceinline__ auto nest(const Tuple<X...>& x) {
+  return nest(x, typename MakeIndices<sizeof...(X)>::type{});
+}
+
+// From the nested value z of a loss, that of its derivative along the direction, whose derivatives are the tangents of
+// the loss's. Tentatively it is NaN where the value of the loss is not finite.
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> along_direction(const Dual<NestedDual<T>, kMask>& z) {
+  Dual<T, kMask> y;
+  y.value = z.value.value != z.value.value ? z.value.value : z.value.tangent;
+  if constexpr ((kMask & kTentative) != 0) y.value = z.value.tangent + (z.value.value - z.value.value);
+#pragma unroll
+  for (int k = 0; k < kMaxOperands; ++k) {
+    if (has<kMask>(k)) y.tangent[k] = z.tangent[k].tangent;
+  }
+  return y;
 }

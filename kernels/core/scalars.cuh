@@ -294,6 +294,9 @@ __device__ __forceinline__ double scalar_expm1(double x) {
 // True if arithmetic has 24 significant bits.
 template <class T>
 constexpr bool kSingle = sizeof(T) == 4;
+// True of numbers with a tangent (nested.cuh).
+template <class T>
+constexpr bool kHasTangent = false;
 
 // Hooks for numbers with a tangent (nested.cuh); for float and double they do nothing. with_partials gives the tangent
 // of `value`, from pairs of a partial derivative and its variable, where differentiating the expression as written

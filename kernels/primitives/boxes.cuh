@@ -161,8 +161,10 @@ __device__ __forceinline__ Dual<T, kWidth1 | kHeight1 | kWidth2 | kHeight2> angl
     value = scalar_fma(scalar_fma(squared1, T(4), T(4) * squared2), T(0), value);
     value = scalar_fma(slope1 + slope2, T(0), value);
   } else {
-    if constexpr (kDifferentiated<kWidth1 | kHeight1>) slope1 = scalar_angle_slope(width1.value, height1.value);
-    if constexpr (kDifferentiated<kWidth2 | kHeight2>) slope2 = scalar_angle_slope(width2.value, height2.value);
+    if constexpr (kHasTangent<T> || kDifferentiated<kWidth1 | kHeight1>)
+      slope1 = scalar_angle_slope(width1.value, height1.value);
+    if constexpr (kHasTangent<T> || kDifferentiated<kWidth2 | kHeight2>)
+      slope2 = scalar_angle_slope(width2.value, height2.value);
   }
   const auto of_first = chain(width1, height1, value, -(height1.value * slope1), width1.value * slope1);
   return of_first + chain(width2, height2, T(0), height2.value * slope2, -(width2.value * slope2));

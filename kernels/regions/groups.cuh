@@ -19,6 +19,9 @@
 //
 // Traffic: the partial sums once, the rest in shared memory, or in L1. Preconditions: one block of kSumThreads threads,
 // all of which call it.
+//
+// All but counts and weights is a `Number`: double, or with a tangent along a direction NestedDual<double>
+// (region_hvp.cuh). Counts and weights of cells are constants in every derivative.
 #pragma once
 #include "core/reduce.cuh"
 #include "regions/sums.cuh"
@@ -44,17 +47,29 @@ struct GroupNumbers {
 };
 
 // A group as it is kept between the steps.
-struct GroupRecord {  // 6 doubles: engines/regions/layout.py
-  double value;       // its loss, weighted; 0 if it does not count
+template <class Number>
+struct GroupRecord {  // 6 doubles, or 10: engines/regions/layout.py
+  Number value;       // its loss, weighted; 0 if it does not count
   double divisor;     // its share of the divisor of a mean
-  double slope[3];
+  Number slope[3];
   double largest;  // weight of the classes that have no true voxel
 };
 
+// A number without its tangent.
+__device__ __forceinline__ double without_tangent(double x) {
+  return x;
+}
+// The sum over the block, in thread 0. Preconditions: all threads call it.
+__device__ __forceinline__ double block_total(double x) {
+  return block_sum(x);
+}
+
 // kAhead are the partial sums that a thread has in flight.
-template <class Rules_, class ClassWeight_, int kAhead_>
+template <class Rules_, class ClassWeight_, int kAhead_, class Number_ = double>
 struct GroupProgram {
   using Rules = Rules_;
+  using Number = Number_;
+  static constexpr int kParts = sizeof(Number) / sizeof(double);
   static constexpr int kAhead = kAhead_;
   static constexpr bool kWeighted = !kIsAbsent<ClassWeight_>;
   GroupNumbers number;
@@ -63,17 +78,18 @@ struct GroupProgram {
   int64 classes;
   int64 chunks;
   const double* partials;
-  double* sums;          // samples x (3 C + 3)
-  GroupRecord* records;  // one per group
-  double* of_samples;    // divisor of each sample
+  Number* sums;                  // samples x (3 C + 3)
+  GroupRecord<Number>* records;  // one per group
+  double* of_samples;            // divisor of each sample
 
   // Keeps sums and records in `room` doubles of shared memory if they fit, otherwise behind the partial sums: each step
   // reads what the one before has written, and the whole GPU waits for it.
   __device__ __forceinline__ void keep(double* shared, int64 room) {
-    constexpr int64 kRecord = sizeof(GroupRecord) / sizeof(double);
-    const bool fits = samples * (numbers() + 1) + kRecord * groups() <= room;
-    sums = fits ? shared : const_cast<double*>(partials) + samples * chunks * numbers();
-    records = reinterpret_cast<GroupRecord*>(sums + samples * numbers());
+    constexpr int64 kRecord = sizeof(GroupRecord<Number>) / sizeof(double);
+    const bool fits = samples * (kParts * numbers() + 1) + kRecord * groups() <= room;
+    double* const behind = const_cast<double*>(partials) + samples * chunks * kParts * numbers();
+    sums = reinterpret_cast<Number*>(fits ? shared : behind);
+    records = reinterpret_cast<GroupRecord<Number>*>(sums + samples * numbers());
     of_samples = reinterpret_cast<double*>(records + groups());
   }
   __device__ __forceinline__ int64 numbers() const {
@@ -110,11 +126,11 @@ struct GroupProgram {
     const int64 row = Rules::kPoolsBatch ? 0 : sample, column = Rules::kPoolsClasses ? 0 : c - first_class();
     return row * (Rules::kPoolsClasses ? 1 : regions()) + column;
   }
-  __device__ __forceinline__ const double* cell_sums(int64 sample, int64 c) const {
+  __device__ __forceinline__ const Number* cell_sums(int64 sample, int64 c) const {
     return sums + sample * numbers() + 3 * c;
   }
   __device__ __forceinline__ double spoilt(int64 sample) const {
-    return sums[sample * numbers() + 3 * classes];
+    return without_tangent(sums[sample * numbers() + 3 * classes]);
   }
   __device__ __forceinline__ double class_weight(int64 c) const {
     if constexpr (kWeighted) return widen<double>(load_pack<1>(class_weights + c).element[0]);
@@ -124,7 +140,7 @@ struct GroupProgram {
   __device__ __forceinline__ double size(int64 sample, int64 c) const {
     double total = 0.0;
     for (int64 n = Rules::kPoolsBatch ? 0 : sample; n < (Rules::kPoolsBatch ? samples : sample + 1); ++n) {
-      total += cell_sums(n, c)[0] + cell_sums(n, c)[2];
+      total += without_tangent(cell_sums(n, c)[0]) + without_tangent(cell_sums(n, c)[2]);
     }
     return total;
   }
@@ -147,40 +163,50 @@ struct GroupProgram {
 };
 
 // weight * x, and 0 if the weight is 0.
-__device__ __forceinline__ double weighted_sum_of(double weight, double x) {
-  return weight == 0.0 ? 0.0 : weight * x;
+template <class Number>
+__device__ __forceinline__ Number weighted_sum_of(double weight, Number x) {
+  return weight == 0.0 ? Number(0.0) : Number(weight) * x;
+}
+
+// The derivative of a power of a loss.
+template <class Number>
+__device__ __forceinline__ Number power_slope(Number base, double gamma) {
+  return base > Number(0.0) ? Number(gamma) * pow(base, gamma - 1.0) : base * Number(0.0);
 }
 
 // Value and derivatives of a group from its sums.
-template <class Program>
-__device__ __forceinline__ void evaluate_group(const Program& program, const double (&sum)[3], bool present,
-                                               GroupRecord& record) {
+template <class Program, class Number = typename Program::Number>
+__device__ __forceinline__ void evaluate_group(const Program& program, const Number (&sum)[3], bool present,
+                                               GroupRecord<Number>& record) {
   using Rules = typename Program::Rules;
   const GroupNumbers& number = program.number;
-  const double wrong = number.alpha * sum[1] + number.beta * sum[2], size = sum[0] + wrong + number.smooth_dr;
-  const bool is_free = !(size < number.floor);
-  const double below = is_free ? size : number.floor;
-  const double missed = is_free ? wrong + (number.smooth_dr - number.smooth_nr) : below - number.smooth_nr - sum[0];
-  const bool empty = below == 0.0;
-  const double inverse = empty ? 0.0 : 1.0 / below;
-  const double lost = empty ? (present ? 1.0 : 0.0) : missed * inverse;
-  const double score = empty ? 1.0 - lost : (sum[0] + number.smooth_nr) * inverse;
-  double value = (number.offset - 1.0) + lost, by_score = -1.0;
+  const Number alpha(number.alpha), beta(number.beta), floor(number.floor), none(0.0), one(1.0);
+  const Number wrong = alpha * sum[1] + beta * sum[2], size = sum[0] + wrong + Number(number.smooth_dr);
+  const bool is_free = !(size < floor);
+  const Number below = is_free ? size : floor;
+  const Number missed =
+      is_free ? wrong + Number(number.smooth_dr - number.smooth_nr) : below - Number(number.smooth_nr) - sum[0];
+  const bool empty = below == none;
+  const Number inverse = empty ? none : one / below;
+  const Number lost = empty ? (present ? one : none) : missed * inverse;
+  const Number score = empty ? one - lost : (sum[0] + Number(number.smooth_nr)) * inverse;
+  Number value = Number(number.offset - 1.0) + lost, by_score(-1.0);
   if constexpr (Rules::kLogLoss) {
-    const bool low = score < number.log_floor;
-    value = score > 0.5 ? -log1p(-lost) : -log(low ? number.log_floor : score);
-    by_score = low ? 0.0 : -1.0 / score;
+    const Number log_floor(number.log_floor);
+    const bool low = score < log_floor;
+    value = score > Number(0.5) ? -log1p(-lost) : -log(low ? log_floor : score);
+    by_score = low ? none : Number(-1.0) / score;
   }
   if constexpr (Rules::kPower) {
-    const double base = value;
-    value = base > 0.0 ? pow(base, number.gamma) : base * 0.0;
-    by_score *= base > 0.0 ? number.gamma * pow(base, number.gamma - 1.0) : base * 0.0;
+    const Number base = value;
+    value = base > none ? pow(base, number.gamma) : base * none;
+    by_score *= power_slope(base, number.gamma);
   }
   record.value = value;
   record.slope[0] = by_score * (is_free ? lost * inverse : inverse);
-  record.slope[1] = is_free ? -by_score * number.alpha * (score * inverse) : 0.0;
-  record.slope[2] = is_free ? -by_score * number.beta * (score * inverse) : 0.0;
-  if (empty) record.slope[0] = record.slope[1] = record.slope[2] = 0.0;
+  record.slope[1] = is_free ? -by_score * alpha * (score * inverse) : none;
+  record.slope[2] = is_free ? -by_score * beta * (score * inverse) : none;
+  if (empty) record.slope[0] = record.slope[1] = record.slope[2] = none;
 }
 
 // The sum of `count` numbers that lie `step` apart, by a tree of kAhead at a time, whose loads are in flight together.
@@ -202,7 +228,9 @@ __device__ __forceinline__ double sum_apart(const double* from, int step, int64 
 template <class Program>
 __device__ __forceinline__ void sum_chunks(const Program& program) {
   __shared__ double slices_of[kSumThreads];
-  const int64 numbers = program.numbers(), total = program.samples * numbers, step = program.chunks * numbers;
+  const int64 numbers = Program::kParts * program.numbers(), total = program.samples * numbers;
+  const int64 step = program.chunks * numbers;
+  double* const sums = reinterpret_cast<double*>(program.sums);
   int64 slices = 1;
   while (2 * slices * total <= kSumThreads && 2 * slices <= program.chunks) slices *= 2;
   for (int64 begin = 0; begin < total * slices; begin += kSumThreads) {
@@ -215,7 +243,7 @@ __device__ __forceinline__ void sum_chunks(const Program& program) {
                                        (program.chunks - slice + slices - 1) / slices);
     }
     if (slices == 1) {
-      if (at < total) program.sums[number] = sum;
+      if (at < total) sums[number] = sum;
     } else {
       slices_of[threadIdx.x] = sum;
     }
@@ -225,7 +253,7 @@ __device__ __forceinline__ void sum_chunks(const Program& program) {
   if (slices > 1 && threadIdx.x < total) {
     double sum = 0.0;
     for (int64 slice = 0; slice < slices; ++slice) sum += slices_of[slice * total + threadIdx.x];
-    program.sums[threadIdx.x] = sum;
+    sums[threadIdx.x] = sum;
   }
   __syncthreads();
 }
@@ -236,12 +264,14 @@ constexpr int64 kCellsOfWarp = 24;
 template <class Program>
 __device__ __forceinline__ void evaluate_groups(const Program& program, bool shared_by_warp) {
   using Rules = typename Program::Rules;
+  using Number = typename Program::Number;
   const int width = shared_by_warp ? kWarp : 1, lane = threadIdx.x % width;
   const int64 groups = program.groups(), cells = program.cells();
   for (int64 begin = 0; begin < groups; begin += kSumThreads / width) {
     const int64 group = begin + threadIdx.x / width;
     const bool exists = group < groups;
-    double largest = 0.0, sum[3] = {0.0, 0.0, 0.0}, size = 0.0, spoilt = 0.0;
+    double largest = 0.0, size = 0.0, spoilt = 0.0;
+    Number sum[3] = {Number(0.0), Number(0.0), Number(0.0)};
     if constexpr (Rules::kWeighting != kUniform) {
       for (int64 i = lane; exists && i < cells; i += width) {
         int64 sample;
@@ -260,22 +290,22 @@ __device__ __forceinline__ void evaluate_groups(const Program& program, bool sha
       int64 c;
       program.cell(group, i, sample, c);
       const double weight = program.weight(sample, c, largest);
-      const double* of_cell = program.cell_sums(sample, c);
+      const Number* of_cell = program.cell_sums(sample, c);
       for (int k = 0; k < 3; ++k) sum[k] += weighted_sum_of(weight, of_cell[k]);
-      size += of_cell[0] + of_cell[2];
+      size += without_tangent(of_cell[0]) + without_tangent(of_cell[2]);
       spoilt += program.spoilt(sample);
     }
     if (shared_by_warp) {
-      for (int k = 0; k < 3; ++k) sum[k] = warp_sum(sum[k]);
+      for (int k = 0; k < 3; ++k) sum[k] = warp_total(sum[k]);
       size = warp_sum(size);
       spoilt = warp_sum(spoilt);
     }
     if (!exists || lane != 0) continue;
-    GroupRecord record;
+    GroupRecord<Number> record;
     record.largest = largest;
     const bool present = size > 0.0;
     evaluate_group(program, sum, present, record);
-    const double all = sum[0] + sum[1] + sum[2];
+    const Number all = sum[0] + sum[1] + sum[2];
     const bool unknown = all != all;
     double weight = 1.0;
     if constexpr (Program::kWeighted && !Rules::kWeightInScore && !Rules::kPoolsClasses) {
@@ -284,36 +314,36 @@ __device__ __forceinline__ void evaluate_groups(const Program& program, bool sha
     const bool counts = Rules::kAbsent != kSkipAbsent || present || unknown;
     const bool used = (Rules::kAbsent == kKeepAbsent || present || unknown) && weight != 0.0;
     record.divisor = counts ? (Rules::kMeanOfWeights ? weight : 1.0) : 0.0;
-    record.value = used ? record.value * weight : 0.0;
-    for (int k = 0; k < 3; ++k) record.slope[k] = used ? record.slope[k] * weight : 0.0;
-    if (spoilt > 0.0) record.value += scalar_nan(0.0);
+    record.value = used ? record.value * Number(weight) : Number(0.0);
+    for (int k = 0; k < 3; ++k) record.slope[k] = used ? record.slope[k] * Number(weight) : Number(0.0);
+    if (spoilt > 0.0) record.value += Number(scalar_nan(0.0));
     program.records[group] = record;
   }
   __syncthreads();
 }
 
-__device__ __forceinline__ double power_slope(double base, double gamma) {
-  return base > 0.0 ? gamma * pow(base, gamma - 1.0) : base * 0.0;
-}
-
 // The mean of the groups, in every thread; and the factor of each derivative in `scale`, apart from samples.
-template <class Program>
-__device__ __forceinline__ double mean_of_groups(const Program& program, double divisor, double& scale) {
+template <class Program, class Number = typename Program::Number>
+__device__ __forceinline__ Number mean_of_groups(const Program& program, double divisor, Number& scale) {
   using Rules = typename Program::Rules;
-  __shared__ double results[2];
-  double total = 0.0, below = 0.0;
+  __shared__ double results[Program::kParts + 1];  // numbers with a tangent have constructors
+  Number& total_of_all = *reinterpret_cast<Number*>(results);
+  double& below_all = results[Program::kParts];
+  Number total(0.0);
+  double below = 0.0;
   const int64 groups = program.groups();
   if constexpr (Rules::kBySamples) {
     const int64 each = groups / program.samples;
     for (int64 n = threadIdx.x; n < program.samples; n += kSumThreads) {
-      double value = 0.0, count = 0.0;
+      Number value(0.0);
+      double count = 0.0;
       for (int64 g = n * each; g < (n + 1) * each; ++g) {
         value += program.records[g].value;
         count += program.records[g].divisor;
       }
       const bool has = count != 0.0, stands = program.number.empty == program.number.empty;
       // A sample without a group has nothing but the NaN of a bad label.
-      total += has ? value / count : (stands ? program.number.empty : 0.0) + value;
+      total += has ? value / Number(count) : Number(stands ? program.number.empty : 0.0) + value;
       below += has || stands ? 1.0 : 0.0;
       program.of_samples[n] = has ? count : 1.0;
     }
@@ -323,40 +353,42 @@ __device__ __forceinline__ double mean_of_groups(const Program& program, double 
       below += program.records[g].divisor;
     }
   }
-  total = block_sum(total);
+  total = block_total(total);
   __syncthreads();
   below = block_sum(below);
   if (threadIdx.x == 0) {
-    results[0] = total;
-    results[1] = Rules::kNormalized ? divisor : below;
+    total_of_all = total;
+    below_all = Rules::kNormalized ? divisor : below;
   }
   __syncthreads();
-  total = results[0];
-  below = Rules::kSum ? 1.0 : results[1];
-  double value = total / below;
-  scale = below == 0.0 ? 0.0 : 1.0 / below;
+  total = total_of_all;
+  below = Rules::kSum ? 1.0 : below_all;
+  Number value = total / Number(below);
+  scale = Number(below == 0.0 ? 0.0 : 1.0 / below);
   if constexpr (Rules::kPowerOfMean) {
     scale *= power_slope(value, program.number.gamma);
-    value = value > 0.0 ? pow(value, program.number.gamma) : value * 0.0;
+    value = value > Number(0.0) ? pow(value, program.number.gamma) : value * Number(0.0);
   }
   return value;
 }
 
 // Stores d value / d (I, FP, FN) of each cell.
-template <class Program>
-__device__ __forceinline__ void store_coefficients(const Program& program, double scale, double voxel_scale,
-                                                   double* residual) {
+template <class Program, class Number = typename Program::Number>
+__device__ __forceinline__ void store_coefficients(const Program& program, Number scale, Number voxel_scale,
+                                                   Number* residual) {
   using Rules = typename Program::Rules;
   const int64 cells = program.samples * program.classes;
   for (int64 i = threadIdx.x; i < cells; i += kSumThreads) {
     const int64 sample = i / program.classes;
     const int64 c = i - sample * program.classes;
-    double slope[3] = {0.0, 0.0, 0.0};
+    Number slope[3] = {Number(0.0), Number(0.0), Number(0.0)};
     if (c >= program.first_class()) {
-      const GroupRecord& record = program.records[program.group_of(sample, c)];
+      const GroupRecord<Number>& record = program.records[program.group_of(sample, c)];
       const double weight = program.weight(sample, c, record.largest);
-      const double factor = Rules::kBySamples ? scale / program.of_samples[sample] : scale;
-      for (int k = 0; k < 3; ++k) slope[k] = weight == 0.0 ? 0.0 : record.slope[k] * weight * factor;
+      const Number factor = Rules::kBySamples ? scale / Number(program.of_samples[sample]) : scale;
+      for (int k = 0; k < 3; ++k) {
+        slope[k] = weight == 0.0 ? Number(0.0) : record.slope[k] * Number(weight) * factor;
+      }
     }
     for (int k = 0; k < 3; ++k) residual[3 * i + k] = slope[k];
   }
@@ -364,43 +396,45 @@ __device__ __forceinline__ void store_coefficients(const Program& program, doubl
 }
 
 // Mean of the loss of voxels, in every thread, and the factor of its gradient.
-template <class Program>
-__device__ __forceinline__ double mean_of_voxels(const Program& program, double& scale) {
-  double cost = 0.0, count = 0.0, spoilt = 0.0;
+template <class Program, class Number = typename Program::Number>
+__device__ __forceinline__ Number mean_of_voxels(const Program& program, Number& scale) {
+  Number cost(0.0);
+  double count = 0.0, spoilt = 0.0;
   for (int64 n = 0; n < program.samples; ++n) {
-    const double* of_sample = program.sums + n * program.numbers() + 3 * program.classes;
-    spoilt += of_sample[0];
+    const Number* of_sample = program.sums + n * program.numbers() + 3 * program.classes;
+    spoilt += without_tangent(of_sample[0]);
     cost += of_sample[1];
-    count += of_sample[2];
+    count += without_tangent(of_sample[2]);
   }
-  scale = count == 0.0 ? 0.0 : 1.0 / count;
-  return spoilt > 0.0 ? scalar_nan(0.0) : cost / count;
+  scale = Number(count == 0.0 ? 0.0 : 1.0 / count);
+  return spoilt > 0.0 ? Number(scalar_nan(0.0)) : cost / Number(count);
 }
 
 // All steps for a value that is one number.
-template <bool kVoxels, class Program, class Result>
-__device__ __forceinline__ void finish_value(const Program& program, double divisor, Result* value, double* residual) {
+template <bool kVoxels, class Program, class Result, class Number = typename Program::Number>
+__device__ __forceinline__ void finish_value(const Program& program, double divisor, Result* value, Number* residual) {
   sum_chunks(program);
   evaluate_groups(program, program.cells() >= kCellsOfWarp);
-  double scale, voxel_scale = 0.0;
-  double total = mean_of_groups(program, divisor, scale);
+  Number scale, voxel_scale(0.0);
+  Number total = mean_of_groups(program, divisor, scale);
   if constexpr (kVoxels) {
-    const double mean = mean_of_voxels(program, voxel_scale);
-    total = program.number.share * total + program.number.voxel_share * mean;
-    scale *= program.number.share;
-    voxel_scale *= program.number.voxel_share;
+    const Number mean = mean_of_voxels(program, voxel_scale), share(program.number.share);
+    const Number voxel_share(program.number.voxel_share);
+    total = share * total + voxel_share * mean;
+    scale *= share;
+    voxel_scale *= voxel_share;
   }
   if (threadIdx.x == 0) *value = Narrow<Result>::from(total);
   if (residual != nullptr) store_coefficients(program, scale, voxel_scale, residual);
 }
 
 // All steps for a value per group.
-template <class Program, class Result>
-__device__ __forceinline__ void finish_groups(const Program& program, Result* values, double* residual) {
+template <class Program, class Result, class Number = typename Program::Number>
+__device__ __forceinline__ void finish_groups(const Program& program, Result* values, Number* residual) {
   sum_chunks(program);
   evaluate_groups(program, program.cells() >= kCellsOfWarp);
   for (int64 g = threadIdx.x; g < program.groups(); g += kSumThreads) {
     values[g] = Narrow<Result>::from(program.records[g].value);
   }
-  if (residual != nullptr) store_coefficients(program, 1.0, 0.0, residual);
+  if (residual != nullptr) store_coefficients(program, Number(1.0), Number(0.0), residual);
 }

@@ -25,11 +25,13 @@ DENSE_ROWS = "kernels/softmax/dense_rows.cuh"
 CHUNKS = "kernels/linear_softmax/chunks.cuh"
 LOG_PROBS = "kernels/log_probs/log_probs.cuh"
 MARGIN = "kernels/row_margin/row_margin.cuh"
+SECOND_OF_MARGINS = "kernels/row_margin/margin_hvp.cuh"
 STATISTICS = "kernels/row_statistics/row_statistics.cuh"
 VOXELS = "kernels/regions/voxels.cuh"
 REGION_SUMS = "kernels/regions/sums.cuh"
 GROUPS = "kernels/regions/groups.cuh"
 REGIONS = "kernels/regions/regions.cuh"
+SECOND_OF_REGIONS = "kernels/regions/region_hvp.cuh"
 SEQUENCES = "kernels/sequence/sequences.cuh"
 RECURSION = "kernels/sequence/recursion.cuh"
 FRAMES = "kernels/sequence/frames.cuh"
@@ -460,6 +462,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "[k + 1]",
         ("margins of long lists",),
     ),
+    Mutant(
+        "second derivatives of the label with the others' sign",
+        SECOND_OF_MARGINS,
+        "second_row",
+        r"sums\.slopes, -factor",
+        "sums.slopes, factor",
+        ("margins, second",),
+    ),
     # Statistics of rows.
     Mutant(
         "warps of a row but the first left out",
@@ -512,7 +522,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "parts of a row but the first left out, where parts have blocks",
         STATISTICS,
-        "speculate_apart",
+        "row_of_parts",
         r"offset < kLanes",
         "offset < 1",
         ("statistics, apart",),
@@ -539,8 +549,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "false positives weighed as false negatives",
         GROUPS,
         "evaluate_group",
-        r"number\.alpha \* sum\[1\] \+ number\.beta \* sum\[2\]",
-        "number.alpha * sum[2] + number.beta * sum[1]",
+        r"alpha \* sum\[1\] \+ beta \* sum\[2\]",
+        "alpha * sum[2] + beta * sum[1]",
         ("regions",),
     ),
     Mutant(
@@ -590,6 +600,22 @@ MUTANTS: tuple[Mutant, ...] = (
         r"tile\[v\] = kept; \} __syncthreads\(\);",
         "tile[v] = kept; }",
         ("regions, tiles",),
+    ),
+    Mutant(
+        "sums whose tangents are left out of second derivatives",
+        SECOND_OF_REGIONS,
+        "load_with_tangents",
+        r"static_cast<Scalar>\(x\.tangent\)",
+        "Scalar(0)",
+        ("regions, second",),
+    ),
+    Mutant(
+        "last warp left out of the tangents of sums",
+        SECOND_OF_REGIONS,
+        "sum_with_tangents",
+        r"w < kSumWarps; \+\+w",
+        "w < kSumWarps - 1; ++w",
+        ("regions, second",),
     ),
     # Sequences.
     Mutant(

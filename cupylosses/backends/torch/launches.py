@@ -177,9 +177,33 @@ def hvp(
             return hvp(call, grad_output, wanted, has_value)
     if plan.composite:
         pointers = call.arrays
+    if not has_value and not any([w and not v for w, v in zip(wanted, plan.vanishing)]):
+        return None, execute.zeros(plan, device, wanted)
+    contracted = None
+    if has_value and plan.contracts:
+        contracted, has_value = _contracted(call), False
+        if contracted is None:
+            return None
     scalars = scalars_of(call, plan, device)
     divisor = _divisor(call, plan, device, pointers)
     grad_output, strides = upstream(plan, grad_output)
     launch = plan, device, pointers, scalars, divisor, wanted
     along, changed = execute.hvp(*launch, grad_output.data_ptr(), strides, has_value)
+    along = along if contracted is None else contracted
     return along, [g if w else None for g, w in zip(changed, wanted, strict=True)]
+
+
+def _contracted(call: Call) -> torch.Tensor | None:
+    """The value of a derivative along tangents, from the gradients of the call that it was made from."""
+    engine = call.loss.engine
+    base, moving, tangents = engine.primal(call)
+    # The many small gradients of a row would be nothing in 16 bits.
+    wide = [x.to(torch.promote_types(x.dtype, torch.float32)) if m else x for x, m in zip(base.arrays, moving)]
+    base = base._replace(arrays=tuple(wide))
+    spec = engine.outputs(base, [x.stride() for x in wide], str(base.static.out_dtype))[0]
+    ones = torch.ones(spec.shape, dtype=getattr(torch, spec.dtype), device=wide[0].device)
+    found = gradients(base, ones, None, moving)
+    if found is None:
+        return None
+    along = engine.contracted(interop.namespace(ones), base, found, tangents)
+    return along.to(ones.dtype)

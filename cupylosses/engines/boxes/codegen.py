@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.boxes.definition import BOX_FORMAT, COMPONENTS, FORMATS, BoxLoss
@@ -22,7 +23,7 @@ from cupylosses.engines.pointwise.layout import (
 )
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, loss_head, written_at
 from cupylosses.jit.kernel import Kernel
-from cupylosses.jit.sources import FUNCTOR
+from cupylosses.jit.sources import FUNCTOR, nested
 
 #: The entry points. The first three belong to a reduced loss, the last two to a broadcast operand.
 KINDS = {
@@ -40,6 +41,11 @@ SUMS = frozenset({"broadcast_gradient", "combine_slices"})
 #: of boxes of 16 bits are bound by instructions, of which a batch has some of its own.
 UNROLL = 4
 UNROLL_OF_PAIRS = 8
+#: Threads of a block of second derivatives, and blocks of a multiprocessor, of dense layouts and others: 168
+#: registers per thread, as four derivatives with their tangents need, or 255. So have sums.
+SECOND_THREADS = 128
+SECOND_BLOCKS = 3
+SECOND_BLOCKS_OTHERS = 2
 
 
 def unroll_of(vec_size: int) -> int:
@@ -51,8 +57,10 @@ def unroll_of(vec_size: int) -> int:
 class BoxKernel(Kernel):
     """A kernel of boxes. Equal ones have equal source.
 
-    ``storage``, ``gradients`` and ``access`` are of the operands, the weight and the mask, ``access`` with a last entry
-    for a grad_output per box (``"none"`` without). The other fields are those of a pointwise kernel.
+    ``storage``, ``gradients`` and ``access`` are of the operands, the weight, the mask, and the tangents of those that
+    have one (``has_tangent``), ``access`` with a last entry for a grad_output per box (``"none"`` without). With
+    tangents the loss is the derivative along them. Boxes of gradients ``apart`` are written component by component. The
+    other fields are those of a pointwise kernel.
     """
 
     loss: BoxLoss
@@ -71,13 +79,16 @@ class BoxKernel(Kernel):
     counted: bool = False
     outer: bool = False
     shared: bool = False
+    has_tangent: tuple[bool, ...] = ()
+    apart: tuple[bool, ...] = ()
 
     narrow = False
     companions = ("value_and_gradient", "verify_gradient")
 
     @property
     def files(self) -> tuple[str, ...]:
-        return (*FUNCTOR, "pointwise/sum_over.cuh" if self.kind in SUMS else "pointwise/pointwise.cuh")
+        files = (*FUNCTOR, "pointwise/sum_over.cuh" if self.kind in SUMS else "pointwise/pointwise.cuh")
+        return nested(files) if True in self.has_tangent else files
 
     @property
     def title(self) -> str:
@@ -87,6 +98,8 @@ class BoxKernel(Kernel):
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
         parts += ["-".join(self.access), f"grad{wanted}", f"flags{''.join(map(str, self.flags))}"]
         parts += [x for x in ("columns", "outer", "shared", "counted") if getattr(self, x)]
+        parts += [f"tangent{''.join(str(int(x)) for x in self.has_tangent)}"] * (True in self.has_tangent)
+        parts += ["apart" + "".join([str(int(x)) for x in self.apart])] * any(self.apart)
         return "_".join([*parts, *(["number"] if self.weight == "number" else []), f"in-{STORAGE[self.compute][1]}"])
 
     @property
@@ -97,8 +110,18 @@ class BoxKernel(Kernel):
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the arrays."""
+        return (*self.primals, *[x for x in self.tangents if x])
+
+    @property
+    def primals(self) -> tuple[str, ...]:
+        """The names of the arrays but for tangents."""
         own = tuple(x.name for x in self.loss.operands)
         return (*own, *["weight"] * (self.weight == "array"), *["mask"] * self.mask)
+
+    @property
+    def tangents(self) -> tuple[str, ...]:
+        """The name of the tangent of each of these, "" where there is none. No operand has two underscores in a row."""
+        return tuple([f"{x}__tangent" if moves else "" for x, moves in zip(self.primals, self.has_tangent)])
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -108,9 +131,10 @@ class BoxKernel(Kernel):
     @property
     def elements(self) -> list[str]:
         """The type of an element of each array."""
-        boxes = len(self.loss.operands)
-        scalars = [STORAGE[x][0] for x in self.storage]
-        return [f"Components<{x}, {COMPONENTS}>" if i < boxes else x for i, x in enumerate(scalars)]
+        boxes = {x.name for x in self.loss.operands}
+        boxes |= {tangent for name, tangent in zip(self.primals, self.tangents, strict=False) if name in boxes}
+        scalars = zip(self.names, [STORAGE[x][0] for x in self.storage], strict=True)
+        return [f"Components<{x}, {COMPONENTS}>" if name in boxes else x for name, x in scalars]
 
     @property
     def arguments(self) -> list[str]:
@@ -140,6 +164,13 @@ class BoxKernel(Kernel):
             *(["double multiple", "const double* count"] if self.counted else ["double divisor", "double scale"]),
         ]
 
+    @property
+    def steps(self) -> list[str]:
+        """The names of the distances of components, of boxes that are read or written component by component."""
+        read = [f"{n}_step" for n, x in zip(self.names, self.access, strict=False) if x == "scalars"]
+        written = zip(self.names, self.gradients, self.apart, strict=False)
+        return [*read, *(f"{name}_gradients_step" for name, wanted, apart in written if wanted and apart)]
+
     def glue(self) -> str:
         entry = _sum_entry(self) if self.kind in SUMS else _entry(self)
         return "\n".join([*_functor(self), *entry]) + "\n"
@@ -148,11 +179,37 @@ class BoxKernel(Kernel):
 def _functor(kernel: BoxKernel) -> Iterator[str]:
     """The loss as a functor of boxes, each a tuple of dual numbers, of the weight and of the mask."""
     loss, compute = kernel.loss, STORAGE[kernel.compute][0]
-    used = set(re.findall(r"\w+", " ".join([*loss.let.values(), loss.value])))
-    yield from loss_head(compute, loss.heavy, loss.tentative and kernel.compute == "float32")
-    yield from (f"  double {x}_;" for x in kernel.numbers)
+    tried = loss.tentative and kernel.compute == "float32"
+    if True not in kernel.has_tangent:
+        yield from loss_head(compute, loss.heavy, tried)
+        yield from _operator(kernel, compute)
+        yield "};"
+        return
+    # On nested numbers, of whatever arithmetic.
+    yield "struct Base {"
+    yield from _operator(kernel, "_number")
+    yield "};"
+    yield ""
+    yield from loss_head(compute, 3, tried)
+    yield "  Base _base;"
     yield ""
     yield from call_signature(kernel.names)
+    pairs = zip_longest(kernel.primals, kernel.tangents, fillvalue="")
+    nested_arrays = [f"::nest({', '.join([x for x in pair if x])})" for pair in pairs]
+    yield f"    return ::along_direction(_base({', '.join(nested_arrays)}));"
+    yield "  }"
+    yield "};"
+
+
+def _operator(kernel: BoxKernel, compute: str) -> Iterator[str]:
+    """The numbers, and the value from operands of type ``compute``."""
+    loss = kernel.loss
+    used = set(re.findall(r"\w+", " ".join([*loss.let.values(), loss.value])))
+    yield from (f"  double {x}_;" for x in kernel.numbers)
+    yield ""
+    yield from call_signature(kernel.primals)
+    if compute == "_number":
+        yield f"    using _number = typename ::NumberOf<{kernel.primals[0]}_>::type;"
     for flag, index in zip(loss.flags, kernel.flags, strict=True):
         if flag.name in used:
             yield f"    constexpr {choice_constant(flag, index)};"
@@ -178,7 +235,6 @@ def _functor(kernel: BoxKernel) -> Iterator[str]:
     yield f"    return {f'::where(mask != 0, {result}, 0)' if kernel.mask else result};"
     yield f'#line 1 "<{kernel.title}>.entries"'
     yield "  }"
-    yield "};"
 
 
 def _sources(kernel: BoxKernel) -> list[str]:
@@ -188,8 +244,8 @@ def _sources(kernel: BoxKernel) -> list[str]:
 
 def _made_sources(kernel: BoxKernel) -> str:
     pointers = [
-        f"{t}{{reinterpret_cast<const {e}*>({n}_)}}"
-        for t, e, n in zip(_sources(kernel), kernel.elements, kernel.names, strict=True)
+        f"{t}{{reinterpret_cast<const {e}*>({n}_){f', {n}_step' if access == 'scalars' else ''}}}"
+        for t, e, n, access in zip(_sources(kernel), kernel.elements, kernel.names, kernel.access[:-1], strict=True)
     ]
     return f"make_tuple({', '.join(pointers)})"
 
@@ -209,13 +265,28 @@ def _types(kernel: BoxKernel) -> Iterator[str]:
 
 
 def _loss(kernel: BoxKernel) -> str:
-    return f"Loss{{{', '.join(f'{x}_' for x in kernel.numbers)}}}"
+    numbers = ", ".join(f"{x}_" for x in kernel.numbers)
+    return f"Loss{{Base{{{numbers}}}}}" if True in kernel.has_tangent else f"Loss{{{numbers}}}"
+
+
+def _steps(kernel: BoxKernel) -> list[str]:
+    return [f"int64 {x}" for x in kernel.steps]
+
+
+def _sink(element: str, name: str, apart: bool) -> tuple[str, str]:
+    """The type of a sink of boxes, and its initializer."""
+    pointer = f"reinterpret_cast<{element}*>({name}_gradients)"
+    if apart:
+        return f"ScalarSink<{element}>", f"{{{pointer}, {name}_gradients_step}}"
+    return f"Sink<{element}>", f"{{{pointer}}}"
 
 
 def _entry(kernel: BoxKernel) -> Iterator[str]:
     sinks = [
-        (f"Sink<{element}>", f"{{reinterpret_cast<{element}*>({name}_gradients)}}") if wanted else ("Absent", "{}")
-        for name, element, wanted in zip(kernel.names, kernel.elements, kernel.gradients, strict=True)
+        _sink(element, name, apart) if wanted else ("Absent", "{}")
+        for name, element, wanted, apart in zip(
+            kernel.names, kernel.elements, kernel.gradients, kernel.apart, strict=True
+        )
     ]
     streams = 2 * len(kernel.names) + 1
     if kernel.layout == "flat":
@@ -251,9 +322,11 @@ def _entry(kernel: BoxKernel) -> Iterator[str]:
     # 128 registers per thread: eight derivatives of each intermediate result. Four take 80 or fewer of dense operands
     # with corners, which leaves room for a third block.
     few = kernel.layout == "flat" and kernel.compute == "float32"
-    blocks = BLOCKS_PER_SM if few else BLOCKS_PER_SM_OTHERS
-    yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {blocks})'
-    yield f"{kernel.entry}({', '.join([*kernel.arguments, 'int64 chunks', parameter])}) {{"
+    threads, blocks = MAX_THREADS, BLOCKS_PER_SM if few else BLOCKS_PER_SM_OTHERS
+    if True in kernel.has_tangent:
+        threads, blocks = SECOND_THREADS, SECOND_BLOCKS if kernel.layout == "flat" else SECOND_BLOCKS_OTHERS
+    yield f'extern "C" __global__ void __launch_bounds__({threads}, {blocks})'
+    yield f"{kernel.entry}({', '.join([*kernel.arguments, *_steps(kernel), 'int64 chunks', parameter])}) {{"
     yield from local
     yield from counted_divisor(kernel.counted, kernel.kind != "value")
     yield f"  const Pointwise<Loss, Layout, {kernel.vec_size}, Sources, Sinks, Element> program{{"
@@ -278,8 +351,9 @@ def _sum_entry(kernel: BoxKernel) -> Iterator[str]:
     slices = f"sum_slices{mapping}(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials)"
     yield from _types(kernel)
     yield ""
-    yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {BLOCKS_PER_SM_OTHERS})'
-    yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
+    blocks = 1 if True in kernel.has_tangent else BLOCKS_PER_SM_OTHERS
+    yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {blocks})'
+    yield f"{kernel.entry}({', '.join([*kernel.arguments, *_steps(kernel), *fixed])}) {{"
     yield from counted_divisor(kernel.counted)
     yield f"  const SumOver<Loss, Sources, Element, {slot}, {rank}, {reduced_rank}, {kernel.vec_size}> program{{"
     yield f"      {_loss(kernel)}, {_made_sources(kernel)},"

@@ -14,11 +14,11 @@ from typing import cast
 
 from cupylosses.call import Call
 from cupylosses.engines.base import Engine, Machine, Step, TensorSpec, Wanted
-from cupylosses.engines.boxes.codegen import BoxKernel, unroll_of
+from cupylosses.engines.boxes.call import boxes_of
+from cupylosses.engines.boxes.codegen import SECOND_THREADS, BoxKernel, unroll_of
 from cupylosses.engines.boxes.definition import COMPONENTS, BoxLoss
 from cupylosses.engines.pointwise import layout as pointwise_layout
 from cupylosses.engines.pointwise.layout import Stream
-from cupylosses.engines.row_statistics.call import has_features
 from cupylosses.engines.row_statistics.plan import StatisticsPlan
 from cupylosses.engines.strides import broadcast_strides, dimension_words
 from cupylosses.interop import ITEMSIZE
@@ -29,7 +29,9 @@ KINDS = {"unreduced": "elements", "gradient": "elements_gradient"}
 
 
 def has_words(x: TensorSpec) -> bool:
-    """True if boxes, whose components are next to each other, are words that kernels load as a whole."""
+    """True if boxes are words that kernels load as a whole: components next to each other, and aligned."""
+    if x.strides[-1] != 1:
+        return False
     word = min(16, COMPONENTS * ITEMSIZE[x.dtype])
     apart = [s for n, s in zip(x.shape[:-1], x.strides, strict=False) if n != 1]
     return all([s % COMPONENTS == 0 for s in apart]) and x.misalignment % word == 0
@@ -45,6 +47,8 @@ class BoxLaunch:
             self.layout.vectors, self.layout.vec_size, unroll_of(self.layout.vec_size)
         )
         self.threads = pointwise_layout.threads(self.chunks)
+        if True in plan.static.has_tangent:
+            self.threads = min(self.threads, SECOND_THREADS)
         self.blocks = pointwise_layout.grid(self.chunks, self.threads, plan.machine.processors)
         self.warps = self.blocks * self.threads // gpu.WARP
         self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
@@ -57,12 +61,15 @@ class BoxLaunch:
             element = self.layout.access[2 * arrays] if stage == "gradient" else "none"
             kernel = replace(
                 self.plan.kernel(kind, wanted, counted),
+                apart=self.plan.gradients_apart,
                 layout=self.layout.kind,
                 vec_size=self.layout.vec_size,
                 access=(*self.plan.access(self.layout.access[:arrays]), element),
             )
             where = self.layout.elements if self.layout.kind == "flat" else self.layout.words()
-            found = self.plan.machine.launcher(kernel, self.blocks, self.threads, (self.chunks, where))
+            found = self.plan.machine.launcher(
+                kernel, self.blocks, self.threads, (*self.plan.steps(kernel), self.chunks, where)
+            )
             self._launchers[stage, wanted, counted] = found
         return found
 
@@ -91,11 +98,17 @@ class BoxPlan(StatisticsPlan):
             wanted,
             compute=self.compute,
             counted=counted,
+            has_tangent=tuple(static.has_tangent),
         )
+
+    @property
+    def has_kernels(self) -> bool:
+        """Second derivatives are taken of values per box (`BoxEngine.apart`)."""
+        return not (any(self.static.has_tangent) and self.static.reduction != "none")
 
     @cached_property
     def _are_boxes(self) -> tuple[bool, ...]:
-        return has_features(self.loss, self.static)
+        return boxes_of(self.loss, self.static)
 
     def _stream(self, slot: int, x: TensorSpec, read: bool) -> Stream:
         """An array, or its gradient, in boxes: strides over the shape of the rows."""
@@ -106,12 +119,27 @@ class BoxPlan(StatisticsPlan):
         if not has_words(x):
             # In components, and wider than any vector: lanes take one box at a time.
             return Stream(strides, 64)
-        return Stream(tuple([s // COMPONENTS for s in strides]), COMPONENTS * ITEMSIZE[x.dtype], x.misalignment, read)
+        size = COMPONENTS * ITEMSIZE[x.dtype]
+        if True in self.static.has_tangent:
+            size = 64  # wider than any vector: second derivatives of one box at a time
+        return Stream(tuple([s // COMPONENTS for s in strides]), size, x.misalignment, read)
 
     def access(self, chosen: Sequence[str]) -> tuple[str, ...]:
         """The access of each array, from that which a layout has chosen."""
         words = [not boxes or has_words(x) for boxes, x in zip(self._are_boxes, self.tensors, strict=True)]
         return tuple([x if w else "scalars" for x, w in zip(chosen, words, strict=True)])
+
+    @cached_property
+    def gradients_apart(self) -> tuple[bool, ...]:
+        """True for arrays whose gradients have boxes that are no words."""
+        pairs = zip(self._are_boxes, self.tensors, strict=True)
+        return tuple([boxes and not has_words(x.gradient) for boxes, x in pairs])
+
+    def steps(self, kernel: BoxKernel) -> tuple[int, ...]:
+        """The distances of components, of ``kernel.steps``."""
+        read = [x.strides[-1] for x, a in zip(self.tensors, kernel.access, strict=False) if a == "scalars"]
+        written = zip(self.tensors, kernel.gradients, kernel.apart, strict=False)
+        return (*read, *(x.gradient.strides[-1] for x, wanted, apart in written if wanted and apart))
 
     @cached_property
     def _sources(self) -> list[Stream]:
@@ -159,9 +187,12 @@ class BoxPlan(StatisticsPlan):
         if upstream is not None:
             strides, misalignment = upstream
             per_element = Stream(tuple(strides), ITEMSIZE[self.result], misalignment, read=True)
-            if True in writable:
-                launcher = self._launch(per_element).launcher("gradient", writable, counted)
-                steps.append(Step((launcher,), tuple([i for i, w in enumerate(writable) if w])))
+            # Each of second derivatives on its own: those of two boxes have no room in registers.
+            apart = True in self.static.has_tangent
+            slots = [i for i, w in enumerate(writable) if w]
+            for together in [[i] for i in slots] if apart else [slots] * bool(slots):
+                chosen = tuple([i in together for i in range(len(writable))])
+                steps.append(Step((self._launch(per_element).launcher("gradient", chosen, counted),), tuple(together)))
         for slot, (w, written) in enumerate(zip(wanted, writable, strict=True)):
             if w and not written:
                 key = slot, per_element, counted
@@ -188,7 +219,7 @@ class BoxPlan(StatisticsPlan):
         arrays = len(self.tensors)
         most = pointwise_layout.max_rank(arrays)
         kept_rank, reduced_rank = (1 if len(sizes) <= 1 else most for sizes in (found.kept, found.reduced))
-        fixed = (
+        sizes = (
             found.outputs,
             found.length,
             found.slices,
@@ -207,6 +238,7 @@ class BoxPlan(StatisticsPlan):
             outer=reduced_rank > 1,
             shared=found.shared,
         )
+        fixed = (*self.steps(kernel), *sizes)
         kinds = {"broadcast_gradient": found.tasks * found.warps, "combine_slices": found.outputs}
         if found.slices == 1:
             del kinds["combine_slices"]

@@ -11,6 +11,7 @@ from cupylosses.engines.regions.call import NUMBERS, Static
 from cupylosses.engines.regions.definition import RegionLoss
 from cupylosses.engines.regions.layout import (
     GRADIENT_THREADS,
+    SECOND_BLOCKS,
     THREADS,
     columns_of_sums,
     resident,
@@ -19,9 +20,10 @@ from cupylosses.engines.regions.layout import (
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.glue import STORAGE, call_signature, counted_divisor, written_at
 from cupylosses.jit.kernel import Kernel
-from cupylosses.jit.sources import FUNCTOR
+from cupylosses.jit.sources import FUNCTOR, nested
 
 FILES = (*FUNCTOR, "regions/regions.cuh")
+SECOND_FILES = nested((*FUNCTOR, "regions/region_hvp.cuh"))
 
 #: Entry points: what each computes.
 KINDS = {
@@ -29,7 +31,11 @@ KINDS = {
     "sums": "the sums of chunks, for values of groups",
     "groups": "the values of groups from these, and the residual",
     "from_residual": "the gradients",
+    "hvp_sums": "the sums of chunks with their tangents",
+    "hvp_groups": "the derivative along a tangent, and the coefficients with their tangents",
+    "hvp": "the products of the second derivatives with a tangent",
 }
+SECOND = ("hvp_sums", "hvp_groups", "hvp")
 
 #: The names that kernels have for settings.
 _ACTIVATION = {"softmax": "kSoftmax", "sigmoid": "kSigmoid", "none": "kProbabilities"}
@@ -55,7 +61,8 @@ class RegionKernel(Kernel):
     """A compiled module of this engine. Equal ones have equal source.
 
     ``class_weight`` and ``weight`` are dtypes, or "". ``static`` is that of the call without what kernels take as
-    arguments. ``held`` classes are in registers, or none; with ``wide`` vectors are read at once.
+    arguments. ``held`` classes are in registers, or none; with ``wide`` vectors are read at once. ``tile`` voxels have
+    their logits in shared memory, or 0; ``packed`` is that of the layout.
     """
 
     loss: RegionLoss
@@ -75,11 +82,17 @@ class RegionKernel(Kernel):
     many: bool
     staged: bool = False
     counted: bool = False
+    tile: int = 0
+    packed: tuple[bool, bool] = (False, False)
 
-    files = FILES
+    @property
+    def files(self) -> tuple[str, ...]:
+        return SECOND_FILES if self.kind in SECOND else FILES
 
     @property
     def narrow(self) -> bool:
+        if self.kind in SECOND:
+            return False
         # The value's dtype says nothing of gradients.
         arrays = [self.input, *([] if self.kind == "from_residual" else [self.result])]
         arrays += [self.target] if self.static.kind == "dense" else []
@@ -97,7 +110,7 @@ class RegionKernel(Kernel):
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], STORAGE[self.compute][1]]
         s = self.static
         parts += [s.kind, s.activation, s.overlap, f"x{self.vec_size}", f"{self.held or 'many'}-classes"]
-        if self.kind in ("value", "groups"):
+        if self.kind in ("value", "groups", "hvp_groups"):
             parts += [f"pool-{s.pool}", s.absent, s.weighting, s.weight_in, f"over-{s.average}", s.reduction]
             parts += [
                 x.replace("_", "-") for x in ("log_loss", "mean_of_weights", "power", "normalized") if getattr(s, x)
@@ -111,8 +124,10 @@ class RegionKernel(Kernel):
             + ["apart"] * self.many
             + ["staged"] * self.staged
             + ["counted"] * self.counted
+            + [f"tiles-of-{self.tile}"] * bool(self.tile)
+            + [f"packed{''.join([str(int(x)) for x in self.packed])}"] * any(self.packed)
         )
-        if self.kind == "from_residual":
+        if self.kind in ("from_residual", "hvp"):
             parts += ["grad" + "".join([str(int(x)) for x in self.gradients])]
         return "_".join(parts)
 
@@ -128,9 +143,14 @@ class RegionKernel(Kernel):
         arrays += [f"const {STORAGE[self.class_weight][0]}* class_weights"] if self.class_weight else []
         arrays += [f"const {STORAGE[self.weight][0]}* weights"] if self.weight else []
         arrays += ["const bool* mask"] if self.mask else []
-        if self.kind == "from_residual":
+        arrays += [f"const {input}* tangents"] if self.kind in SECOND else []
+        if self.kind in ("from_residual", "hvp"):
             written = zip((input, target), ("input", "target"), self.gradients, strict=True)
             arrays += [f"{kind}* {name}_gradients" for kind, name, wanted in written if wanted]
+        if self.kind in SECOND:
+            own = ["double* partials", "double* coefficients", f"{result}* value"]
+            own += [f"const {result}* grad_output", "int64 per_group"]
+        elif self.kind == "from_residual":
             own = ["const double* residual", f"const {result}* grad_output", "int64 per_group"]
         elif self.kind == "value":
             own = ["double* residual", "double* memory", f"{result}* value"]
@@ -145,17 +165,24 @@ class RegionKernel(Kernel):
         return "\n".join([*_functor(self), *_entry(self)]) + "\n"
 
 
+def number_of(kernel: RegionKernel) -> str:
+    """The type of the numbers of voxels."""
+    compute = STORAGE[kernel.compute][0]
+    return f"NestedDual<{compute}>" if kernel.kind in SECOND else compute
+
+
 def _functor(kernel: RegionKernel) -> Iterator[str]:
     """The loss of a voxel."""
     loss, part, compute = kernel.loss, kernel.static.voxel, STORAGE[kernel.compute][0]
     parameters = [x.name for x in loss.of_voxels] if part else []
     expression = loss.expressions[part] if part else ""
     used = set(re.findall(r"\w+", expression))
-    tried = loss.tentative if part == "element" and kernel.compute == "float32" else ""
+    tries = part == "element" and kernel.compute == "float32" and kernel.kind not in SECOND
+    tried = loss.tentative if tries else ""
     used |= set(re.findall(r"\w+", tried))
     numbers = [x for x in [*parameters, *(loss.constants if part else ())] if x in used]
     yield "struct Loss {"
-    yield f"  using Compute = {compute};"
+    yield f"  using Compute = {number_of(kernel)};"
     yield f"  static constexpr bool kOfWeights = {str(loss.of_weights).lower()};"
     yield f"  static constexpr bool kTriedFirst = {str(bool(tried)).lower()};"
     if part:
@@ -177,9 +204,9 @@ def _functor(kernel: RegionKernel) -> Iterator[str]:
             yield f"    return {in_double(tried)};"
             yield "  }"
         yield from call_signature(_CALLED_WITH[part])
-        yield from (f"    const auto {x} = ::constant<{compute}>({x}_kept);" for x in numbers)
+        yield from (f"    const auto {x} = ::constant<{number_of(kernel)}>({x}_kept);" for x in numbers)
         yield from written_at(loss, part)
-        yield f"    return ::lift<{compute}>({cuda(expression)});"
+        yield f"    return ::lift<{number_of(kernel)}>({cuda(expression)});"
         yield f'#line 1 "<{kernel.title}>.entries"'
         yield "  }"
     yield "};"
@@ -198,10 +225,12 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     choices = [_bool(kernel.mask), _bool(not labels), _ACTIVATION[static.activation], _OVERLAP[static.overlap]]
     choices += [_VOXEL[static.voxel], _bool(static.smoothed), str(kernel.held), str(kernel.vec_size)]
     yield f"using Space = VoxelSpace<{'kMaxRank' if kernel.many else '1'}>;"
+    second = kind in SECOND
     yield (
-        f"using Program = RegionProgram<Loss, Space, {input}, {target}, {weight}, {', '.join(choices)}, "
-        f"{_bool(kernel.wide)}>;"
+        f"using {'Base' if second else 'Program'} = RegionProgram<Loss, Space, {input}, {target}, {weight}, "
+        f"{', '.join(choices)}, {_bool(kernel.wide)}, {kernel.tile}, {', '.join(map(_bool, kernel.packed))}>;"
     )
+    yield from ["using Program = RegionHvpProgram<Base>;"] * second
     rules = [_POOL[static.pool], _ABSENT[static.absent], _WEIGHTING[static.weighting]]
     switches = (
         static.log_loss,
@@ -217,12 +246,17 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     )
     yield f"using Rules = GroupRules<{', '.join([*rules, *map(_bool, switches)])}>;"
     blocks = resident(kernel.held, ITEMSIZE[kernel.compute], bool(static.voxel)) if kind != "groups" else 1
-    yield f"using Groups = GroupProgram<Rules, {class_weight}, {PARTIALS_AHEAD[blocks > 2]}>;"
+    if second:
+        blocks = 1 if kind == "hvp_groups" or kernel.compute == "float64" else 2
+    of_groups = ", NestedDual<double>" if second else ""
+    yield f"using Groups = GroupProgram<Rules, {class_weight}, {PARTIALS_AHEAD[blocks > 2]}{of_groups}>;"
     fixed = ["int64 ignored", "int64 site", "int64 chunks", "int64 per_chunk"]
     fixed += ["int64 per_piece"] * (kind == "from_residual" and kernel.staged)
     fixed += ["const __grid_constant__ Space space"]
     yield ""
     threads = THREADS
+    if kind == "hvp":
+        threads, blocks = GRADIENT_THREADS, SECOND_BLOCKS if kernel.compute == "float32" else 2
     if kind == "from_residual":
         threads, blocks = GRADIENT_THREADS, blocks * THREADS // GRADIENT_THREADS
         if kernel.staged:
@@ -233,29 +267,39 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
         yield from counted_divisor(kernel.counted, False)
         yield "  const Workspace work = workspace(memory);"
         yield "  double* const partials = work.partials;"
-    if kind in ("value", "sums", "from_residual"):
+    if kind in ("value", "sums", "from_residual", "hvp_sums", "hvp"):
         parameters = ", ".join([f"{x.name}_" for x in kernel.loss.of_voxels]) if static.voxel else ""
-        yield f"  const Program program{{Loss{{{parameters}}}, space, input, target,"
+        yield f"  const Program program{{{'{' * second}Loss{{{parameters}}}, space, input, target,"
         given = ["weights" if kernel.weight else "nullptr", "mask" if kernel.mask else "nullptr", "ignored"]
         given += ["status" if labels else "nullptr", "site"]
-        yield f"                        {', '.join(given)}}};"
+        yield f"                        {', '.join(given)}{'}, tangents' * second}}};"
+    if kind == "hvp_sums":
+        yield "  NestedDual<double>* const sums = reinterpret_cast<NestedDual<double>*>(partials);"
+        if kernel.held:
+            yield "  sum_with_tangents(program, chunks, per_chunk, sums);"
+        else:
+            yield "  extern __shared__ uint4 staged[];"
+            yield "  sum_in_tiles<Program, ClassesWithTangents<Program>>("
+            yield "      program, chunks, per_chunk, sums, reinterpret_cast<NestedDual<double>*>(staged));"
     if kind in ("value", "sums"):
         yield "  extern __shared__ uint4 staged[];"
         if kernel.held:
             columns = "reinterpret_cast<Program::Compute*>(staged)"
             at = columns_of_sums(kernel.held, static.label_apart)
             yield f"  sum_in_registers<{_bool(kernel.staged)}>(program, chunks, per_chunk, partials, {columns}, {at});"
+        elif kernel.tile:
+            yield "  sum_in_shared_tiles(program, chunks, per_chunk, partials, reinterpret_cast<double*>(staged));"
         else:
             yield "  sum_in_tiles(program, chunks, per_chunk, partials, reinterpret_cast<double*>(staged));"
     if kind == "value":
         yield "  if (!arrive_last(work.ticket)) return;"
     weights = "class_weights" if kernel.class_weight else "nullptr"
-    if kind in ("value", "groups", "from_residual"):
+    if kind in ("value", "groups", "from_residual", "hvp_groups", "hvp"):
         numbers = ", ".join(NUMBERS)
-        partials = "nullptr" if kind == "from_residual" else "partials"
+        partials = "nullptr" if kind in ("from_residual", "hvp") else "partials"
         yield f"  Groups groups{{{{{numbers}}}, {weights}, space.samples, space.classes, chunks,"
         yield f"                {partials}, nullptr, nullptr, nullptr}};"
-        if kind == "groups":
+        if kind in ("groups", "hvp_groups"):
             yield "  groups.keep(nullptr, -1);"
         elif kind == "value":
             room = "3 * space.classes"
@@ -268,6 +312,20 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
         yield f"  finish_value<{_bool(static.voxel)}>(groups, divisor, value, residual);"
     elif kind == "groups":
         yield "  finish_groups(groups, values, residual);"
+    elif kind == "hvp_groups":
+        results = "reinterpret_cast<NestedDual<double>*>(coefficients)"
+        if static.reduction == "none":
+            yield f"  finish_groups(groups, value, {results});"
+        else:
+            yield f"  finish_value<{_bool(static.voxel)}>(groups, 1.0, value, {results});"
+    elif kind == "hvp":
+        names = ("input_gradients", "target_gradients")
+        given = [n if w else "nullptr" for n, w in zip(names, kernel.gradients, strict=True)]
+        yield "  extern __shared__ uint4 staged[];"
+        yield "  const NestedDual<double>* const of_cells = reinterpret_cast<NestedDual<double>*>(coefficients);"
+        yield f"  write_products<{', '.join(map(_bool, kernel.gradients))}>("
+        yield "      program, groups, of_cells, grad_output, per_group, chunks, per_chunk,"
+        yield f"      {', '.join(given)}, reinterpret_cast<Program::Compute*>(staged));"
     elif kind == "from_residual":
         names = ("input_gradients", "target_gradients")
         given = [n if w else "nullptr" for n, w in zip(names, kernel.gradients, strict=True)]
@@ -278,6 +336,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
             yield f"  write_staged_gradients({common}, per_piece,"
             yield f"                         {given[0]}, {coeffs});"
         else:
-            yield f"  write_gradients<{', '.join(map(_bool, kernel.gradients))}>("
+            written = "write_tile_gradients" if kernel.tile else "write_gradients"
+            yield f"  {written}<{', '.join(map(_bool, kernel.gradients))}>("
             yield f"      {common}, {', '.join(given)}, {coeffs});"
     yield "}"

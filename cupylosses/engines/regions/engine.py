@@ -17,6 +17,7 @@ from cupylosses.engines.regions import reference as region_reference
 from cupylosses.engines.regions.call import Regions, Static, names, shape_of_groups, without
 from cupylosses.engines.regions.definition import PARAMETERS, RegionLoss
 from cupylosses.engines.regions.plan import RegionPlan, residual_shape
+from cupylosses.engines.regions.second import RegionHvpPlan
 from cupylosses.engines.softmax import checks as softmax_checks
 from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax.engine import row_major
@@ -69,14 +70,18 @@ class RegionEngine(Engine):
     # Plans
 
     def plan(self, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine) -> Plan:
-        return RegionPlan(self, call, tensors, promoted, machine)
+        made = RegionHvpPlan if any(call.static.has_tangent) else RegionPlan
+        return made(self, call, tensors, promoted, machine)
 
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
-        """Class weights with gaps."""
-        last = 2 + call.static.class_weighted + call.static.weighted
-        return {i: (1,) for i in range(2, last) if tensors[i].strides != (1,) and tensors[i].shape[0] > 1}
+        """Class weights with gaps, and a tangent that does not lie as the gradient of the input does."""
+        last, found = 2 + call.static.class_weighted + call.static.weighted, {}
+        strides = tensors[0].gradient.strides
+        if any(call.static.has_tangent[:1]) and tensors[-1].strides != strides:
+            found[len(tensors) - 1] = strides
+        return found | {i: (1,) for i in range(2, last) if tensors[i].strides != (1,) and tensors[i].shape[0] > 1}
 
     def raise_reported(self, device: Device) -> None:
         labels.raise_reported(device)

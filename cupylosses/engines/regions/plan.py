@@ -8,6 +8,7 @@ residual. So nothing is gained by writing gradients ahead: the traffic is the sa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 
@@ -32,9 +33,9 @@ def residual_shape(samples: int, classes: int) -> tuple[int]:
 def _of_kernel(static: Static, stage: str) -> Static:
     """The settings that the source of a kernel depends on."""
     found = static._replace(class_dim=0, ignore_index=0, out_dtype=None, check="", has_tangent=())
-    if stage in ("value", "groups"):
+    if stage in ("value", "groups", "hvp_groups"):
         return found
-    pool = static.pool if stage == "from_residual" else "none"
+    pool = static.pool if stage in ("from_residual", "hvp") else "none"
     return found._replace(
         pool=pool, absent="skip", weighting="uniform", weight_in="loss", average="groups", gamma_over="group",
         log_loss=False, power=False, mean_of_weights=False, reduction="none", normalized=False,
@@ -67,8 +68,8 @@ class RegionPlan(Plan):
         self.mask = next(others) if static.masked else None
         self.result = static.out_dtype or promoted
         room = machine.chip.shared - region_layout.DECLARED_BYTES
-        # A derivative along tangents is the formula's, and so are classes that no block has room for.
-        self.empty = prod(self.input.shape) == 0 or tangents or 24 * self.classes > room
+        # Classes that no block has room for are the formula's.
+        self.empty = prod(self.input.shape) == 0 or 24 * (1 + tangents) * self.classes > room
         self.scalar = static.reduction != "none"
         groups = shape_of_groups(static, self.samples, self.classes)
         self.groups = prod(groups)
@@ -101,13 +102,17 @@ class RegionPlan(Plan):
         input, of_input, target, of_target = streams
         if not (dense and self.differentiable[1]):
             of_target = none
+        second = any(self.static.has_tangent)
+        if second:
+            of_input = replace(of_input, misalignment=self.tensors[-1].misalignment)
         mask = none
         if self.mask is not None:
             strides = broadcast_strides(self.mask.shape, self.mask.strides, self.voxels_shape)
             mask = region_layout.VoxelStream(strides, vector=False)
+        room = self.machine.chip.shared - region_layout.DECLARED_BYTES
         number, streams = ITEMSIZE[self.compute], [input, target, mask, of_input, of_target]
         heavy = self.static.smoothed or self.static.voxel in ("term", "element")
-        return region_layout.layout(self.voxels_shape, self.classes, streams, number, dense, heavy)
+        return region_layout.layout(self.voxels_shape, self.classes, streams, number, dense, room, heavy, second)
 
     @cached_property
     def partials(self) -> int:  # type: ignore[override]
@@ -129,7 +134,7 @@ class RegionPlan(Plan):
         """
         x, static = self.layout, self.static
         alone = static.voxel in ("", "row") and not static.smoothed
-        pairs = x.wide and x.vec_size == 2 and ITEMSIZE[self.input.dtype] == 2
+        pairs = x.wide and not any(x.packed) and x.vec_size == 2 and ITEMSIZE[self.input.dtype] == 2
         if not (static.label_apart and alone and pairs):
             return False
         columns = region_layout.columns_of_sums(x.held, True) * ITEMSIZE[self.compute]
@@ -147,21 +152,25 @@ class RegionPlan(Plan):
         threads, shared = region_layout.THREADS, 0
         if stage == "from_residual":
             threads, shared = region_layout.GRADIENT_THREADS, 3 * x.classes * number
+            if x.tile:
+                shared = region_layout.tile_gradient_bytes(x.classes, number)
         elif stage != "groups":
             columns = region_layout.columns_of_sums(x.held, self.static.label_apart)
             shared = columns * threads * number if x.held else 24 * x.classes
+            if x.tile:
+                shared = region_layout.sums_bytes(x.classes, number, x.tile)
         return -(-shared // 16) * 16 + threads * self._staged_bytes if staged else shared
+
+    def _tile(self, stage: str) -> int:
+        """Voxels of a tile in shared memory of a stage."""
+        if stage == "groups" or not self.layout.tile:
+            return 0
+        return region_layout.GRADIENT_THREADS if stage == "from_residual" else self.layout.tile
 
     def _load(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         x, static = self.layout, self.static
         staged = stage != "groups" and self._is_staged
-        kernel = RegionKernel(
-            self.loss, stage, self.input.dtype, self.target.dtype,
-            "" if self.class_weight is None else self.class_weight.dtype,
-            "" if self.weight is None else self.weight.dtype, static.masked, self.result, self.compute,
-            _of_kernel(static, stage),
-            tuple(wanted[:2]), x.held, x.vec_size, x.wide, x.many, staged, counted,
-        )  # fmt: skip
+        kernel = self.kernel(stage, wanted, staged, counted)
         blocks, threads = 1, region_layout.THREADS
         piece: tuple[int, ...] = ()
         chunks, per_chunk = x.chunks, x.per_chunk
@@ -177,6 +186,18 @@ class RegionPlan(Plan):
                 blocks = x.samples * chunks
         fixed = (static.ignore_index, self.site, chunks, per_chunk, *piece, x.words)
         return self.machine.launcher(kernel, blocks, threads, fixed, self._shared(stage, staged))
+
+    def kernel(self, stage: str, wanted: Wanted, staged: bool, counted: bool) -> RegionKernel:
+        """The kernel of a stage."""
+        x, static = self.layout, self.static
+        return RegionKernel(
+            self.loss, stage, self.input.dtype, self.target.dtype,
+            "" if self.class_weight is None else self.class_weight.dtype,
+            "" if self.weight is None else self.weight.dtype, static.masked, self.result, self.compute,
+            _of_kernel(static, stage),
+            tuple(wanted[:2]), x.held, x.vec_size, x.wide, x.many, staged, counted,
+            self._tile(stage), x.packed if stage != "groups" else (False, False),
+        )  # fmt: skip
 
     def unreduced_step(self, counted: bool) -> Step:
         launchers = self.launcher("sums", self.nothing, False), self.launcher("groups", self.nothing, False)

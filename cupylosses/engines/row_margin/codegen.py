@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.row_margin.definition import MarginLoss
-from cupylosses.engines.row_margin.layout import RESIDENT_THREADS
+from cupylosses.engines.row_margin.layout import RESIDENT_OF_WARPS, resident
 from cupylosses.engines.softmax.codegen import SELF_COUNTED, space_rank_name
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
 from cupylosses.jit.kernel import Kernel
-from cupylosses.jit.sources import FUNCTOR
+from cupylosses.jit.sources import FUNCTOR, nested
 
 #: Entry points, by the stage that launches them.
 KINDS = {
@@ -21,11 +21,12 @@ KINDS = {
     "unreduced": "a value per row",
     "gradient": "the gradients for a grad_output per row",
     "denominator": "the number of rows that count",
+    "hvp": "the products of the second derivatives with a tangent, for a grad_output per row",
 }
 #: The group of threads of a layout, if it is no part of a warp.
 _GROUPS = {"block": "ClusterGroup<1> group{}", "warp": "BlockOfSubwarps group{{width}}"}
 #: Those that write gradients.
-_WRITING = ("value_and_gradient", "verify_gradient", "gradient")
+_WRITING = ("value_and_gradient", "verify_gradient", "gradient", "hvp")
 _CALLS = {
     "value": "row_value<Reader>(program, group, chunks, memory, divisor, value)",
     "value_and_gradient": (
@@ -39,6 +40,7 @@ _CALLS = {
     "unreduced": "row_values<Reader>(program, group, chunks)",
     "gradient": "row_gradient<Reader>(program, group, chunks, grad_output)",
     "denominator": "count_rows(program, chunks, memory, value)",
+    "hvp": "row_gradient<Reader>(program, group, chunks, grad_output)",
 }
 
 
@@ -75,7 +77,9 @@ class MarginKernel(Kernel):
     @property
     def files(self) -> tuple[str, ...]:
         counts = self.self_counting or self.kind == "denominator"
-        own = "thread_per_list" if self.layout == "thread_per_list" else "row_margin"
+        if self.kind == "hvp":
+            return nested((*FUNCTOR, "row_margin/margin_hvp.cuh"))
+        own = "thread_per_list" if self.layout in RESIDENT_OF_WARPS else "row_margin"
         return (*FUNCTOR, f"row_margin/{own}.cuh", *(["softmax/count_rows.cuh"] if counts else []))
 
     @property
@@ -101,6 +105,7 @@ class MarginKernel(Kernel):
         arrays += [f"const {target}* target"]
         arrays += [f"const {STORAGE[self.weight][0]}* weights"] if self.weight else []
         arrays += ["const bool* mask"] if self.mask else []
+        arrays += [f"const {input}* tangents"] if self.kind == "hvp" else []
         gradients = [f"{input}* input_gradients"] if self.kind in _WRITING else []
         own = {
             "value": ["double* memory", f"{result}* value"],
@@ -117,6 +122,7 @@ class MarginKernel(Kernel):
             ],
             "unreduced": [f"{result}* values"],
             "gradient": [f"const {result}* grad_output"],
+            "hvp": [f"const {result}* grad_output"],
             "denominator": ["double* memory", "double* value"],
         }[self.kind]
         scalars = []
@@ -132,20 +138,22 @@ class MarginKernel(Kernel):
 def _hinge(kernel: MarginKernel) -> list[str]:
     """The functor of the hinge."""
     loss = kernel.loss
-    names = [x.name for x in loss.parameters]
+    names, number = [x.name for x in loss.parameters], "_number" if kernel.kind == "hvp" else "double"
     used = set(re.findall(r"\w+", " ".join([loss.hinge, *loss.constants.values()])))
     lines = ["struct Hinge {", "  using Compute = double;"]
     lines += [f"  static constexpr bool kLinear = {str(loss.is_linear(kernel.flags)).lower()};"]
     lines += [f"  double {x}_;" for x in names]
     lines += ["", "  __device__ __forceinline__ double margin() const {", "    return margin_;", "  }"]
     lines += call_signature(["excess"])
+    if number == "_number":
+        lines.append("    using _number = typename excess_::Scalar;")
     for flag, index in zip(loss.flags, kernel.flags, strict=True):
         if flag.name in used:
             lines.append(f"    constexpr {choice_constant(flag, index)};")
-    lines += [f"    const auto {x} = ::constant<double>({x}_);" for x in names if x in used]
+    lines += [f"    const auto {x} = ::constant<{number}>({x}_);" for x in names if x in used]
     for name, expression in loss.constants.items():
-        lines += [*written_at(loss, name), f"    const auto {name} = ::constant<double>({in_double(expression)});"]
-    lines += [*written_at(loss, "hinge"), f"    return ::lift<double>({cuda(loss.hinge)});"]
+        lines += [*written_at(loss, name), f"    const auto {name} = ::constant<{number}>({in_double(expression)});"]
+    lines += [*written_at(loss, "hinge"), f"    return ::lift<{number}>({cuda(loss.hinge)});"]
     return [*lines, f'#line 1 "<{kernel.title}>.entries"', "  }", "};"]
 
 
@@ -164,22 +172,29 @@ def _entry(kernel: MarginKernel) -> list[str]:
         reader = f"ThreadPerRowReader<{kernel.ahead}>"
     if kernel.layout == "thread_per_list":
         reader = "ThreadPerListReader"
+    if kernel.layout == "thread_per_label":
+        reader = "ThreadPerLabelReader"
+    program, made = "MarginProgram<RowProgram<Hinge, Space, {}>>", "const Program program{{"
+    end = ";"
+    if kind == "hvp":
+        reader = f"HvpReader<{kernel.vec_size}>"
+        program, made, end = f"MarginHvpProgram<{program}>", f"{made}{{", ", tangents};"
     fixed = ["int64 ignored", "int64 site", "int64 labels", "int64 inner", "int64 capacity", "int64 mask_words"]
     fixed += ["int64 chunks", "int width", "const __grid_constant__ Space space"]
     parameters = ", ".join(["0.0" if kind == "denominator" else f"{x.name}_" for x in kernel.loss.parameters])
     return [
         f"using Result = {STORAGE[kernel.result][0]};",
         f"using Space = RowSpace<{space_rank_name(kernel.rank)}>;",
-        f"using Program = MarginProgram<RowProgram<Hinge, Space, {', '.join(types)}>>;",
+        f"using Program = {program.format(', '.join(types))};",
         *([f"using Reader = {reader};"] if kind != "denominator" else []),
         "",
-        f'extern "C" __global__ void __launch_bounds__({kernel.threads}, {max(1, RESIDENT_THREADS // kernel.threads)})',
+        f'extern "C" __global__ void __launch_bounds__({kernel.threads}, {resident(kernel.layout, kernel.threads)})',
         f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
         *counted_divisor(kernel.counted, kind != "value"),
-        f"  const Program program{{{{Hinge{{{parameters}}}, space, {argument('input')}, {argument('input_gradients')},",
+        f"  {made}Hinge{{{parameters}}}, space, {argument('input')}, {argument('input_gradients')},",
         f"                         target, {argument('weights')}, {argument('mask')}, {{1.0, 0.0}}, ignored,",
         f"                         {argument('status')}, site, {argument('values')}, nullptr, nullptr, nullptr, 0}},",
-        "                        1.0 / static_cast<double>(space.classes), labels, inner, capacity, mask_words};",
+        f"                        1.0 / static_cast<double>(space.classes), labels, inner, capacity, mask_words}}{end}",
         *(SELF_COUNTED[kind] if kernel.self_counting else []),
         *([f"  const {_GROUPS.get(kernel.layout, 'SubwarpGroup group{width}')};"] * (kind != "denominator")),
         f"  {_CALLS[kind]};",

@@ -107,6 +107,10 @@ class MarginEngine(Engine):
         """
         loss: Any = call.loss
         x, dim, found = tensors[0], call.static.class_dim, {}
+        if call.static.has_tangent:
+            # Read in place, whatever the strides are.
+            gaps = call.static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1
+            return {2: (1,)} if gaps else {}
         apart = x.shape[dim] > 1 and not x.strides[dim] == x.gradient.strides[dim] == 1
         if apart and not loss.several:
             apart = not read_apart(without(x.shape, dim), rows_of(x, dim, 0), rows_of(x.gradient, dim, 0))

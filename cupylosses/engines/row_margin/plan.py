@@ -42,9 +42,13 @@ class MarginPlan(Plan):
         self.rows = prod(self.rows_shape)
         self.result = static.out_dtype or promoted
         self.labels = self.target.shape[dim] if loss.several else 1
-        # Derivatives along tangents are the formula's.
-        self.empty = self.rows == 0 or self.labels == 0 or bool(static.has_tangent)
         self.scalar = static.reduction != "none"
+        self.empty = self.rows == 0 or self.labels == 0
+        if static.has_tangent:
+            # Of values per row (`MarginEngine.apart`). Those of a list whose hinge is not linear are the formula's.
+            self.contracts, linear = True, loss.is_linear(static.flags)
+            self.vanishing = tuple([linear and i == 0 for i in range(len(tensors))])
+            self.empty = self.empty or self.scalar or (loss.several and not linear)
         self.shape = () if self.scalar else self.rows_shape
         self.strides = dense_strides(self.shape, (0,) * len(self.shape))
         known = constant_divisor(loss.several, static, self.rows_shape)
@@ -71,6 +75,12 @@ class MarginPlan(Plan):
             rows_of(y, dim, misalignment) for y, misalignment in ((x, x.misalignment), (x.gradient, 0))
         )
         several = self.loss.several
+        if self.static.has_tangent:
+            tangent = rows_of(self.tensors[-1], dim, self.tensors[-1].misalignment)
+            results = dense_strides(self.rows_shape, (0,) * len(self.rows_shape))
+            return margin_layout.second_layout(
+                self.rows_shape, self.classes, scores, gradients, tangent, (self.target.strides, masks, results)
+            )
         labels = without(self.target.strides, dim) if several else self.target.strides
         results = dense_strides(self.rows_shape, (0,) * len(self.rows_shape))
         return margin_layout.layout(
@@ -98,7 +108,8 @@ class MarginPlan(Plan):
     def gradient_steps(
         self, wanted: Wanted, upstream: tuple[tuple[int, ...], int] | None, counted: bool
     ) -> Sequence[Step]:
-        return [Step((self.launcher("gradient", wanted, False),), (0,))] if wanted[0] else []
+        stage = "hvp" if self.static.has_tangent else "gradient"
+        return [Step((self.launcher(stage, wanted, False),), (0,))] if wanted[0] else []
 
     def upstream_strides(self) -> tuple[int, ...] | None:
         return self.strides
@@ -138,7 +149,7 @@ class MarginPlan(Plan):
     @cached_property
     def count_chunks(self) -> int:
         """The partial sums of the count."""
-        return max(1, min(-(-self.rows // (4 * gpu.WARP)), margin_layout.MAX_CHUNKS))
+        return max(1, min(-(-self.rows // (4 * gpu.WARP)), margin_layout.CHUNKS_OF_WARPS))
 
 
 def rows_of(x: TensorSpec, dim: int, misalignment: int) -> RowStrides:

@@ -7,6 +7,7 @@ from itertools import chain, product
 from typing import Any, ClassVar
 
 from cupylosses import checks, functional, interop
+from cupylosses.call import Call
 from cupylosses.engines.boxes.codegen import SUMS, BoxKernel
 from cupylosses.engines.boxes.definition import COMPONENTS, BoxLoss
 from cupylosses.engines.record import KernelRecorder, placeholder
@@ -63,6 +64,17 @@ class BoxVariants(Variants):
         call = getattr(functional, self.loss.name).prepare(**boxes, **options)
         floating = call.loss.engine.floating(call)
         recorder.call(call, [floating, tuple([w and i == 0 for i, w in enumerate(floating)])])
+        if call.static.reduction == "none":
+            self._second(recorder, call)
+
+    def _second(self, recorder: KernelRecorder, call: Call) -> None:
+        """The derivative along tangents of both boxes, and along one of the first alone."""
+        engine, boxes = call.loss.engine, len(self.loss.operands)
+        call = call._replace(static=call.static._replace(out_dtype="float64"))
+        for tangents in (boxes, 1):
+            moving = tuple([i < tangents for i in range(len(call.arrays))])
+            moved = engine.jvp(call, moving, tuple([x for x, m in zip(call.arrays, moving, strict=True) if m]))
+            recorder.call(moved, [tuple([i < tangents for i in range(len(moved.arrays))])])
 
     def broad(self, architecture: str, whole: bool = True) -> list[Any]:
         """Each kernel, layout and dtype for BROADEST; forward with gradients for others."""
@@ -100,8 +112,10 @@ class BoxVariants(Variants):
         """A box of float32 is a word of 16 bytes: one load per operand, and one store per gradient."""
         if variant.kind in SUMS:
             return 0, 0
-        boxes = len(variant.loss.operands)
-        wide = [variant.vec_size * COMPONENTS * interop.ITEMSIZE[x] >= 16 for x in variant.storage[:boxes]]
+        wide = [
+            element.startswith("Components") and variant.vec_size * COMPONENTS * interop.ITEMSIZE[x] >= 16
+            for element, x in zip(variant.elements, variant.storage, strict=True)
+        ]
         loads = sum(w and a == "stream" for w, a in zip(wide, variant.access, strict=False))
         writes = variant.kind in ("value_and_gradient", "verify_gradient", "elements_gradient")
         return loads, writes * sum(w and g for w, g in zip(wide, variant.gradients, strict=False))
@@ -130,6 +144,7 @@ def structure(variant: BoxKernel) -> Iterator[Hashable]:
     yield variant.kind, variant.layout
     yield variant.kind in SUMS, variant.columns
     yield variant.weight, variant.mask, variant.counted
+    yield variant.kind, sum(variant.has_tangent)
 
 
 def formula(variant: BoxKernel) -> Iterator[Hashable]:

@@ -50,3 +50,19 @@ def keeps_the_digits_of_confident_voxels() -> None:
     y = torch.ones(1, 96, dtype=torch.int64)
     found, exact = (float(functional.dice_loss(z, y, out_dtype="float64")) for z in (x, x.double()))
     assert 0 < exact < 2e-9 and abs(found / exact - 1) < 1e-5
+
+
+def second_agrees_with_differences() -> None:
+    """A product of the second derivatives is what differences of gradients tend to."""
+    generator = torch.Generator().manual_seed(0)
+    x, v = (torch.randn(2, 3, 701, generator=generator, dtype=torch.float64) for _ in range(2))
+    y = torch.arange(1402).reshape(2, 701) % 3
+
+    def slope(z: torch.Tensor, again: bool = False) -> torch.Tensor:
+        z = z.detach().requires_grad_()
+        value = functional.dice_ce_loss(z, y, gamma=1.5, smooth_dr=20.0)
+        (found,) = torch.autograd.grad(value, z, create_graph=again)
+        return torch.autograd.grad(found, z, v)[0] if again else found
+
+    expected = (slope(x + 1e-5 * v) - slope(x - 1e-5 * v)) / 2e-5
+    torch.testing.assert_close(slope(x, True), expected, rtol=1e-6, atol=1e-7 * float(expected.abs().max()))

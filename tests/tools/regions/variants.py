@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any, ClassVar
 
 from cupylosses import checks, functional, interop
+from cupylosses.call import Call
 from cupylosses.engines.record import KernelRecorder, placeholder
 from cupylosses.engines.regions.codegen import RegionKernel
 from cupylosses.engines.regions.definition import RegionLoss
@@ -67,6 +68,13 @@ class RegionVariants(Variants):
         call = getattr(functional, self.loss.name).prepare(placeholder(dtype, shape), given, **options)
         floating = call.loss.engine.floating(call)
         recorder.call(call, [floating, tuple([i == 0 for i in range(len(call.arrays))])])
+        self._second(recorder, call)
+
+    def _second(self, recorder: KernelRecorder, call: Call) -> None:
+        """The products of second derivatives with a tangent of the input."""
+        call = call._replace(static=call.static._replace(out_dtype="float64", check="off"))
+        moved = call.loss.engine.jvp(call, tuple([i == 0 for i in range(len(call.arrays))]), call.arrays[:1])
+        recorder.second(moved, tuple([i == 0 for i in range(len(moved.arrays))]))
 
     def broad(self, architecture: str, whole: bool = True) -> list[Any]:
         """Each kernel, layout and dtype for BROADEST; training for others."""
@@ -98,9 +106,9 @@ class RegionVariants(Variants):
     def wide_accesses(variant: RegionKernel) -> tuple[int, int]:
         """Vectors of 16 bytes of each class, of kernels that have them."""
         wide = variant.wide and variant.held and variant.vec_size * interop.ITEMSIZE[variant.input] >= 16
-        if not wide or variant.kind == "groups":
+        if not wide or variant.kind in ("groups", "hvp_groups"):
             return 0, 0
-        stores = variant.kind == "from_residual" and variant.gradients[0]
+        stores = variant.kind in ("from_residual", "hvp") and variant.gradients[0]
         return variant.held, variant.held * stores
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""A property of losses of rows of scores, on CPU tensors."""
+"""Properties of losses of rows of scores, on CPU tensors."""
 
 from __future__ import annotations
 
@@ -30,3 +30,18 @@ def agrees_with_formula(name: str, rows: int, classes: int, labels: int = 4) -> 
     for found, exact in ((value.detach(), expected.value), (slope, expected.gradients[0])):
         compared = compare(found, exact)
         require(compared.ok, str(compared))
+
+
+def second_agrees_with_differences() -> None:
+    """A product of the second derivatives is what differences of gradients tend to."""
+    generator = torch.Generator().manual_seed(0)
+    scores, tangent = (torch.randn(5, 43, generator=generator, dtype=torch.float64) for _ in range(2))
+    target = torch.arange(5)
+
+    def slope(x: torch.Tensor, again: bool = False) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        (found,) = torch.autograd.grad(functional.multi_margin_loss(x, target, p=2), x, create_graph=again)
+        return torch.autograd.grad(found, x, tangent)[0] if again else found
+
+    expected = (slope(scores + 1e-6 * tangent) - slope(scores - 1e-6 * tangent)) / 2e-6
+    torch.testing.assert_close(slope(scores, True), expected, rtol=1e-6, atol=1e-8)

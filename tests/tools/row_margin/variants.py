@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any, ClassVar
 
 from cupylosses import checks, functional
+from cupylosses.call import Call
 from cupylosses.engines.record import KernelRecorder, placeholder
 from cupylosses.engines.row_margin.codegen import MarginKernel
 from cupylosses.engines.row_margin.definition import MarginLoss
@@ -59,6 +60,14 @@ class MarginVariants(Variants):
         operands = {"input": placeholder(dtype, shape), "target": placeholder("int64", labels)}
         call = getattr(functional, self.loss.name).prepare(**operands, **options)
         recorder.call(call, [call.loss.engine.floating(call)])
+        if call.static.reduction == "none":
+            self._second(recorder, call)
+
+    def _second(self, recorder: KernelRecorder, call: Call) -> None:
+        """The products of second derivatives with a tangent; those of linear hinges have no kernel."""
+        call = call._replace(static=call.static._replace(out_dtype="float64", check="off"))
+        moved = call.loss.engine.jvp(call, call.loss.engine.floating(call), call.arrays[:1])
+        recorder.second(moved, tuple([i == 0 for i in range(len(moved.arrays))]))
 
     def broad(self, architecture: str, whole: bool = True) -> list[Any]:
         """Each kernel, layout and dtype for BROADEST; forward with gradients for others."""

@@ -1,0 +1,72 @@
+"""The plan of second derivatives of region losses: three launches.
+
+The first leaves the sums of each sample and class with their tangents; the second finds the derivative of the value
+along the tangent, and the derivatives by the sums with their tangents; the third writes the tangent of the gradient of
+each voxel (``kernels/regions/region_hvp.cuh``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cupylosses.call import Call
+from cupylosses.engines.base import Engine, Machine, TensorSpec, Wanted
+from cupylosses.engines.device import Device
+from cupylosses.engines.regions import layout as region_layout
+from cupylosses.engines.regions.plan import RegionPlan
+from cupylosses.interop import ITEMSIZE
+from cupylosses.jit import compiler
+
+
+class RegionHvpPlan(RegionPlan):
+    """The plan of the derivative of a region loss along a tangent of the input, which runs itself."""
+
+    composite = True
+    keeps_residual = False
+
+    def __init__(
+        self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
+    ) -> None:
+        super().__init__(engine, call, tensors, promoted, machine)
+        # Tangents of a target per class, and divisors of the caller's, are the formula's.
+        self.empty = self.empty or any(call.static.has_tangent[1:]) or call.static.normalized
+
+    def _load(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
+        x = self.layout
+        blocks, threads, shared = 1, region_layout.THREADS, 0
+        chunks, per_chunk = x.chunks, x.per_chunk
+        if stage == "hvp_sums":
+            blocks = min(x.samples * x.chunks, 32 * self.machine.processors)
+            shared = 0 if x.held else 48 * x.classes
+        elif stage == "hvp":
+            threads, shared = region_layout.GRADIENT_THREADS, 6 * x.classes * ITEMSIZE[self.compute]
+            chunks, per_chunk = region_layout.gradient_chunks(x, self.machine.processors)
+            blocks = x.samples * chunks
+        fixed = (self.static.ignore_index, self.site, chunks, per_chunk, x.words)
+        return self.machine.launcher(self.kernel(stage, wanted, False, counted), blocks, threads, fixed, shared)
+
+    def run_hvp(
+        self, device: Device, arrays: Sequence[Any], scalars: Sequence[float], wanted: Wanted, grad_output: int
+    ) -> tuple[Any, list[Any]]:
+        """The derivative along the tangent, and the products of the second derivatives with it."""
+        x, stream = self.layout, device.stream()
+        count = x.samples * ((x.chunks + 1) * 2 * x.numbers + 1) + self.groups * region_layout.SECOND_RECORD
+        partials = device.empty((count,), (1,), "float64")
+        coefficients = device.empty((2 * (3 * x.samples * x.classes + 1),), (1,), "float64")
+        value = device.empty(self.shape, self.strides, self.result)
+        own = device.address(partials), device.address(coefficients), device.address(value), grad_output
+        rest = *own, int(not self.scalar), *scalars, *self.constant.arguments
+        pointers = [device.address(array) for array in arrays]
+        for stage in ("hvp_sums", "hvp_groups"):
+            self.launcher(stage, self.nothing, False)(stream, *pointers, *rest)
+        changed: list[Any] = [None] * len(wanted)
+        if not any(wanted):
+            return value, changed
+        addresses = []
+        for slot, w in enumerate(wanted):
+            if w:
+                changed[slot] = device.empty(*self.allocation(slot))
+                addresses.append(device.address(changed[slot]))
+        self.launcher("hvp", wanted, False)(stream, *pointers, *addresses, *rest)
+        return value, changed

@@ -1,0 +1,298 @@
+// Second derivatives of region losses, along a tangent v of the input:
+//
+//   kernel 1   the sums of every sample and class and their tangents along v; here, or sum_in_tiles of sums.cuh
+//   kernel 2   groups.cuh on numbers with a tangent: the derivative of the value along v, and coefficients[n, c], the
+//              derivatives by I, FP and FN of each cell with their tangents
+//   kernel 3   here: the tangent of the gradient of each voxel, from the coefficients
+//
+// 1. An input enters with its tangent, as a NestedDual (nested.cuh), and coefficients likewise. Softmax, sums, formula
+//    and gradients are the functions that compute them without a tangent.
+// 2. Storing a nested number stores its tangent.
+// 3. Few classes are in registers, as elsewhere, but fewer than elsewhere; others are read from memory at every use.
+//    The label's class is one like the others.
+//
+// Traffic: input, tangent and target twice in all; each product written once. Order of additions: by sizes alone.
+// Preconditions: tangents lie as the gradients of the input do, which have one stream with them.
+#pragma once
+#include "core/nested.cuh"
+#include "regions/regions.cuh"
+#include "softmax/second_derivatives.cuh"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Functions of groups and sums
+
+template <class T>
+__device__ __forceinline__ NestedDual<double> as_double(NestedDual<T> x) {
+  return {static_cast<double>(x.value), static_cast<double>(x.tangent)};
+}
+__device__ __forceinline__ double without_tangent(NestedDual<double> x) {
+  return x.value;
+}
+__device__ __forceinline__ NestedDual<double> warp_total(NestedDual<double> x) {
+  return {warp_sum(x.value), warp_sum(x.tangent)};
+}
+__device__ __forceinline__ NestedDual<double> block_total(NestedDual<double> x) {
+  const double value = block_sum(x.value);
+  __syncthreads();
+  return {value, block_sum(x.tangent)};
+}
+__device__ __forceinline__ NestedDual<double> log(NestedDual<double> x) {
+  return {log(x.value), x.tangent == 0.0 ? 0.0 : x.tangent / x.value};
+}
+__device__ __forceinline__ NestedDual<double> log1p(NestedDual<double> x) {
+  return {log1p(x.value), x.tangent == 0.0 ? 0.0 : x.tangent / (1.0 + x.value)};
+}
+// Of a positive x.
+__device__ __forceinline__ NestedDual<double> pow(NestedDual<double> x, double exponent) {
+  return {pow(x.value, exponent), scaled_tangent(exponent * pow(x.value, exponent - 1.0), x.tangent)};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Voxels
+
+// `Base` is a RegionProgram that computes on NestedDual.
+template <class Base>
+struct RegionHvpProgram : Base {
+  static constexpr bool kLabelApart = false;
+  const typename Base::Input* tangents;
+};
+
+// The classes of kVecSize neighbouring voxels with their tangents, as they are stored.
+template <class Program, bool kOnChip = (Program::kClasses > 0)>
+struct ClassesWithTangents {
+  using Compute = typename Program::Compute;
+  using Scalar = decltype(Compute::value);
+  static constexpr int kVecSize = Program::kVecSize;
+  Pack<typename Program::Input, kVecSize> x[Program::kClasses];
+  Pack<typename Program::Input, kVecSize> v[Program::kClasses];
+  Pack<typename Program::Target, kVecSize> t[Program::kDense ? Program::kClasses : 1];
+
+  template <bool kLast>
+  __device__ __forceinline__ void load(const Program& program, const VectorOffsets<kVecSize, Program::kWide>& offset) {
+    const auto& stride = program.space.class_stride;
+#pragma unroll
+    for (int c = 0; c < Program::kClasses; ++c) {
+      x[c] = load_voxels<kLast, Program>(program.input + c * stride[kInputs], offset, kInputs);
+      v[c] = load_voxels<kLast, Program>(program.tangents + c * stride[kGradientsOfInputs], offset, kGradientsOfInputs);
+    }
+#pragma unroll
+    for (int c = 0; c < (Program::kDense ? Program::kClasses : 1); ++c) {
+      t[c] = load_voxels<kLast, Program>(program.target + c * stride[kTargets], offset, kTargets);
+    }
+  }
+  __device__ __forceinline__ Compute input(int c, int i) const {
+    return {widen_element<Scalar>(x[c], i), widen_element<Scalar>(v[c], i)};
+  }
+  __device__ __forceinline__ Compute target(int c, int i) const {
+    return Compute(widen<Scalar>(t[Program::kDense ? c : 0].element[i]));
+  }
+  __device__ __forceinline__ int64 label(int i) const {
+    return static_cast<int64>(t[0].element[i]);
+  }
+};
+
+// Classes of one voxel, read from memory.
+template <class Program>
+struct ClassesWithTangents<Program, false> {
+  using Compute = typename Program::Compute;
+  using Scalar = decltype(Compute::value);
+  const typename Program::Input* x;
+  const typename Program::Input* v;
+  const typename Program::Target* t;
+  int64 stride, tangent_stride, target_stride;
+
+  template <bool kLast>
+  __device__ __forceinline__ void load(const Program& program,
+                                       const VectorOffsets<Program::kVecSize, Program::kWide>& offset) {
+    x = program.input + offset.at(kInputs, 0);
+    v = program.tangents + offset.at(kGradientsOfInputs, 0);
+    t = program.target + offset.at(kTargets, 0);
+    stride = program.space.class_stride[kInputs];
+    tangent_stride = program.space.class_stride[kGradientsOfInputs];
+    target_stride = program.space.class_stride[kTargets];
+  }
+  __device__ __forceinline__ Compute input(int c, int) const {
+    return {widen<Scalar>(load_pack<1>(x + c * stride).element[0]),
+            widen<Scalar>(load_pack<1>(v + c * tangent_stride).element[0])};
+  }
+  __device__ __forceinline__ Compute target(int c, int) const {
+    return Compute(widen<Scalar>(load_pack<1>(t + c * target_stride).element[0]));
+  }
+  __device__ __forceinline__ int64 label(int) const {
+    return static_cast<int64>(*t);
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Sums
+
+// The sums of chunks of `vectors_per_chunk` of few classes, as sum_in_registers has them. Threads of a warp exchange
+// them by shuffles: no label is reported here, so the loop over voxels has no atomic.
+template <class Program>
+__device__ __forceinline__ void sum_with_tangents(const Program& program, int64 chunks, int64 vectors_per_chunk,
+                                                  NestedDual<double>* partials) {
+  using Compute = typename Program::Compute;
+  constexpr int kVecSize = Program::kVecSize, kNumbers = 3 * Program::kClasses + 3;
+  __shared__ double memory_of_warps[2 * kSumWarps * kNumbers];  // NestedDual has constructors
+  NestedDual<double>(*const of_warp)[kNumbers] = reinterpret_cast<NestedDual<double>(*)[kNumbers]>(memory_of_warps);
+  const int64 vectors = program.space.voxels / kVecSize;
+  const unsigned of_sample = static_cast<unsigned>(chunks);
+  const unsigned total = of_sample * static_cast<unsigned>(program.space.samples);
+#pragma unroll 1
+  for (unsigned chunk = blockIdx.x; chunk < total; chunk += gridDim.x) {
+    const int64 sample = chunk / of_sample, first = (chunk - sample * of_sample) * vectors_per_chunk;
+    ThreadSums<Program> sums(nullptr);
+#pragma unroll 1
+    for (int64 turn = threadIdx.x; turn < vectors_per_chunk; turn += kSumThreads) {
+      const int64 vector = first + turn;
+      if (vector >= vectors) break;
+      VectorOffsets<kVecSize, Program::kWide> offset;
+      program.space.offsets(sample, vector * kVecSize, offset);
+      ClassesWithTangents<Program> classes;
+      classes.template load<false>(program, offset);
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        const VoxelTarget target = voxel_target(program, classes, offset, i);
+        if (target.spoilt) sums.spoilt += Compute(1);
+        add_voxel(program, classes, target, i, [](VoxelSoftmax<Program>&, int) {}, sums);
+      }
+    }
+    __syncwarp();
+    __syncthreads();  // the numbers of the chunk before have been read
+#pragma unroll
+    for (int k = 0; k < kNumbers; ++k) {
+      const NestedDual<double> sum = warp_total(as_double(sums.number(k)));
+      if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp][k] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < kNumbers) {
+      NestedDual<double> sum(0.0);
+#pragma unroll
+      for (int w = 0; w < kSumWarps; ++w) sum += of_warp[w][threadIdx.x];
+      partials[static_cast<int64>(chunk) * kNumbers + threadIdx.x] = sum;
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Products
+
+// Loads the coefficients of a sample, times grad_output, as load_coefficients().
+template <class Program, class Groups, class Result>
+__device__ __forceinline__ void load_with_tangents(const Program& program, const Groups& groups,
+                                                   const NestedDual<double>* coefficients, const Result* grad_output,
+                                                   int64 per_group, int64 sample, typename Program::Compute* numbers) {
+  using Compute = typename Program::Compute;
+  using Scalar = decltype(Compute::value);
+  const int count = program.classes();
+  const auto narrowed = [](NestedDual<double> x) {
+    return Compute{static_cast<Scalar>(x.value), static_cast<Scalar>(x.tangent)};
+  };
+  for (int c = threadIdx.x; c < count; c += blockDim.x) {
+    const int64 group = c < groups.first_class() ? 0 : groups.group_of(sample, c);
+    const NestedDual<double> upstream(widen<double>(grad_output[per_group ? group : 0]));
+    const NestedDual<double>* of_cell = coefficients + 3 * (sample * count + c);
+    if constexpr (SharedCoeffs<Program>::kPairs) {
+      numbers[c] = narrowed(of_cell[1] * upstream);
+      numbers[count + c] = narrowed((of_cell[0] - of_cell[2]) * upstream);
+    } else {
+      for (int k = 0; k < 3; ++k) numbers[3 * c + k] = narrowed(of_cell[k] * upstream);
+    }
+  }
+}
+
+// The tangents of the gradients of kCount voxels.
+template <bool kInput, bool kTarget, int kCount, class Program>
+struct StoreTangents {
+  using Compute = typename Program::Compute;
+  using Scalar = decltype(Compute::value);
+  Scalar (&inputs)[Program::kUnroll][kCount];
+  Scalar (&targets)[Program::kUnroll][kCount];
+  int i;
+  __device__ __forceinline__ void operator()(int c, Compute by_input, Compute by_target) const {
+    if constexpr (kInput) inputs[c][i] = by_input.tangent;
+    if constexpr (kTarget) targets[c][i] = by_target.tangent;
+  }
+};
+
+template <bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
+__device__ __forceinline__ void voxel_products(const Program& program, const Classes& classes,
+                                               const VoxelTarget& target, int i, const Coeffs& coeffs,
+                                               typename Program::Compute voxel_scale, const Store& store) {
+  using Compute = typename Program::Compute;
+  if (target.sound) {
+    gradient_of_classes<0u, kInput, kTarget>(program, classes, target, i, coeffs, voxel_scale, store);
+  } else {
+#pragma unroll(Program::kUnroll)
+    for (int c = 0; c < program.classes(); ++c) store(c, Compute(0), Compute(0));
+  }
+}
+
+// Writes the products of the chunk of this block. A sample has `chunks` of `vectors_per_chunk`. `numbers` are 3 C of
+// Compute in shared memory. Preconditions: those of write_gradients().
+template <bool kInput, bool kTarget, class Program, class Groups, class Result>
+__device__ __forceinline__ void write_products(const Program& program, const Groups& groups,
+                                               const NestedDual<double>* coefficients, const Result* grad_output,
+                                               int64 per_group, int64 chunks, int64 vectors_per_chunk,
+                                               typename Program::Input* input_gradients,
+                                               typename Program::Target* target_gradients,
+                                               typename Program::Compute* numbers) {
+  using Compute = typename Program::Compute;
+  using Scalar = decltype(Compute::value);
+  constexpr int kVecSize = Program::kVecSize;
+  constexpr int kTogether = kVecSize % 2 == 0 && sizeof(typename Program::Input) == 2 ? 2 : 1;
+  const auto& stride = program.space.class_stride;
+  const unsigned of_sample = static_cast<unsigned>(chunks);
+  const int64 sample = blockIdx.x / of_sample, first = (blockIdx.x - sample * of_sample) * vectors_per_chunk;
+  const int64 end = min(first + vectors_per_chunk, program.space.voxels / kVecSize);
+  load_with_tangents(program, groups, coefficients, grad_output, per_group, sample, numbers);
+  const NestedDual<double> of_voxels = coefficients[program.space.samples * 3 * program.classes()];
+  const Compute voxel_scale(static_cast<Scalar>(of_voxels.value * widen<double>(grad_output[0])));
+  const SharedCoeffs<Program> coeffs{numbers, program.classes()};
+  __syncthreads();
+#pragma unroll 1
+  for (int64 vector = first + threadIdx.x; vector < end; vector += blockDim.x) {
+    VectorOffsets<kVecSize, Program::kWide> offset;
+    program.space.offsets(sample, vector * kVecSize, offset);
+    ClassesWithTangents<Program> classes;
+    classes.template load<true>(program, offset);
+    if constexpr (Program::kClasses > 0) {
+      Pack<typename Program::Input, kVecSize> of_inputs[Program::kUnroll];
+      Pack<typename Program::Target, kVecSize> of_targets[Program::kUnroll];
+#pragma unroll
+      for (int at = 0; at < kVecSize; at += kTogether) {
+        Scalar by_input[Program::kUnroll][kTogether];
+        Scalar by_target[Program::kUnroll][kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const StoreTangents<kInput, kTarget, kTogether, Program> store{by_input, by_target, i};
+          const VoxelTarget target = voxel_target(program, classes, offset, at + i);
+          voxel_products<kInput, kTarget>(program, classes, target, at + i, coeffs, voxel_scale, store);
+        }
+#pragma unroll
+        for (int c = 0; c < Program::kClasses; ++c) {
+          if constexpr (kInput) put(by_input[c], at, of_inputs[c]);
+          if constexpr (kTarget) put(by_target[c], at, of_targets[c]);
+        }
+      }
+#pragma unroll
+      for (int c = 0; c < Program::kClasses; ++c) {
+        if constexpr (kInput) {
+          store_voxels<Program>(input_gradients + c * stride[kGradientsOfInputs], offset, kGradientsOfInputs,
+                                of_inputs[c]);
+        }
+        if constexpr (kTarget) {
+          store_voxels<Program>(target_gradients + c * stride[kGradientsOfTargets], offset, kGradientsOfTargets,
+                                of_targets[c]);
+        }
+      }
+    } else {
+      const StoreInMemory<kInput, kTarget, Program> store{
+          kInput ? input_gradients + offset.at(kGradientsOfInputs, 0) : nullptr,
+          kTarget ? target_gradients + offset.at(kGradientsOfTargets, 0) : nullptr, stride[kGradientsOfInputs],
+          stride[kGradientsOfTargets]};
+      const VoxelTarget target = voxel_target(program, classes, offset, 0);
+      voxel_products<kInput, kTarget>(program, classes, target, 0, coeffs, voxel_scale, store);
+    }
+  }
+}
