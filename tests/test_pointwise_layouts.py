@@ -16,11 +16,16 @@ from grids import in_turn
 
 import cupylosses
 import cupylosses.functional as F
+from cupylosses.backends.torch.plans import specs
+from cupylosses.call import Call
 from cupylosses.checks import FLOATING
 from cupylosses.definition.registry import registry
+from cupylosses.engines.base import Machine
+from cupylosses.engines.pointwise import engine as pointwise_engine
 from cupylosses.engines.pointwise import layout as pointwise_layout
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.pointwise.layout import Stream
+from cupylosses.jit.gpu import Chip
 from cupylosses.testing import properties
 from cupylosses.testing.check import Check, run
 
@@ -159,6 +164,61 @@ def test_gradient_of_a_broadcast_operand_however_lanes_and_warps_share_it(
     found = gradients([x.to(getattr(torch, dtype)), t.to(getattr(torch, dtype))], "sum")[-1]
     expected = (2 * (t - x)).sum_to_size(target).to(getattr(torch, dtype))
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "target"),
+    [((1200, 8), (8,)), ((70, 520), (70, 1)), ((2, 66, 520), (2, 1, 520)), ((9000,), ()), ((400, 3), (400, 1))],
+    ids=str,
+)
+def test_gradient_of_a_broadcast_operand_for_a_grad_output_per_element(
+    shape: tuple[int, ...], target: tuple[int, ...]
+) -> None:
+    x = (torch.arange(prod(shape), device=KERNELS) % 5 - 1.0).reshape(shape)
+    t = (torch.arange(prod(target), device=KERNELS) % 3.0).reshape(target)
+    upstream = (torch.arange(prod(shape), device=KERNELS) % 7 - 2.0).reshape(shape)
+    _, of_x, of_t = gradients([x, t], "none", upstream)
+    assert torch.equal(of_x, 2 * (x - t) * upstream)
+    assert torch.equal(of_t, (2 * (t - x) * upstream).sum_to_size(target))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gathered_operands_have_the_gradients_of_contiguous_ones(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that no vector divides, with gaps, expanded, in another order, and every third element; parts of a batch."""
+    monkeypatch.setattr(pointwise_layout, "GATHERED_CHUNKS", 1)
+    x, y = drawn(dtype, 2, 13, 29, 5, 7).unbind()
+    x = x.clone()
+    padded = torch.nn.functional.pad(y, (0, 3))[..., :-3]
+    permuted = y.permute(2, 0, 3, 1).contiguous().permute(1, 3, 0, 2)
+    apart = torch.stack([y.flatten(), x.flatten(), x.flatten()], 1)[:, 0]
+    for shape, other in [
+        (y.shape, padded),
+        (y.shape, permuted),
+        ((-1,), apart),
+        (y.shape, y[:, :1, :, :1].expand_as(y)),
+    ]:
+        expected = gradients([x.reshape(shape), other.contiguous()])
+        found = gradients([x.reshape(shape), other])
+        assert all(map(torch.equal, found[1:], expected[1:])), other.stride()
+        assert torch.allclose(found[0], expected[0])
+    found = gradients([padded, x], "none", permuted)
+    assert all(map(torch.equal, found, gradients([y.contiguous(), x], "none", y)))
+
+
+def test_short_rows_with_long_gaps_are_copied_where_they_are_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where they are read once, nor rows that fill their sectors, nor what is expanded."""
+    shape, padded = (2048, 3), (67, 1)
+    assert not pointwise_layout.is_sparse(shape, padded, 4)
+    monkeypatch.setattr(pointwise_layout, "SMALL", 1 << 12)
+    assert [pointwise_layout.is_sparse(shape, padded, n) for n in (2, 4, 8)] == [True, True, False]
+    assert not pointwise_layout.is_sparse(shape, (4, 1), 4) and not pointwise_layout.is_sparse(shape, (67, 0), 4)
+    x = drawn("float32", 2048, 67)[:, :3]
+    y = drawn("float32", *shape)
+    for reduction, count in (("none", 1), ("mean", 0)):
+        call = pointwise_engine.POINTWISE.bind(MSE, (x, y, None, None, None), (reduction, None, None))
+        tensors = specs([x, y], [0, 0])
+        assert len(pointwise_engine.POINTWISE.copies(Call(*call), tensors, Machine(132, Chip()), True)) == count
+        assert all(map(torch.equal, gradients([x, y], reduction), gradients([x.contiguous(), y], reduction)))
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@
 // The number of chunks follows from the number of vectors alone (engines/pointwise/layout.py). So neither the grid nor
 // the GPU nor the presence of gradients changes a bit.
 //
-// Gradients of broadcast operands of a reduced loss are sums of derivatives: the same pass leaves partial sums of them
-// (SummedSink), and the check in backward combines them (combine_sums). Where these sums are over rows or columns, the
-// chunks are tasks of a StripLayout instead (sweep_strips).
+// Gradients of broadcast operands are sums of derivatives: the same pass leaves partial sums of them (SummedSink), and
+// the check in backward, or a launch behind it, combines them (combine_sums). Where these sums are over rows or
+// columns, the chunks are tasks of a StripLayout instead (sweep_strips).
 //
 // Warps work independently; barriers are in the final reduction and in combine_sums only. Traffic: each element of a
 // dense operand is read once, each gradient is written once, and at most 8 bytes per 512 elements of partial sums.
@@ -29,11 +29,11 @@
 //   Loss      a functor on dual numbers, with `Compute`, its arithmetic type, and `kHeavy` (definition.py: heavy). With
 //             kTriedFirst elements are evaluated tentatively first (dual.cuh: kTentative) where `usual()` holds, which
 //             is the same for all elements.
-//   Layout    FlatLayout, LinearLayout, StridedLayout, StripLayout or TiledLayout
+//   Layout    FlatLayout, LinearLayout, StridedLayout, GatheredLayout, StripLayout or TiledLayout
 //   Sources   Tuple of Source (TileSource), one per operand; the stream of operand k is k. An element may have
 //             Components: they have a slot of the dual numbers each, and reach the functor as a Tuple.
-//   Sinks     Tuple of Sink (TileSink, SummedSink, Absent), the gradient of operand k; its stream is operands + k
-//   Element   Absent, Source (grad_output) or Sink (values); its stream is 2 * operands
+//   Sinks     Tuple of Sink (TileSink, ScatteredSink, SummedSink, Absent), the gradient of operand k; its stream is
+//   operands + k Element   Absent, Source (grad_output) or Sink (values); its stream is 2 * operands
 //
 // Preconditions: blockDim.x is a multiple of 32; pointers are aligned to the vectors of the layout, but for those of
 // sources whose access is kShifted. Of these, no element lies behind the last one of the index space.
@@ -59,8 +59,9 @@ __host__ __device__ constexpr int vectors_in_flight(int vectors, int words, int 
 
 // Ways to read an operand. kSplat: one number for the whole vector (stride 0 along it). kShifted: vectors at addresses
 // that are no multiples of them. kScalars: elements of several components at such addresses, or of components that lie
-// apart, component by component; their offsets are in components.
-enum class Access { kStream, kSplat, kShifted, kScalars };
+// apart, component by component; their offsets are in components. kGather: element by element, at the places that a
+// GatheredLayout has for them.
+enum class Access { kStream, kSplat, kShifted, kScalars, kGather };
 
 // Layout of a micro-tile in memory: rows of kA elements of unit stride, columns of kB, or neither.
 enum class Along { kA, kB, kNeither };
@@ -88,6 +89,13 @@ struct Sink {
   Storage* pointer;
 };
 
+// A sink that is written element by element, at the places that a GatheredLayout has for it.
+template <class Storage_>
+struct ScatteredSink {
+  using Storage = Storage_;
+  Storage* pointer;
+};
+
 // A sink of elements whose components lie apart; their offsets are in components.
 template <class Storage_>
 struct ScalarSink {
@@ -97,7 +105,7 @@ struct ScalarSink {
 };
 
 // The gradient of an operand that is broadcast: the derivatives that meet in one of its elements are added up to
-// partial sums, which verify_gradient combines (combine_sums). The operand is one number (kAll); one number per row
+// partial sums, which combine_sums combines. The operand is one number (kAll); one number per row
 // (kRow); or the same in all rows of a plane (kColumn). kRow and kColumn need a StripLayout.
 //   kAll     partials[chunk], of strips partials[task]
 //   kRow     partials[row of all planes][strip]
@@ -330,6 +338,10 @@ struct IsSink<Sink<Storage>> {
   static constexpr bool value = true;
 };
 template <class Storage>
+struct IsSink<ScatteredSink<Storage>> {
+  static constexpr bool value = true;
+};
+template <class Storage>
 struct IsSink<ScalarSink<Storage>> {
   static constexpr bool value = true;
 };
@@ -357,6 +369,15 @@ struct IsSumOfRows {
 };
 template <class Storage>
 struct IsSumOfRows<SummedSink<Storage, SumOf::kRow>> {
+  static constexpr bool value = true;
+};
+
+template <class T>
+struct IsScattered {
+  static constexpr bool value = false;
+};
+template <class Storage>
+struct IsScattered<ScatteredSink<Storage>> {
   static constexpr bool value = true;
 };
 
@@ -590,6 +611,18 @@ __device__ constexpr bool is_shifted(const Source<Storage, Access::kShifted>*) {
   return true;
 }
 
+// The place of a vector whose results may be scattered; empty in layouts that scatter none.
+template <class Layout>
+struct PlaceOf {
+  using type = Absent;
+  static constexpr bool kKept = false;
+};
+template <int kVecSize, int kStreams, int kRank>
+struct PlaceOf<GatheredLayout<kVecSize, kStreams, kRank>> {
+  using type = typename GatheredLayout<kVecSize, kStreams, kRank>::Cursor;
+  static constexpr bool kKept = true;
+};
+
 template <class Loss_, class Layout_, int kVecSize, class Sources_, class Sinks_, class Element_>
 struct Pointwise {
   using Loss = Loss_;
@@ -599,6 +632,7 @@ struct Pointwise {
   using Slots = typename MakeIndices<Sources_::kSize>::type;
   using Sums = typename LaneSums<Compute, kVecSize, Sinks_>::type;
   static constexpr int kVector = kVecSize;
+  static constexpr bool kGathered = PlaceOf<Layout>::kKept;
   static constexpr int kOperands = Sources_::kSize;
   static constexpr int kElementStream = 2 * kOperands;
   static constexpr unsigned kMask =
@@ -631,6 +665,7 @@ struct Pointwise {
     typename LoadedElement<Element_, kWidth>::type grad_output;
     int64 sink_offset[kOperands];
     int64 element_offset;
+    typename PlaceOf<Layout>::type place;
   };
 
   Loss loss;
@@ -786,8 +821,9 @@ struct Pointwise {
 
   template <int kWidth, int... kSlot>
   __device__ __forceinline__ void load_all(const Cursor& at, int i, Registers<kWidth>& to, Indices<kSlot...>) const {
-    ((get<kSlot>(to.operands) = load_from<kSlot, kWidth>(at, i, get<kSlot>(sources))), ...);
-    if constexpr (kScaledPerElement) to.grad_output = load_from<kElementStream, kWidth>(at, i, element);
+    if constexpr (kGathered) to.place = i == 0 ? at : layout.at_element(at.element + i);
+    ((get<kSlot>(to.operands) = load_from<kSlot, kWidth>(at, i, get<kSlot>(sources), to.place)), ...);
+    if constexpr (kScaledPerElement) to.grad_output = load_from<kElementStream, kWidth>(at, i, element, to.place);
     ((to.sink_offset[kSlot] = layout.template offset<kOperands + kSlot, false>(at) + i), ...);
     to.element_offset = layout.template offset<kElementStream, false>(at) + i;
   }
@@ -806,7 +842,7 @@ struct Pointwise {
 #pragma unroll
       for (int i = 0; i < P::kWords; ++i) reinterpret_cast<Word*>(&to.pack)[i] = __ldg(pointer + i);
     } else {
-      to = load_from<kStream, kVecSize>(at, 0, source);
+      to = load_from<kStream, kVecSize>(at, 0, source, at);
     }
   }
   template <int... kSlot>
@@ -821,20 +857,29 @@ struct Pointwise {
     if constexpr (kScaledPerElement) x.grad_output.settle();
   }
 
-  template <int kStream, int kWidth, class S>
-  __device__ __forceinline__ auto load_from(const Cursor& at, int i, const S& source) const {
+  template <int kStream, int kWidth, class S, class Place>
+  __device__ __forceinline__ auto load_from(const Cursor& at, int i, const S& source, const Place& place) const {
     constexpr bool kSplat = S::kAccess == Access::kSplat;
-    const int64 offset = layout.template offset<kStream, kSplat>(at) + (kSplat ? 0 : i);
-    if constexpr (IsTile<S>::value) {
+    if constexpr (S::kAccess == Access::kGather) {
+      typename LoadedOf<S, kWidth>::type to;
+      layout.template each<kStream, kWidth>(
+          place, [&](int j, int64 from) { to.pack.element[j] = load_pack<1>(source.pointer + from).element[0]; });
+      return to;
+    } else if constexpr (IsTile<S>::value) {
+      const int64 offset = layout.template offset<kStream, false>(at) + i;
       return load_tile(source, offset, layout.stride_a[kStream], layout.stride_b[kStream]);
     } else {
-      return load<kWidth>(source, offset);
+      return load<kWidth>(source, layout.template offset<kStream, kSplat>(at) + (kSplat ? 0 : i));
     }
   }
 
-  template <int kStream, int kWidth, class S, class X>
-  __device__ __forceinline__ void store_to(const S& sink, int64 offset, const X (&x)[kWidth]) const {
-    if constexpr (IsTile<S>::value) {
+  template <int kStream, int kWidth, class S, class X, class Place>
+  __device__ __forceinline__ void store_to(const S& sink, int64 offset, const X (&x)[kWidth],
+                                           const Place& place) const {
+    if constexpr (IsScattered<S>::value) {
+      const auto pack = NarrowPack<typename S::Storage, kWidth>::from(x);
+      layout.template each<kStream, kWidth>(place, [&](int j, int64 to) { sink.pointer[to] = pack.element[j]; });
+    } else if constexpr (IsTile<S>::value) {
       store_tile(sink, offset, layout.stride_a[kStream], layout.stride_b[kStream], x);
     } else if constexpr (!IsSummed<S>::value) {
       store<kWidth>(sink, offset, x);
@@ -867,9 +912,9 @@ struct Pointwise {
   template <int kWidth, int... kSlot>
   __device__ __forceinline__ void keep(const Registers<kWidth>& x, const Results<kWidth>& results, Sums& sums,
                                        Indices<kSlot...>) const {
-    if constexpr (kStoresValues) store_to<kElementStream, kWidth>(element, x.element_offset, results.value);
-    (store_to<kOperands + kSlot, kWidth>(get<kSlot>(sinks), x.sink_offset[kSlot],
-                                         get<kSlot>(results.gradients).element),
+    if constexpr (kStoresValues) store_to<kElementStream, kWidth>(element, x.element_offset, results.value, x.place);
+    (store_to<kOperands + kSlot, kWidth>(get<kSlot>(sinks), x.sink_offset[kSlot], get<kSlot>(results.gradients).element,
+                                         x.place),
      ...);
     (get<kSlot>(sums).add(get<kSlot>(results.gradients).element), ...);
   }
@@ -892,10 +937,11 @@ struct Pointwise {
     const auto y = loss(
         element_variable<kMask | kMode, kFirst<kSlot>>(get<kSlot>(x.operands).template element<Wide<kSlot>>(i))...);
     results.value[i] = y.value;
-    Compute factor = scale;
-    if constexpr (kScaledPerElement) factor *= x.grad_output.template element<Compute>(i);
+    Compute unscaled = 1;
+    if constexpr (kScaledPerElement) unscaled = x.grad_output.template element<Compute>(i);
+    const Compute factor = kScaledPerElement ? scale * unscaled : scale;
     (set_gradient(get<kSlot>(results.gradients).element[i], y, kFirst<kSlot>,
-                  IsSummed<TypeAt<kSlot, Sinks_>>::value ? Compute(1) : factor),
+                  IsSummed<TypeAt<kSlot, Sinks_>>::value ? unscaled : factor),
      ...);
   }
 
@@ -990,9 +1036,11 @@ __host__ __device__ constexpr int flight() {
   constexpr bool kTight = Program::Layout::kOuter > (kWide ? 0 : 1) || Program::kReadsAhead > 0;
   constexpr int kTightFree = kWide && Program::kScaledPerElement ? 2 : kUnroll / 2;
   constexpr bool kMicroTile = Program::Layout::kTiled && Program::kVector > 1;
-  // The sum of an operand's derivatives takes registers, too.
-  constexpr bool kSummed = Program::kDerivatives > Program::kGradients && Program::Layout::kOuter == 0;
-  constexpr int kFree = kMicroTile ? 1 : kTight ? kTightFree : kSummed ? kUnroll / 2 : kUnroll;
+  // The sum of an operand's derivatives takes registers, and so do the places of what is gathered.
+  constexpr bool kSummed = Program::kDerivatives > Program::kGradients &&
+                           (Program::Layout::kOuter == 0 || (kNarrow && Program::kScaledPerElement));
+  constexpr bool kHalf = kSummed || Program::kGathered;
+  constexpr int kFree = kMicroTile ? 1 : kTight ? kTightFree : kHalf ? kUnroll / 2 : kUnroll;
   constexpr bool kRoom =
       kNarrow && Program::Loss::kHeavy == 1 && (Program::Layout::kOuter == 0 || Program::Layout::kStrips);
   constexpr int kElements = kWide ? 4 : kRoom ? 16 : 8;

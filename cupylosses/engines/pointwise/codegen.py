@@ -18,6 +18,7 @@ from cupylosses.engines.pointwise.jvp import TangentLoss
 from cupylosses.engines.pointwise.layout import (
     BLOCKS_PER_SM,
     BLOCKS_PER_SM_OTHERS,
+    GATHERED,
     LINEAR,
     MAX_THREADS,
     STRIPS,
@@ -48,19 +49,21 @@ KINDS = {
     "value_and_gradient": "the reduced value and, for the expected grad_output, the gradients",
     "verify_gradient": "the gradients for the true grad_output, unless they are there already",
     "elements": "a value per element",
-    "elements_gradient": "the gradients for a grad_output per element",
+    "elements_gradient": "the gradients for a grad_output per element, or partial sums of them",
+    "combine_gradients": "the gradients of broadcast operands from these partial sums",
     "broadcast_gradient": "the gradient of one broadcast operand, or slices of it",
     "combine_slices": "the gradient of one broadcast operand from its slices",
     "sum_over": "the value summed over some dimensions, or slices of it",
     "combine_sums": "the value summed over some dimensions from its slices",
 }
+COMBINED = "combine_gradients"
 REDUCED = frozenset({"value", "value_and_gradient"})
 SUMS_OF_VALUES = frozenset({"sum_over", "combine_sums"})
 SUMS = frozenset({"broadcast_gradient", "combine_slices"}) | SUMS_OF_VALUES
 
 #: Spelling of the accesses of a layout.
 ACCESS = {
-    "stream": "kStream", "splat": "kSplat", "shifted": "kShifted", "scalars": "kScalars",
+    "stream": "kStream", "splat": "kSplat", "shifted": "kShifted", "scalars": "kScalars", "gather": "kGather",
 }  # fmt: skip
 
 #: Spelling of the accesses of micro-tiles.
@@ -76,7 +79,8 @@ class PointwiseKernel(Kernel):
     ``compute`` is the dtype of the arithmetic. ``counted`` says that the divisor lies on the device, ``outer`` that a
     sum runs over dimensions that cannot be merged into one, ``shared`` that arguments say how many lanes and warps
     share an output: otherwise it has a lane (``columns``) or a warp of its own.
-    ``tile`` is the shape of tiles of micro-tiles, ``sinks`` are then the accesses of gradients and result. ``strip``
+    ``tile`` is the shape of tiles of micro-tiles, ``sinks`` are then the accesses of gradients and result, as they are
+    where some streams are gathered. ``strip``
     has the vectors that a warp has in a row of strips, and the steps along it. ``sums`` has, for each wanted gradient
     that is summed beside the value, the kind of its partial sums and the dimensions of their combination.
     """
@@ -117,6 +121,7 @@ class PointwiseKernel(Kernel):
         parts += ["counted"] if self.counted else []
         if self.tile:
             parts += ["tile-" + "-".join(map(str, astuple(self.tile)))]
+        if self.sinks:
             parts += [x for x, written in zip(self.sinks, self._written, strict=True) if written]
         parts += ["strip-" + "-".join(map(str, self.strip))] if self.layout in STRIPS else []
         parts += ["sums-" + "-".join(f"{x[0]}{x[1]}" if x else "0" for x in self.sums)] if self.sums else []
@@ -180,6 +185,7 @@ _OWN_ARGUMENTS = {
     "verify_gradient": ["const Result* grad_output", "const double* used_grad_output", "double* expected_grad_output"],
     "elements": ["Result* values"],
     "elements_gradient": ["const Result* grad_output"],
+    COMBINED: ["const Result* grad_output"],
 } | {
     kind: ["Result* sums" if kind in SUMS_OF_VALUES else "const Result* grad_output", "double* partials"]
     for kind in SUMS
@@ -192,10 +198,12 @@ def _varying_arguments(variant: PointwiseKernel) -> list[str]:
     in `_gradients`, as none of the kernels' names does.
     """
     tensors = list(zip(variant.loss.operands, variant.storage, variant.gradients, strict=True))
+    partials = ["double* partials"] if variant.kind in ("elements_gradient", COMBINED) and variant.summed else []
     return [
         *(f"const {STORAGE[dtype][0]}* {operand.name}_" for operand, dtype, _ in tensors),
         *(f"{STORAGE[dtype][0]}* {operand.name}_gradients" for operand, dtype, wanted in tensors if wanted),
         *_OWN_ARGUMENTS[variant.kind],
+        *partials,
         *(f"double {x.name}_" for x in variant.loss.parameters),
         *(["double multiple", "const double* count"] if variant.counted else ["double divisor", "double scale"]),
     ]
@@ -203,7 +211,10 @@ def _varying_arguments(variant: PointwiseKernel) -> list[str]:
 
 def generated(variant: PointwiseKernel) -> str:
     """The part of the source that is written for this variant."""
-    body = _sum_entry(variant) if variant.kind in SUMS else _pointwise_entry(variant)
+    if variant.kind == COMBINED:
+        body = _combine_entry(variant)
+    else:
+        body = _sum_entry(variant) if variant.kind in SUMS else _pointwise_entry(variant)
     return f"{functor(variant)}\n{body}"
 
 
@@ -294,8 +305,10 @@ def _source_type(variant: PointwiseKernel, dtype: str, access: str) -> str:
 
 def _sink_type(variant: PointwiseKernel, dtype: str, stream: int) -> str:
     """The type of the sink of a gradient or, last, of the values."""
-    if variant.sinks:
+    if variant.tile:
         return _tile_type(variant, "TileSink", dtype, variant.sinks[stream])
+    if variant.sinks and variant.sinks[stream] == "gather":
+        return f"ScatteredSink<{STORAGE[dtype][0]}>"
     return f"Sink<{STORAGE[dtype][0]}>"
 
 
@@ -315,9 +328,10 @@ def _sinks(variant: PointwiseKernel) -> tuple[list[str], list[str]]:
     for i, name in enumerate(names):
         if variant.stored[i]:
             types[i], fields[i] = _sink_type(variant, variant.storage[i], i), f"{name}_gradients"
-    for i, kind, _ in variant.summed if variant.kind == "value_and_gradient" else ():
+    partials = {"value_and_gradient": "used_grad_output", "elements_gradient": "partials"}.get(variant.kind)
+    for i, kind, _ in variant.summed if partials else ():
         types[i] = f"SummedSink<{STORAGE[variant.storage[i]][0]}, SumOf::k{kind.capitalize()}>"
-        fields[i] = f"used_grad_output + {names[i]}_sums"
+        fields[i] = f"{partials} + {names[i]}_sums"
     return types, fields
 
 
@@ -380,7 +394,10 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
     several = len(variant.storage) == 2 and (variant.summed or stored > 8) and "shifted" not in variant.access
     if dense and several and widths == {2} and stored <= 16 and variant.loss.heavy < 2:
         return BLOCKS_PER_SM
-    if variant.summed or tiled:
+    # Sums of columns of two operands beside a gradient spill 272 bytes with 128 registers.
+    if variant.kind == "elements_gradient" and len(variant.summed) > 1:
+        return 1
+    if variant.summed or tiled or variant.layout in GATHERED:
         return BLOCKS_PER_SM_OTHERS
     small = len(widths) == 1 and stored <= 8
     shifted = variant.access.count("shifted")
@@ -415,6 +432,9 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
             layout_type = f"LinearLayout<{streams}>"
         if variant.layout in TILED:
             layout_type = f"TiledLayout<{streams}, {rank}{_tile_shape(variant.tile)}>"
+        if variant.layout in GATHERED:
+            places = GATHERED.index(variant.layout) + 1
+            layout_type = f"GatheredLayout<{variant.vec_size}, {streams}, {places}>"
         if variant.layout in STRIPS:
             layout_type = f"StripLayout<{variant.vec_size}, {variant.strip[0]}, {variant.strip[1]}, {streams}, {rank}>"
         layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
@@ -433,16 +453,12 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
         "elements": ("Element{values}", f"map_elements{unroll}(program, chunks, scale)"),
         "elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, chunks, scale)"),
     }[variant.kind]
-    fixed, combined = ["int64 chunks", layout_parameter], []
-    for i, _, dimensions in variant.summed:
-        name = operands[i].name
-        fixed.append(f"int64 {name}_sums")
-        if variant.kind == "verify_gradient":
-            fixed.append(f"const __grid_constant__ Combination<{dimensions}> {name}_combination")
-            combined += [
-                f"  combine_sums({name}_combination, used_grad_output + {name}_sums, {name}_gradients,",
-                "               scale * widen<double>(*grad_output));",
-            ]
+    fixed, combined = ["int64 chunks", layout_parameter], list[str]()
+    if variant.kind == "verify_gradient":
+        parameters, combined = _combinations(variant, "used_grad_output", "scale * widen<double>(*grad_output)")
+        fixed += parameters
+    else:
+        fixed += [f"int64 {operands[i].name}_sums" for i, _, _ in variant.summed]
     lines = [
         *_types(variant),
         f"using Layout = {layout_type};",
@@ -456,6 +472,34 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
         f"      make_tuple({sinks}), {element}}};",
         *combined,
         f"  {call};",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _combinations(variant: PointwiseKernel, partials: str, factor: str) -> tuple[list[str], list[str]]:
+    """The fixed parameters, and the statements, that combine the partial sums of gradients."""
+    parameters, statements = [], []
+    for i, _, dimensions in variant.summed:
+        name = variant.loss.operands[i].name
+        combination = f"const __grid_constant__ Combination<{dimensions}> {name}_combination"
+        parameters += [f"int64 {name}_sums", combination]
+        statements += [
+            f"  combine_sums({name}_combination, {partials} + {name}_sums, {name}_gradients,",
+            f"               {factor});",
+        ]
+    return parameters, statements
+
+
+def _combine_entry(variant: PointwiseKernel) -> str:
+    parameters, statements = _combinations(variant, "partials", "scale")
+    lines = [
+        f"using Result = {STORAGE[variant.result][0]};",
+        "",
+        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS})',
+        f"{variant.entry}({', '.join([*_varying_arguments(variant), *parameters])}) {{",
+        *counted_divisor(variant.counted, True),
+        *statements,
         "}",
     ]
     return "\n".join(lines) + "\n"

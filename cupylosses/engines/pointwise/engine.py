@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -24,7 +24,8 @@ from cupylosses.engines.base import (
 from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise import reference as pointwise_reference
 from cupylosses.engines.pointwise.definition import Loss, counting, modified
-from cupylosses.engines.pointwise.jvp import along_tangents
+from cupylosses.engines.pointwise.jvp import TangentLoss, along_tangents
+from cupylosses.engines.pointwise.layout import is_sparse
 from cupylosses.engines.pointwise.plan import PointwisePlan
 from cupylosses.engines.pointwise.reduction import Resolved, Static, resolve
 from cupylosses.engines.strides import dense_strides, result_strides
@@ -92,6 +93,20 @@ class PointwiseEngine(Engine):
 
     def plan(self, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine) -> PointwisePlan:
         return PointwisePlan(self, call, tensors, promoted, machine)
+
+    def copies(
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+    ) -> Mapping[int, tuple[int, ...]]:
+        """Arrays that are read twice, by a value with dimensions and by its gradients, from sectors that hold little
+        of them: short rows with long gaps.
+        """
+        if not writes or isinstance(call.loss, TangentLoss) or _resolved(call)[1].dims is None:
+            return {}
+        return {
+            i: dense_strides(x.shape, x.strides)
+            for i, x in enumerate(tensors)
+            if is_sparse(x.shape, x.strides, interop.ITEMSIZE[x.dtype])
+        }
 
     # Formulas
 

@@ -55,6 +55,12 @@ ENOUGH_WARPS = 1 << 11
 TERMS_IN_FLIGHT = 4
 SUM_BLOCKS_PER_SM = 32
 
+#: Bytes that memory is read and written by at least.
+SECTOR = 32
+
+#: Elements by which an array counts as sparse.
+_SAMPLE = 256
+
 #: Partial sums that a lane has in flight (``combine_sums``).
 _COMBINED_AT_ONCE = 8
 
@@ -67,6 +73,13 @@ LINEAR = "linear"
 
 #: Layouts in strips, with one dimension between planes and with more.
 STRIPS = ("strips", "strips_of_planes")
+
+#: Layouts of one dimension in which some streams are gathered from other strides, by the number of their dimensions.
+GATHERED = ("gathered1", "gathered2", "gathered3", "gathered4")
+
+#: Chunks from which on streams are gathered: a warp each on the largest GPUs. Vectors leave fewer warps than single
+#: elements do, and with few of them the places take longer than rows.
+GATHERED_CHUNKS = MAX_CHUNKS
 
 #: Partial sums that strips may leave (doubles): of large operands more, a 512th of the elements or one for each sum.
 MAX_SUMS = 1 << 20
@@ -155,6 +168,10 @@ class Layout:
 
     def words(self) -> list[int]:
         """The kernel's layout as 64-bit words, in the order of its fields."""
+        if self.kind in GATHERED:
+            pairs = [list(zip(s, s[1:], self.sizes)) for s in self.strides]
+            wraps = [[*(after - n * here for here, after, n in x), 0] for x in pairs]
+            return [self.elements, *self.sizes, *(x for s in (*self.strides, *wraps) for x in s)]
         if self.kind in TILED:
             across, down = (-(-n // side) for n, side in zip(self.sizes[:2], self.tile.sides, strict=True))
             strides = [s[d] for d in (0, 1) for s in self.strides]
@@ -205,6 +222,26 @@ def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32
     )
     kind = "flat" if flat else LINEAR if len(sizes) == 1 else "matrix" if len(sizes) == 2 else "rows"
     return Layout(kind, vec_size, sizes, strides, access)
+
+
+def gathered(found: Layout, streams: Sequence[Stream]) -> Layout | None:
+    """The layout of one dimension in place of one without vectors, if some streams are dense in it: the others are read
+    and written element by element, whose places cost less there than rows do.
+    """
+    if found.kind not in ("matrix", "rows", LINEAR) or found.vec_size > 1 or len(found.sizes) > len(GATHERED):
+        return None
+    dense = tuple(prod(found.sizes[:d]) for d in range(len(found.sizes)))
+    access = ["stream" if s == dense else "gather" if any(s) else "splat" for s in found.strides]
+    whole = [i for i, x in enumerate(access) if x == "stream"]
+    if not whole:
+        return None
+    flat = [streams[i] for i in whole]
+    vec_size = _widest((found.elements,), [(1,)] * len(flat), flat, True)
+    if vec_size == 1 or found.elements < GATHERED_CHUNKS * WARP * UNROLL[vec_size] * vec_size:
+        return None
+    for i in whole:
+        access[i] = "stream" if _aligned(streams[i], (1,), vec_size) else "shifted"
+    return Layout(GATHERED[len(found.sizes) - 1], vec_size, found.sizes, found.strides, tuple(access))
 
 
 def _tiled(
@@ -295,8 +332,9 @@ class PartialSums:
         """Dimensions that the kernel needs room for."""
         return 1 if max(len(self.kept), len(self.reduced)) <= 1 else COMBINED_RANK
 
-    def words(self) -> list[int]:
-        """The kernel's ``Combination`` as 64-bit words. Few lanes share an output, so that each has several terms."""
+    @property
+    def _shares(self) -> tuple[int, int]:
+        """Lanes of a warp, and warps of a block, that share an output. Few do, so that each has several terms."""
         outputs, terms, lanes, warps = prod(self.kept), prod(self.reduced), 1, 1
         if self.kind == "column":
             warps = MAX_THREADS // WARP if terms > 2 * _COMBINED_AT_ONCE else 1
@@ -306,11 +344,20 @@ class PartialSums:
             while lanes < WARP and terms > _COMBINED_AT_ONCE * lanes:
                 lanes *= 2
             warps = MAX_THREADS // WARP if terms > 2 * _COMBINED_AT_ONCE * lanes else 1
+        return lanes, warps
+
+    @property
+    def tasks(self) -> int:
+        """Warps that have something to add."""
+        lanes, warps = self._shares
+        return -(-prod(self.kept) * lanes // WARP) * warps
+
+    def words(self) -> list[int]:
+        """The kernel's ``Combination`` as 64-bit words."""
         return [
-            outputs,
-            terms,
-            lanes,
-            warps,
+            prod(self.kept),
+            prod(self.reduced),
+            *self._shares,
             *dimension_words(self.kept or (1,), [s or (0,) for s in self.kept_strides], self.rank),
             *dimension_words(self.reduced or (1,), [self.reduced_strides or (0,)], self.rank),
         ]
@@ -527,6 +574,28 @@ def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: S
         reduced,
         reduced_strides,
     )
+
+
+def is_sparse(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    """True if sectors in which a large array has elements hold so little of it that two passes over it cost more than
+    a copy and two passes over that.
+    """
+    if prod(shape) < SMALL or 0 in strides or min(strides, default=0) < 0:
+        return False
+    sizes, (merged,) = merge(shape, [strides])
+    order = sorted(range(len(sizes)), key=lambda d: merged[d])
+    offsets = _offsets([sizes[d] for d in order], [merged[d] for d in order], _SAMPLE)
+    sectors = {x * itemsize // SECTOR for x in offsets}
+    return len(sectors) * SECTOR > 3 * len(offsets) * itemsize
+
+
+def _offsets(sizes: Sequence[int], strides: Sequence[int], count: int) -> set[int]:
+    """The offsets of the first elements."""
+    found = [0]
+    for n, stride in zip(sizes, strides, strict=True):
+        fewest = min(n, -(-count // len(found)))
+        found = [x + i * stride for i in range(fewest) for x in found]
+    return set(found[:count])
 
 
 def sum_in_vectors(x: SumLayout, streams: Sequence[Stream], result: Stream) -> SumLayout:

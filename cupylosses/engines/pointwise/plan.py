@@ -18,7 +18,7 @@ from cupylosses.engines.base import Engine, Machine, Plan, Step, TensorSpec, Wan
 from cupylosses.engines.device import EXPECTATIONS
 from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise import layout as pointwise_layout
-from cupylosses.engines.pointwise.codegen import PointwiseKernel, title
+from cupylosses.engines.pointwise.codegen import COMBINED, PointwiseKernel, title
 from cupylosses.engines.pointwise.curvature import vanishing
 from cupylosses.engines.pointwise.definition import Loss, counting
 from cupylosses.engines.pointwise.jvp import TangentLoss
@@ -43,7 +43,7 @@ class ElementLaunch:
         found = pointwise_layout.layout(plan.full_shape, streams, most)
         summed = {slot: len(plan.tensors) + slot for slot in broadcast}
         strips = pointwise_layout.in_strips(found, [*summed.values()]) if broadcast else None
-        self.layout = strips or found
+        self.layout = strips or pointwise_layout.gathered(found, streams) or found
         self.chunks = pointwise_layout.chunks_of(self.layout)
         self.threads = pointwise_layout.threads(self.chunks)
         self.blocks = pointwise_layout.grid(self.chunks, self.threads, processors)
@@ -58,6 +58,7 @@ class ElementLaunch:
             if sums is not None:
                 self.sums[slot], self.first_sums[slot] = sums, end
                 end += sums.count
+        self.end = end
         self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
 
     def launcher(self, kind: str, gradients: Wanted, counted: bool = False) -> compiler.Launcher:
@@ -66,12 +67,18 @@ class ElementLaunch:
         if found is None:
             variant = self.variant(kind, gradients, counted)
             where = self.layout.elements if self.layout.kind == "flat" else self.layout.words()
-            fixed: list[int | Sequence[int]] = [self.chunks, where]
-            for slot in [i for i, x in enumerate(variant.sums) if x]:
+            fixed: list[int | Sequence[int]] = [] if kind == COMBINED else [self.chunks, where]
+            summed = [i for i, x in enumerate(variant.sums) if x]
+            for slot in summed:
                 fixed.append(self.first_sums[slot])
-                if kind == "verify_gradient":
+                if kind in ("verify_gradient", COMBINED):
                     fixed.append(self.sums[slot].words())
-            found = self.plan.machine.launcher(variant, self.blocks, self.threads, fixed)
+            blocks, threads = self.blocks, self.threads
+            if kind == COMBINED:
+                warps = max(self.sums[i].tasks for i in summed)
+                threads = pointwise_layout.MAX_THREADS
+                blocks = pointwise_layout.sum_grid(warps, self.plan.machine.processors)
+            found = self.plan.machine.launcher(variant, blocks, threads, fixed)
             self._launchers[kind, gradients, counted] = found
         return found
 
@@ -95,7 +102,7 @@ class ElementLaunch:
             compute=plan.compute,
             counted=counted,
             tile=self.layout.tile if micro_tiles else None,
-            sinks=access[operands:] if micro_tiles else (),
+            sinks=access[operands:] if micro_tiles or self.layout.kind in pointwise_layout.GATHERED else (),
             strip=(self.layout.across, self.layout.steps),
             sums=tuple([(x.kind, x.rank) if x else None for x in summed]) if any(summed) else (),
         )
@@ -208,6 +215,7 @@ class PointwisePlan(Plan):
             self.vanishing = (*vanishing(loss.base, loss.has_tangent, static.flags), *directions)
         self.slot = hash((title(loss), static, self.full_shape, self.storage, self.result)) % EXPECTATIONS
         self._gradient_launches: dict[pointwise_layout.Stream, ElementLaunch] = {}
+        self._summing_launches: dict[pointwise_layout.Stream, ElementLaunch | None] = {}
         self._steps: dict[tuple[int | None, pointwise_layout.Stream | None, bool], Step] = {}
 
     def keep(self, strides: Sequence[int]) -> tuple[int, ...]:
@@ -285,19 +293,24 @@ class PointwisePlan(Plan):
         kinds = zip(self.loss.operands, self.speculative, self.differentiable, strict=True)
         return [i for i, (x, full, floating) in enumerate(kinds) if floating and not full and x is not WEIGHT]
 
+    def _summing_launch(self, last: pointwise_layout.Stream) -> ElementLaunch | None:
+        """The launch that also leaves partial sums of the gradients of broadcast operands, if it can."""
+        if not self._broadcast:
+            return None
+        streams = [*self.streams, last]
+        for slot in self._broadcast:
+            x = self.tensors[slot]
+            strides = broadcast_strides(x.shape, x.gradient.strides, self.full_shape)
+            streams[len(self.tensors) + slot] = pointwise_layout.Stream(strides, interop.ITEMSIZE[x.dtype])
+        launch = ElementLaunch(self, streams, self.machine.processors, self._broadcast)
+        return launch if launch.sums else None
+
     @cached_property
     def elements_launch(self) -> ElementLaunch:
         """The launch that computes the value."""
         none = pointwise_layout.Stream((0,) * len(self.full_shape), interop.ITEMSIZE[self.result])
-        if self.scalar and self._broadcast:
-            streams = [*self.streams, none]
-            for slot in self._broadcast:
-                x = self.tensors[slot]
-                strides = broadcast_strides(x.shape, x.gradient.strides, self.full_shape)
-                streams[len(self.tensors) + slot] = pointwise_layout.Stream(strides, interop.ITEMSIZE[x.dtype])
-            launch = ElementLaunch(self, streams, self.machine.processors, self._broadcast)
-            if launch.sums:
-                return launch
+        if self.scalar and (launch := self._summing_launch(none)):
+            return launch
         if not self.elementwise:
             return ElementLaunch(self, [*self.streams, none], self.machine.processors)
         absent = [pointwise_layout.Stream(none.strides, x.itemsize) for x in self.streams[len(self.tensors) :]]
@@ -316,14 +329,21 @@ class PointwisePlan(Plan):
     def gradient_steps(
         self, wanted: Wanted, upstream: tuple[tuple[int, ...], int] | None, counted: bool
     ) -> Sequence[Step]:
-        writable, per_element, steps = self.writable(wanted), None, []
+        written, per_element, steps = self.writable(wanted), None, []
         if upstream is not None:
             per_element = self.upstream_stream(*upstream)
-            if True in writable:
-                launcher = self.gradient_launch(per_element).launcher("elements_gradient", writable, counted)
-                steps.append(Step((launcher,), tuple([i for i, w in enumerate(writable) if w])))
-        for slot, (w, written) in enumerate(zip(wanted, writable, strict=True)):
-            if w and not written:
+            summing = self._summing_launch_of(per_element) if written != wanted else None
+            summed = [i for i, w in enumerate(wanted) if w and i in summing.sums] if summing else []
+            written = tuple([w or i in summed for i, w in enumerate(written)])
+            slots = tuple([i for i, w in enumerate(written) if w])
+            if summing and summed:
+                kinds = ("elements_gradient", COMBINED)
+                steps.append(Step(tuple([summing.launcher(x, written, counted) for x in kinds]), slots, summing.end))
+            elif slots:
+                launcher = self.gradient_launch(per_element).launcher("elements_gradient", written, counted)
+                steps.append(Step((launcher,), slots))
+        for slot, (w, done) in enumerate(zip(wanted, written, strict=True)):
+            if w and not done:
                 steps.append(self.sum_step(slot, per_element, counted))
         return steps
 
@@ -334,6 +354,12 @@ class PointwisePlan(Plan):
             found = ElementLaunch(self, [*self.streams, grad_output], self.machine.processors)
             self._gradient_launches[grad_output] = found
         return found
+
+    def _summing_launch_of(self, grad_output: pointwise_layout.Stream) -> ElementLaunch | None:
+        """The same with partial sums of the gradients of broadcast operands, if it can leave any."""
+        if grad_output not in self._summing_launches:
+            self._summing_launches[grad_output] = self._summing_launch(grad_output)
+        return self._summing_launches[grad_output]
 
     def sum_step(
         self, slot: int | None, grad_output: pointwise_layout.Stream | None = None, counted: bool = False
