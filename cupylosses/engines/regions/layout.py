@@ -41,9 +41,10 @@ GRADIENT_BLOCKS = 64
 RECORD = 6
 #: The same of second derivatives, whose numbers have tangents.
 SECOND_RECORD = 10
-#: Classes that a thread keeps in registers in second derivatives, as :data:`IN_REGISTERS`, and blocks of a
-#: multiprocessor that write products of these.
-SECOND_IN_REGISTERS = {4: (6, 3), 8: (3, 2)}
+#: Classes that a thread keeps in registers in second derivatives, by the bytes of a number of the arithmetic: of labels
+#: that are kept apart (``kLabelApart``), of other labels or with a loss of every class besides, and of a target per
+#: class. Blocks of a multiprocessor that write products of these.
+SECOND_IN_REGISTERS = {4: (14, 6, 3), 8: (6, 3, 2)}
 SECOND_BLOCKS = 3
 #: Shared memory that the kernels declare, at most.
 DECLARED_BYTES = 24 << 10
@@ -97,16 +98,16 @@ def layout(
     number: int,
     dense: bool,
     heavy: bool = False,
-    second: bool = False,
+    second: int = 0,
 ) -> Layout:
     """The layout of voxels of ``shape``, samples first. ``streams`` are input, target, mask and the gradients of the
     first two, in the order of the kernel; ``number`` is the size of a number of the arithmetic; ``heavy`` if
-    voxels have losses of every class, or smoothed labels. Of ``second`` derivatives the stream of the gradient of the
-    input is that of its tangent, too.
+    voxels have losses of every class, or smoothed labels. Of second derivatives, ``second`` is the number of classes
+    that a thread keeps in registers at most, and the gradient of the input has one stream with its tangent.
     """
     samples, *rest = shape
     voxels = prod(rest)
-    held = classes if classes <= (SECOND_IN_REGISTERS if second else IN_REGISTERS)[number][dense] else 0
+    held = classes if classes <= (second or IN_REGISTERS[number][dense]) else 0
     roomy = streams[0].itemsize >= 4 and not (dense or heavy)
     room = VECTOR_REGISTERS // 2 if second else WIDE_VECTOR_REGISTERS if roomy else VECTOR_REGISTERS
     vec_size = _vec_size(voxels, held, streams[: 1 + dense], room) if held else 1

@@ -38,7 +38,8 @@ class RegionHvpPlan(RegionPlan):
         chunks, per_chunk = x.chunks, x.per_chunk
         if stage == "hvp_sums":
             blocks = min(x.samples * x.chunks, 32 * self.machine.processors)
-            shared = 0 if x.held else 48 * x.classes
+            columns = 2 * x.held * self.static.label_apart
+            shared = columns * threads * 2 * ITEMSIZE[self.compute] if x.held else 48 * x.classes
         elif stage == "hvp":
             threads, shared = region_layout.GRADIENT_THREADS, 6 * x.classes * ITEMSIZE[self.compute]
             chunks, per_chunk = region_layout.gradient_chunks(x, self.machine.processors)
