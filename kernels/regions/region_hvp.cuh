@@ -20,8 +20,8 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Functions of groups and sums
 
-template <class T>
-__device__ __forceinline__ NestedDual<double> as_double(NestedDual<T> x) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<double> as_double(NestedDual<T, kGuarded> x) {
   return {static_cast<double>(x.value), static_cast<double>(x.tangent)};
 }
 __device__ __forceinline__ double without_tangent(NestedDual<double> x) {
@@ -251,7 +251,7 @@ __device__ __forceinline__ void load_with_tangents(const Program& program, const
   }
 }
 
-// The tangents of the gradients of kCount voxels.
+// The tangents of the gradients of kCount voxels; below of one voxel, in memory.
 template <bool kInput, bool kTarget, int kCount, class Program>
 struct StoreTangents {
   using Compute = typename Program::Compute;
@@ -262,6 +262,18 @@ struct StoreTangents {
   __device__ __forceinline__ void operator()(int c, Compute by_input, Compute by_target) const {
     if constexpr (kInput) inputs[c][i] = by_input.tangent;
     if constexpr (kTarget) targets[c][i] = by_target.tangent;
+  }
+};
+
+template <bool kInput, bool kTarget, class Program>
+struct StoreTangentsInMemory {
+  using Compute = typename Program::Compute;
+  typename Program::Input* inputs;
+  typename Program::Target* targets;
+  int64 stride, target_stride;
+  __device__ __forceinline__ void operator()(int c, Compute by_input, Compute by_target) const {
+    if constexpr (kInput) inputs[c * stride] = Narrow<typename Program::Input>::from(by_input.tangent);
+    if constexpr (kTarget) targets[c * target_stride] = Narrow<typename Program::Target>::from(by_target.tangent);
   }
 };
 
@@ -346,7 +358,7 @@ __device__ __forceinline__ void write_products(const Program& program, const Gro
         }
       }
     } else {
-      const StoreInMemory<kInput, kTarget, Program> store{
+      const StoreTangentsInMemory<kInput, kTarget, Program> store{
           kInput ? input_gradients + offset.at(kGradientsOfInputs, 0) : nullptr,
           kTarget ? target_gradients + offset.at(kGradientsOfTargets, 0) : nullptr, stride[kGradientsOfInputs],
           stride[kGradientsOfTargets]};

@@ -163,7 +163,8 @@ class RegionKernel(Kernel):
 def number_of(kernel: RegionKernel) -> str:
     """The type of the numbers of voxels."""
     compute = STORAGE[kernel.compute][0]
-    return f"NestedDual<{compute}>" if kernel.kind in SECOND else compute
+    # No derivative of an overlap is infinite; those of a voxel's own loss may be.
+    return f"NestedDual<{compute}, {_bool(kernel.static.voxel)}>" if kernel.kind in SECOND else compute
 
 
 def _functor(kernel: RegionKernel) -> Iterator[str]:

@@ -46,6 +46,9 @@ SECOND_RECORD = 10
 #: class. Blocks of a multiprocessor that write products of these.
 SECOND_IN_REGISTERS = {4: (14, 6, 3), 8: (6, 3, 2)}
 SECOND_BLOCKS = 3
+#: Registers for the logits of a thread in second derivatives, at most, without a loss of voxels and with one; tangents
+#: take as many again.
+SECOND_VECTOR_REGISTERS = (14, 10)
 #: Shared memory that the kernels declare, at most.
 DECLARED_BYTES = 24 << 10
 #: Shared memory of a block beside that which it asks for: what the kernels declare that add up classes in registers,
@@ -98,18 +101,19 @@ def layout(
     number: int,
     dense: bool,
     heavy: bool = False,
-    second: int = 0,
+    second: tuple[int, int] | None = None,
 ) -> Layout:
     """The layout of voxels of ``shape``, samples first. ``streams`` are input, target, mask and the gradients of the
     first two, in the order of the kernel; ``number`` is the size of a number of the arithmetic; ``heavy`` if
-    voxels have losses of every class, or smoothed labels. Of second derivatives, ``second`` is the number of classes
-    that a thread keeps in registers at most, and the gradient of the input has one stream with its tangent.
+    voxels have losses of every class, or smoothed labels. Of second derivatives, ``second`` are the classes that a
+    thread keeps in registers and the registers for its logits, at most, and the gradient of the input has one stream
+    with its tangent.
     """
     samples, *rest = shape
     voxels = prod(rest)
-    held = classes if classes <= (second or IN_REGISTERS[number][dense]) else 0
+    held = classes if classes <= (second[0] if second else IN_REGISTERS[number][dense]) else 0
     roomy = streams[0].itemsize >= 4 and not (dense or heavy)
-    room = VECTOR_REGISTERS // 2 if second else WIDE_VECTOR_REGISTERS if roomy else VECTOR_REGISTERS
+    room = second[1] if second else WIDE_VECTOR_REGISTERS if roomy else VECTOR_REGISTERS
     vec_size = _vec_size(voxels, held, streams[: 1 + dense], room) if held else 1
     sizes, strides = merge(rest, [x.strides[1:] for x in streams])
     wide = vec_size == 1 or (len(sizes) == 1 and all([_is_wide(x, s[0], vec_size) for x, s in zip(streams, strides)]))

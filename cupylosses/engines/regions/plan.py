@@ -102,11 +102,12 @@ class RegionPlan(Plan):
         input, of_input, target, of_target = streams
         if not (dense and self.differentiable[1]):
             of_target = none
-        second, number = 0, ITEMSIZE[self.compute]
+        second, number = None, ITEMSIZE[self.compute]
         heavy = self.static.smoothed or self.static.voxel in ("term", "element")
         if any(self.static.has_tangent):
             of_labels = 1 if heavy or not self.static.label_apart else 0
-            second = region_layout.SECOND_IN_REGISTERS[number][2 if dense else of_labels]
+            classes = region_layout.SECOND_IN_REGISTERS[number][2 if dense else of_labels]
+            second = classes, region_layout.SECOND_VECTOR_REGISTERS[bool(self.static.voxel)]
             of_input = replace(of_input, misalignment=self.tensors[-1].misalignment)
         mask = none
         if self.mask is not None:
