@@ -8,14 +8,16 @@
     python scripts/benchmark.py --sections sequences   CTC losses, in half a minute
     python scripts/benchmark.py --sections cliffs cases off the headline, the worst first, in less than four
     python scripts/benchmark.py --sections cliffs --cases "few classes"   some of them, in seconds
+    python scripts/benchmark.py --sections random_cases --count 400 --seed 7   random cases, in two minutes
     python scripts/benchmark.py --plot            draw the pictures from the stored rows; needs no GPU
 
 Sections: startup (first loss of a new process), memory (peak beyond the results), host (µs per call), graph (µs in a
 CUDA graph), accuracy (ulp at 2^30), rows (TB/s and speed-ups of losses of rows of logits, and the cost of options),
 linear (time and peak memory of losses of a linear layer beside the bare products of matrices, and of log-probabilities
 beside a copy), sequences (time and peak memory of CTC losses), throughput (TB/s and speed-ups of all other losses) and,
-only if asked for, cliffs (shapes, layouts and options off the headline, beside eager and a copy, with their bars). Each
-section appends to a CSV file, with the GPU, the versions and the commit.
+only if asked for, cliffs (shapes, layouts and options off the headline, beside eager and a copy, with their bars) and
+random_cases (the same of random losses, shapes and layouts). Each section appends to a CSV file, with the GPU, the
+versions and the commit.
 
 The rivals are torch in several ways and, if they are installed, Liger, QuACK and Cut Cross Entropy. A workload that a
 rival does not support is reported, and recorded as its status. Compiling takes most of the time: --providers eager
@@ -91,6 +93,10 @@ def parser() -> argparse.ArgumentParser:
         default=(),
         metavar="TEXT",
         help="of the section cliffs, the cases with one of these in their titles (default: all, in all their dtypes)",
+    )
+    result.add_argument("--count", type=int, default=400, help="number of random cases (default: 400)")
+    result.add_argument(
+        "--seed", type=int, default=0, help="seed of random cases: the same one draws the same (default: 0)"
     )
     result.add_argument("--quick", action="store_true", help="only the project's figures")
     result.add_argument(
@@ -215,6 +221,8 @@ def measure(options: argparse.Namespace, console: Console) -> int:
         budget,
         lambda what: console.print(f"[{budget.spent:5.1f} s] {what}", markup=False, highlight=False),
         options.cases,
+        options.count,
+        options.seed,
     )
     console.print(", ".join(f"{k} {v}" for k, v in where.items()), markup=False, highlight=False)
     sections = {name: section(name) for name in options.sections}

@@ -21,18 +21,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import gpu_stand_ins
 
 import benchmark
-from benchmarking import cliffs, plot, pointwise_cliffs, reasons, records, report, softmax_cliffs, timing
+from benchmarking import cliffs, plot, pointwise_cliffs, random_cases, reasons, records, report, softmax_cliffs, timing
 from benchmarking.cases import Case, Layout, channels_last, transposed
 from benchmarking.figures import HVP
 from benchmarking.workloads import Workload
+from cupylosses.definition.registry import registry
 
 WHERE = dict.fromkeys(records.ENVIRONMENT, "x") | {"gpu": "GPU A", "date": "2025-01-01T00:00:00+00:00"}
 
 
 def small(case: Case) -> Case:
-    """The case with a few elements: equal sizes stay equal, and 1 stays 1."""
-    sizes = sorted({n for shape in case.workload.shapes for n in shape if n > 1})
-    names = {1: 1, **{n: 2 + i for i, n in enumerate(sizes)}}
+    """The case with a few elements: equal sizes stay equal, and those up to 4, such as components of boxes, stay."""
+    sizes = sorted({n for shape in case.workload.shapes for n in shape})
+    names = {n: n if n <= 4 else 5 + i for i, n in enumerate(sizes)}
     shapes = tuple(tuple(names[n] for n in shape) for shape in case.workload.shapes)
     beside = small(case.beside) if case.beside else None
     return replace(case, workload=replace(case.workload, shapes=shapes), beside=beside)
@@ -184,8 +185,23 @@ def test_cases_are_chosen_by_parts_of_their_titles_and_by_loss(grid: list[Case],
     assert [x.split(",")[0] for x in named] == ["heavy arithmetic"]
 
 
+def test_random_cases_run_and_a_seed_draws_them_again(
+    grid: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = list(registry().values())
+    drawn = random_cases.cases(losses, 200, 7)
+    assert [x.title for x in drawn] == [x.title for x in random_cases.cases(losses, 200, 7)]
+    assert {x.workload.loss.engine.name for x in drawn} == {x.engine.name for x in losses}
+    assert max(x.workload.bytes for x in drawn) < 6e9
+    monkeypatch.setattr(random_cases, "cases", lambda *_: [small(x) for x in drawn[:30]])
+    arguments = ["--sections", "random_cases", "--target", "1e-6", "--out", str(tmp_path)]
+    assert benchmark.main(arguments) == 0
+    rows = records.read(tmp_path / "random_cases.csv")
+    assert [r["status"] for r in rows] == ["ok"] * 30
+
+
 def test_a_run_without_sections_leaves_the_cases_out() -> None:
-    assert benchmark.parser().parse_args([]).sections == tuple(x for x in report.TABLES if x != "cliffs")
+    assert set(report.TABLES) - set(benchmark.parser().parse_args([]).sections) == {"cliffs", "random_cases"}
 
 
 def test_the_distribution_is_drawn_beside_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

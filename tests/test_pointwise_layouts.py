@@ -161,6 +161,19 @@ def test_gradient_of_a_broadcast_operand_however_lanes_and_warps_share_it(
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize(
+    ("shape", "target", "stored"),
+    [((1200, 8), (1, 8), (1, 1)), ((2, 70, 40), (2, 1, 40), (2, 1, 1)), ((67, 64), (67, 1), (1, 1))],
+    ids=str,
+)
+def test_gradient_of_an_operand_that_is_broadcast_and_expanded(
+    shape: tuple[int, ...], target: tuple[int, ...], stored: tuple[int, ...]
+) -> None:
+    x = (torch.arange(prod(shape), device=KERNELS) % 5 - 1.0).reshape(shape)
+    t = (torch.arange(prod(stored), device=KERNELS) % 3.0).reshape(stored).expand(target)
+    assert torch.equal(gradients([x, t], "sum")[-1], (2 * (t - x)).sum_to_size(target))
+
+
 @pytest.mark.parametrize("shape", [(260,), (70, 1), ()], ids=str)
 def test_sums_of_gradients_have_the_same_bits_in_every_backward(shape: tuple[int, ...]) -> None:
     """In the first, in a second one, without a speculation, and without the other gradient."""

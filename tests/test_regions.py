@@ -19,7 +19,16 @@ from cupylosses.backends.torch import formulas, plans
 from cupylosses.definition.registry import registry
 from cupylosses.engines.record import KernelRecorder, placeholder
 from cupylosses.engines.regions.definition import RegionLoss
-from cupylosses.engines.regions.layout import GRADIENT_THREADS, VoxelStream, gradient_chunks, gradient_piece, layout
+from cupylosses.engines.regions.layout import (
+    GRADIENT_THREADS,
+    TILE_BYTES,
+    VoxelStream,
+    gradient_chunks,
+    gradient_piece,
+    layout,
+    shared_tile,
+    sums_bytes,
+)
 from cupylosses.jit.gpu import Chip
 from cupylosses.testing import host
 from cupylosses.testing.check import Check, perform
@@ -425,6 +434,29 @@ def test_more_classes_than_registers_hold():
         assert perform(check).problems == ()
 
 
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+@pytest.mark.parametrize(
+    ("name", "case", "dtypes", "lies"),
+    [
+        ("dice_ce_loss", {}, ("bfloat16", "uint8"), "many, channels_last"),
+        ("dice_focal_loss", {}, ("float32", "int64"), "many, channels_last"),
+        ("tversky_loss", {"overlap": "squared"}, ("float64", "float64"), "many"),
+    ],
+    ids=str,
+)
+def test_tiles_in_shared_memory(name, case, dtypes, lies):
+    with host.execution() as device:
+        device.chip = Chip(99 << 10)
+        assert perform(Check(getattr(F, name).loss, case, dtypes, "mean", lies, "cpu")).problems == ()
+
+
+def test_tiles_are_as_large_as_shared_memory_allows():
+    for classes, number, tile in ((21, 4, 256), (42, 4, 256), (43, 4, 128), (113, 4, 32), (114, 4, 0), (30, 8, 128)):
+        assert shared_tile(classes, number, 75 << 10) == tile
+        assert not tile or sums_bytes(classes, number, tile) <= TILE_BYTES
+    assert shared_tile(30, 4, 4 << 10) == 0
+
+
 @pytest.mark.kernels
 def test_the_bits_of_a_value_depend_on_no_layout_grid_or_gradient():
     found = []
@@ -582,11 +614,15 @@ def test_a_value_with_its_gradient_takes_two_kernels():
 def test_vectors_follow_from_sizes_and_strides_decide_only_how_they_are_read():
     dense = VoxelStream((64, 1), 16, 4)
     apart = VoxelStream((64, 2), 16, 4)
+    packed = VoxelStream((48, 3), 1, 4)
     none = VoxelStream((0, 0), vector=False)
-    first = layout((2, 16), 3, (dense, VoxelStream((16, 1), 0, 8), none, dense, none), 4, False)
-    second = layout((2, 16), 3, (apart, VoxelStream((16, 1), 0, 8), none, dense, none), 4, False)
+    first = layout((2, 16), 3, (dense, VoxelStream((16, 1), 0, 8), none, dense, none), 4, False, 1 << 16)
+    second = layout((2, 16), 3, (apart, VoxelStream((16, 1), 0, 8), none, dense, none), 4, False, 1 << 16)
     assert (first.vec_size, first.wide) == (4, True) and (second.vec_size, second.wide) == (4, False)
-    assert (first.chunks, first.per_chunk) == (second.chunks, second.per_chunk)
+    third = layout((2, 16), 3, (packed, VoxelStream((16, 1), 0, 8), none, packed, none), 4, False, 1 << 16)
+    assert (third.vec_size, third.wide, third.packed) == (4, True, (True, True))
+    assert not any((*first.packed, *second.packed))
+    assert len({(x.chunks, x.per_chunk) for x in (first, second, third)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -605,7 +641,7 @@ def test_chunks_of_a_few_samples_are_one_wave_of_blocks(itemsize, classes, heavy
     logits = VoxelStream((classes * voxels, 1), voxels, itemsize)
     none = VoxelStream((0, 0), vector=False)
     streams = (logits, VoxelStream((voxels, 1), 0, 8), none, logits, none)
-    x = layout((samples, voxels), classes, streams, 4, dense=False, heavy=heavy)
+    x = layout((samples, voxels), classes, streams, 4, dense=False, room=1 << 16, heavy=heavy)
     assert x.vec_size == vec_size
     assert 0.95 * most <= samples * x.chunks <= most
     assert (x.chunks - 1) * x.per_chunk < voxels // vec_size <= x.chunks * x.per_chunk

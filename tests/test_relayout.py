@@ -40,9 +40,13 @@ def numbers(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
 
 @pytest.mark.kernels
 @pytest.mark.addresses
-@pytest.mark.parametrize(("copy", "dtype"), in_turn(COPIES, DTYPES), ids=str)
-def test_copies(copy: tuple[tuple[int, ...], tuple[int, ...]], dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relayout, "LEAST", 1)
+@pytest.mark.parametrize(("copy", "dtype", "many_tiles"), in_turn(COPIES, DTYPES, (0, relayout.MANY_TILES)), ids=str)
+def test_copies(
+    copy: tuple[tuple[int, ...], tuple[int, ...]], dtype: str, many_tiles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By large tiles and by small ones."""
+    for name, limit in (("LEAST", 1), ("LEAST_BYTES", 1), ("LEAST_USED", 1 << 12), ("MANY_TILES", many_tiles)):
+        monkeypatch.setattr(relayout, name, limit)
     relayout.tiles.cache_clear()
     shape, order = copy
     x, strides = numbers(shape, dtype).to(KERNELS), strides_in(shape, order)
@@ -65,6 +69,11 @@ def test_copies(copy: tuple[tuple[int, ...], tuple[int, ...]], dtype: str, monke
         ((2, 1 << 20), (1 << 20, 1), (1, 2), False),
         # Few elements: a kernel of its own is not worth while.
         ((64, 64), (64, 1), (1, 64), False),
+        # Those of a side are less than a sector of memory.
+        ((1 << 16, 7), (7, 1), (1, 1 << 16), False),
+        ((1 << 16, 8), (8, 1), (1, 1 << 16), True),
+        # Both sides are short.
+        ((1 << 10, 15, 12), (180, 12, 1), (180, 1, 15), False),
         # Neither dimension has neighbours.
         ((256, 256), (512, 2), (1, 256), False),
         # An expanded dimension is copied for each of its indices.

@@ -268,9 +268,11 @@ def test_a_thread_per_row(
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("dtype", "classes", "places"), [(f32, 9, 16), (bf16, 64, 5), (f64, 2, 3), (f16, 40, 12)])
+@pytest.mark.parametrize(
+    ("dtype", "classes", "places", "gap"), [(f32, 9, 16, 0), (bf16, 64, 5, 0), (f64, 2, 3, 1), (f16, 40, 12, 0)]
+)
 def test_a_thread_per_list(
-    dtype: torch.dtype, classes: int, places: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
+    dtype: torch.dtype, classes: int, places: int, gap: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
 ) -> None:
     """Rows of lists by threads: of all lengths, with repeated labels, and with what does not count."""
     monkeypatch.setattr(margin_layout, "THREAD_LISTS", 0)
@@ -284,6 +286,7 @@ def test_a_thread_per_list(
     monkeypatch.setattr(margin_layout, "layout", noted)
     fresh_plans()
     scores, target = drawn(LISTS, 75, classes, dtype, labels=places, longest=min(places, 2 * classes))
+    scores = torch.nn.functional.pad(scores, (0, gap))[:, :classes]
     mask = torch.arange(75, device=KERNELS) % 5 != 1
     for reduction in ("mean", "none"):
         agree(LISTS, (scores, target), reduction=reduction)
@@ -292,6 +295,23 @@ def test_a_thread_per_list(
     scores[2, 0], scores[3, 1], target[4, 0], target[5, :2] = nan, inf, classes, torch.tensor([1, -7])
     agree(LISTS, (scores, target), mask=mask, reduction="none", check_targets="off")
     assert kinds == {"thread_per_list"}
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("dtype", "classes", "gap"), [(f32, 9, 2), (bf16, 17, 0)])
+def test_a_thread_per_label(
+    dtype: torch.dtype, classes: int, gap: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
+) -> None:
+    """Rows of few classes by threads, with what does not count, scores that are not finite, and bad labels."""
+    monkeypatch.setattr(margin_layout, "THREAD_LISTS", 0)
+    fresh_plans()
+    scores, target = drawn(ONE, 75, classes, dtype)
+    scores = torch.nn.functional.pad(scores, (0, gap))[:, :classes]
+    weight = torch.linspace(0, 2, classes, device=KERNELS)
+    agree(ONE, (scores, target), weight=weight, p=2 if gap else 1)
+    target[3], target[4] = -100, classes
+    scores[3], scores[5, target[5]], scores[6, 0], scores[7, 1] = nan, inf, nan, -inf
+    agree(ONE, (scores, target), reduction="none", check_targets="off")
 
 
 @pytest.mark.kernels

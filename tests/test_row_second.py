@@ -25,6 +25,7 @@ from cupylosses.backends.torch import formulas
 from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.definition import SoftmaxLoss
+from cupylosses.testing.host.execution import SMALL
 from cupylosses.testing.softmax import properties as row_properties
 from cupylosses.testing.softmax.properties import (
     DIRECTIONS,
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.kernels
 
 #: Layouts with different code for second derivatives; rows too long for shared memory are nothing special here.
 WAYS = (
-    "subwarp", "block", "thread_per_row", "thread_per_row_packed", "packed_rows", "label_only_tiles",
+    "subwarp", "block", "block, cluster", "thread_per_row", "thread_per_row_packed", "packed_rows", "label_only_tiles",
     "label_only_columns",
 )  # fmt: skip
 
@@ -291,6 +292,15 @@ def test_hessian_vector_products_read_twice(ran: list[str], no_formula: None) ->
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
 
 
+def test_an_affine_loss_takes_no_kernel(ran: list[str], no_formula: None) -> None:
+    given = row_properties.of_layout("label_only_columns", device=KERNELS, place="apart")
+    x = given.input.detach().requires_grad_()
+    gradient = torch.autograd.grad(F.nll_loss(x, given.target), x, create_graph=True)[0]
+    ran.clear()
+    found = torch.autograd.grad(gradient, x, torch.full_like(x, inf))[0]
+    assert not ran and found.shape == x.shape and not found.any()
+
+
 def test_layouts_are_what_they_are_called() -> None:
     """Every row layout occurs."""
     kinds = set()
@@ -302,7 +312,8 @@ def test_layouts_are_what_they_are_called() -> None:
         rows = softmax_layout.RowStrides(strides, x.stride(dim), 4, 0)
         others = [torch.empty(of_rows).stride()] * 3
         softmax = registry(SoftmaxLoss)[name].softmax
-        found = softmax_layout.second_layout(of_rows, shape[dim], rows, rows, others, rows, softmax)
+        found = softmax_layout.second_layout(of_rows, shape[dim], rows, rows, others, rows, softmax, chip=SMALL)
+        assert (found.cluster > 1) == layout.endswith("cluster")
         assert (found.kind == "label_only") == layout.startswith("label_only")
         kinds.add(found.kind)
     assert kinds == {

@@ -17,7 +17,7 @@ from tools import cupy_stand_in as stand_in
 import cupylosses
 from cupylosses import functional as F
 from cupylosses import nn
-from cupylosses.backends.torch import formulas
+from cupylosses.backends.torch import formulas, plans
 from cupylosses.definition.expressions import factors
 from cupylosses.definition.registry import registry
 from cupylosses.engines.row_statistics import codegen
@@ -72,8 +72,6 @@ def gradients(
 
 def exact(function: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any) -> Any:
     """The results of the formula, in float64, on the CPU."""
-    from cupylosses.backends.torch import plans
-
     wide = {k: x.cpu().double() if _is_floating(x) else _on_cpu(x) for k, x in options.items()}
     before = plans.use_host(None)
     try:
@@ -538,16 +536,20 @@ def test_chips_change_no_bit(features: int, fresh_plans: Callable[[], None], mon
             assert same_bits(a, b)
 
 
-@pytest.mark.parametrize("loss", [TRIPLET, COSINE])
-@pytest.mark.parametrize("looks", [0, 128])
+@pytest.mark.parametrize(
+    ("loss", "looks", "kept"),
+    [(TRIPLET, 0, True), (TRIPLET, 128, True), (COSINE, 0, True), (COSINE, 128, True), (COSINE, 0, False)],
+)
 def test_blocks_that_have_a_part_of_a_row_each_change_no_bit(
-    loss: Any, looks: int, monkeypatch: pytest.MonkeyPatch
+    loss: Any, looks: int, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that no cluster has room for: blocks wait for each other, or leave their part to the last one of the row."""
     operands = drawn(loss, (3,), 9000, torch.float32)
     leaves = [x.requires_grad_(x.is_floating_point()) for x in operands]
     wanted = leaves[: 2 + (loss is TRIPLET)]
     monkeypatch.setattr(row_layout, "LONG_PART_BYTES", 1 << 10)
+    if not kept:
+        monkeypatch.setattr(row_layout, "MANY_PARTS", 0)
     files = codegen.RowKernel.source
 
     def source(kernel: codegen.RowKernel) -> str:
@@ -562,6 +564,11 @@ def test_blocks_that_have_a_part_of_a_row_each_change_no_bit(
                 value = loss(*leaves)
                 upstream = torch.tensor(factor)
                 of_call.append([value, *torch.autograd.grad(value, wanted, upstream)])
+            with torch.no_grad():
+                assert same_bits(loss(*leaves), of_call[0][0])
+            values = loss(*leaves, reduction="none")
+            upstream = torch.full((3,), 1.0 / 3)
+            of_call.append([values, *torch.autograd.grad(values, wanted, upstream)])
             found.append(of_call)
     for others in found[1:]:
         for call, again in zip(found[0], others, strict=True):
@@ -574,7 +581,7 @@ def test_blocks_that_have_a_part_of_a_row_each_change_no_bit(
 
 def test_many_rows_have_few_chunks() -> None:
     rows = row_layout.RowStream((16,), 1, 4)
-    found = row_layout.layout((1 << 20,), 16, [rows], [rows], 1, 48 << 10, True)
+    found = row_layout.layout((1 << 20,), 16, [rows], [rows], 1, False, 48 << 10, True)
     assert found.kind == "lanes" and found.chunks * found.rows_per_chunk >= 1 << 20 and found.chunks <= 1 << 13
 
 
@@ -592,6 +599,59 @@ def test_second_derivatives(function: Any, reduction: str) -> None:
         return function(*vectors, *operands[len(vectors) :], reduction=reduction)
 
     assert torch.autograd.gradgradcheck(call, tuple(vectors))
+
+
+def products(function: Callable[..., Any], operands: Sequence[torch.Tensor], **options: Any) -> list[torch.Tensor]:
+    """The products of second derivatives with tangents of every floating operand, and of a weight that is an array."""
+    leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in operands]
+    inputs = [x for x in leaves if x.requires_grad]
+    if "weight" in options:
+        options["weight"] = options["weight"].detach().requires_grad_()
+        inputs.append(options["weight"])
+    value = function(*leaves, **options)
+    upstream = torch.linspace(0.5, 2, value.numel(), dtype=value.dtype, device=value.device).reshape(value.shape)
+    slopes = torch.autograd.grad(value, inputs, upstream, create_graph=True)
+    tangents = [torch.linspace(-1, 1, max(2, x.numel()), dtype=f32)[: x.numel()].view(x.shape) for x in inputs]
+    return list(torch.autograd.grad(slopes, inputs, [v.to(x) for v, x in zip(tangents, inputs, strict=True)]))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("function", "case"),
+    [
+        *in_turn(LOSSES, ["plain", "weighted"]),
+        *[(x, y) for x in (COSINE, F.ccc_loss) for y in ("broadcast", "cluster")],
+        (COSINE, "edges"),
+        (TRIPLET, "edges"),
+    ],
+    ids=str,
+)
+def test_products_with_second_derivatives(function: Any, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By kernels, those of the formula in float64."""
+    options: dict[str, Any] = {"reduction": "none"} if case in ("plain", "edges") else {}
+    operands = drawn(function, (3,), 4100 if case == "cluster" else 9, f32)
+    if case == "weighted":
+        options = {"weight": torch.tensor([0.5, 0.0, 2.0]), "mask": torch.tensor([True, True, False])}
+        operands = drawn(function, (3,), 9, f32)
+    elif case == "broadcast":
+        operands[1] = operands[1][:1]
+    elif case == "edges":
+        operands = drawn(function, (6,), 5, f32)
+        operands[0][0], operands[1][1], operands[0][2, 1], operands[1][3, 2] = 0.0, operands[0][1], nan, inf
+        options["eps"] = 0.0
+    placed = {k: x.to(KERNELS) if isinstance(x, torch.Tensor) else x for k, x in options.items()}
+    with monkeypatch.context() as patched:
+        patched.setattr(formulas, "hvp", None)
+        found = products(function, operands, **placed)
+    # The formula has no derivative by a weight of 0.
+    wide = {k: x.double().clamp(min=1e-30) if _is_floating(x) else x for k, x in options.items()}
+    before = plans.use_host(None)
+    try:
+        right = products(function, [x.cpu().double() if _is_floating(x) else x.cpu() for x in operands], **wide)
+    finally:
+        plans.use_host(before)
+    for a, b in zip(found, right, strict=True):
+        torch.testing.assert_close(a.cpu().double(), b, rtol=1e-6, atol=1e-7, equal_nan=True)
 
 
 @pytest.mark.kernels

@@ -14,9 +14,12 @@ from torch import Tensor
 
 import cupylosses
 import cupylosses.functional
+from cupylosses.engines.base import TensorSpec
 from cupylosses.engines.softmax import layout as softmax_layout
-from cupylosses.engines.softmax.plan import rows_of
+from cupylosses.engines.softmax.call import Static
+from cupylosses.engines.softmax.plan import copies, rows_of
 from cupylosses.engines.strides import dense_strides
+from cupylosses.jit.gpu import Chip
 from cupylosses.testing.softmax.properties import noted_layouts
 from cupylosses.testing.tolerance import same_bits
 
@@ -59,12 +62,37 @@ def test_which_rows_are_copied() -> None:
     assert copied((8, 97, 64, 64), operands=2) and not copied((8, 96, 64, 64), operands=2)
     # Rows with gaps are read as they lie.
     assert not copied((64, 1000), (1001, 1), size=2)
+    # Many rows of few classes are not: warps move them together, if they have no gaps.
+    assert copied((16384, 17), (81, 1)) and not copied((16383, 17), (81, 1)) and not copied((16384, 33), (97, 1))
+    assert not copied((16384, 17)) and not copied((16384, 17), (0, 1)) and copied((16384, 32), (40, 1), operands=2)
+    # Nor are two operands in 16 bits whose vectors lie differently.
+    assert copied((64, 1000), (1001, 1), size=2, operands=2) and not copied((64, 1000), (1008, 1), size=2, operands=2)
+    assert not copied((64, 1000), (1001, 1), operands=2)
     # Neighbouring rows are far from each other.
     assert copied((4096, 19), (38, 2)) and copied((8, 19, 64), (19 * 640, 640, 10))
     # Log-probabilities are read at the labels only, and their gradients written.
     assert not copied((8, 1000, 64, 64), softmax=False) and not copied((16, 262144), (1, 16), softmax=False)
     assert not copied((16, 1000), (1, 16), softmax=False) and not copied((8192, 262144), (1, 8192), softmax=False)
     assert not copied((0, 1000), (1, 0)) and not copied((5, 0), (1, 5))
+
+
+def test_copies_lie_as_kernels_read_fast() -> None:
+    """In the order of the operands where that is enough, and not all of them."""
+    static = Static(**dict.fromkeys(Static._fields, False) | {"kind": "probabilities", "class_dim": 1})
+
+    def strides_of_copies(shape: tuple[int, ...], *strides: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+        operands = [TensorSpec("float32", shape, x) for x in strides]
+        given = static if len(strides) > 1 else static._replace(kind="indices")
+        return dict(copies(given, operands, True, Chip()))
+
+    image, plain = (8, 3, 40, 40), (4800, 1600, 40, 1)
+    stepped, last = (14400, 4800, 120, 3), (4800, 1, 120, 3)
+    assert strides_of_copies(image, stepped) == {0: plain}
+    assert strides_of_copies(image, plain, plain) == {} and strides_of_copies(image, plain, last) == {1: plain}
+    assert strides_of_copies(image, last, plain) == {1: last}
+    assert strides_of_copies(image, stepped, stepped) == {0: plain, 1: plain}
+    assert strides_of_copies((6, 333), (1, 6)) == {0: (333, 1)}
+    assert strides_of_copies((16, 40000), (40001, 1), (1, 16)) == {1: (40000, 1)}
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3, 2), (5,)])

@@ -449,7 +449,7 @@ def hvp(
         launcher(device.stream(), *pointers, *addresses, *own, *scalars, *divisor.arguments)
         return value, changed
     launch = plan, device, pointers, scalars, divisor
-    zeros = [slot for slot, (w, v) in enumerate(zip(wanted, plan.vanishing, strict=True)) if w and v]
+    vanishing = tuple([w and v for w, v in zip(wanted, plan.vanishing, strict=True)])
     wanted = tuple([w and not v for w, v in zip(wanted, plan.vanishing, strict=True)])
     along, speculation = None, None
     if has_value and plan.scalar and True in wanted and options.one_pass_enabled():
@@ -460,9 +460,12 @@ def hvp(
     found: list[Any] = [None] * len(wanted)
     if True in wanted:
         found = gradients(*launch, wanted, grad_output, grad_output_strides, speculation)
-    for slot in zeros:
-        found[slot] = device.zeros(*plan.allocation(slot)[:3])
-    return along, found
+    return along, [x if z is None else z for x, z in zip(found, zeros(plan, device, vanishing), strict=True)]
+
+
+def zeros(plan: Plan, device: Device, wanted: Wanted) -> list[Any]:
+    """Zeros in place of the wanted gradients, None in place of the others."""
+    return [device.zeros(*plan.allocation(slot)[:3]) if w else None for slot, w in enumerate(wanted)]
 
 
 def reduced_or_not(

@@ -16,13 +16,19 @@ from cupylosses.engines.device import Device
 from cupylosses.engines.strides import MAX_RANK, dimension_words, merge, power_of_two
 from cupylosses.jit.kernel import Kernel
 
-#: Elements from which on a copy is worth a kernel of its own, and neighbours that both sides need at least.
+#: Elements from which on a copy is worth a kernel of its own; neighbours that both sides need at least, and bytes of
+#: them.
 LEAST = 1 << 14
 LEAST_SIDE = 4
+LEAST_BYTES = 32
+#: Part of a tile that is used, at least, as its inverse: two short sides fill none.
+LEAST_USED = 4
 THREADS = 256
-#: Elements of a tile, and its longest side.
-TILE = 4096
-MAX_SIDE = 64
+#: Elements of a tile, and its longest side; and those of small arrays, of fewer than so many large tiles: these would
+#: leave multiprocessors idle.
+TILE, MAX_SIDE = 4096, 64
+SMALL_TILE, SMALL_SIDE = 1024, 32
+MANY_TILES = 512
 #: Blocks of a launch.
 MAX_BLOCKS = (1 << 31) - 1
 
@@ -40,13 +46,14 @@ _COPY = _Owner("copy")
 
 @dataclass(frozen=True)
 class RelayoutKernel(Kernel):
-    """A copy of elements of ``size`` bytes by tiles of ``across`` of them along the source's fastest dimension, in
-    vectors of ``vec_size``; ``many`` if there are several outer dimensions.
+    """A copy of elements of ``size`` bytes by tiles of ``across`` of them along the source's fastest dimension and
+    ``down`` along the target's, in vectors of ``vec_size``; ``many`` if there are several outer dimensions.
     """
 
     size: int
     vec_size: int
     across: int
+    down: int
     many: bool
 
     loss: Any = _COPY
@@ -58,7 +65,8 @@ class RelayoutKernel(Kernel):
     @property
     def title(self) -> str:
         """The kernel in words, for error messages and file names."""
-        return f"relayout_{self.size}-bytes_x{self.vec_size}_{self.across}-across{'_many' * self.many}"
+        tile = f"{self.across}-across_{self.down}-down"
+        return f"relayout_{self.size}-bytes_x{self.vec_size}_{tile}{'_many' * self.many}"
 
     @property
     def entry(self) -> str:
@@ -75,7 +83,7 @@ class RelayoutKernel(Kernel):
             f"using Outer = Dimensions<2, {rank}>;\n"
             f'extern "C" __global__ void __launch_bounds__({THREADS}) {self.entry}(const void* from, void* to, '
             "int64 count_a, int64 count_b, int64 from_step, int64 to_step, const __grid_constant__ Outer outer) {\n"
-            f"  relayout<{word}, {self.vec_size}, {self.across}, {TILE // self.across}, {THREADS}>(\n"
+            f"  relayout<{word}, {self.vec_size}, {self.across}, {self.down}, {THREADS}>(\n"
             f"      static_cast<const {word}*>(from), static_cast<{word}*>(to), count_a, count_b, from_step, to_step, "
             "outer);\n}\n"
         )
@@ -104,24 +112,28 @@ def tiles(
     if len(inner) != 1 or len(outer) != 1 or inner == outer:
         return None
     (a,), (b,) = inner, outer
-    if min(sizes[a], sizes[b]) < LEAST_SIDE:
+    if min(sizes[a], sizes[b]) < max(LEAST_SIDE, LEAST_BYTES // size):
         return None
     rest = [d for d in range(len(sizes)) if d not in (a, b)]
     if len(rest) > MAX_RANK:
         return None
     # A square, or longer along the other dimension where one is short.
-    most = [min(MAX_SIDE, power_of_two(sizes[d])) for d in (a, b)]
-    across = max(8, most[0] if most[1] == MAX_SIDE else min(512, TILE // most[1]))
+    tile, side = (TILE, MAX_SIDE) if prod(shape) >= MANY_TILES * TILE else (SMALL_TILE, SMALL_SIDE)
+    most = [min(side, power_of_two(sizes[d])) for d in (a, b)]
+    across = max(8, most[0] if most[1] == side else min(512, tile // most[1]))
+    down = tile // across
+    if min(sizes[a], across) * min(sizes[b], down) * LEAST_USED < tile:
+        return None
     steps = [here[b], there[a], sizes[a], sizes[b], *(here[d] for d in rest), *(there[d] for d in rest)]
     vec_size = 2 if size <= 2 and misalignment % (2 * size) == 0 and not any(x % 2 for x in steps) else 1
-    count = -(-sizes[a] // across) * -(-sizes[b] // (TILE // across)) * prod(sizes[d] for d in rest)
+    count = -(-sizes[a] // across) * -(-sizes[b] // down) * prod(sizes[d] for d in rest)
     if count > MAX_BLOCKS:
         return None
     many = len(rest) > 1
     sizes_of_rest = [sizes[d] for d in rest] or [1]
     streams = [[x[d] for d in rest] or [0] for x in (here, there)]
     words = dimension_words(sizes_of_rest, streams, MAX_RANK if many else 1)
-    kernel = RelayoutKernel(size, vec_size, across, many)
+    kernel = RelayoutKernel(size, vec_size, across, down, many)
     return Tiles(kernel, count, (sizes[a], sizes[b], here[b], there[a], tuple(words)))
 
 

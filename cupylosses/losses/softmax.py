@@ -140,6 +140,7 @@ nll_loss = define_softmax(
     row="weighted(weight, nll)",
     references={"row": _nll_row},
     softmax=False,
+    affine=True,
     weights="weight",
     mean_of_weights=True,
     torch="nll_loss",

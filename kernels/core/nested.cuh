@@ -333,6 +333,19 @@ __device__ __forceinline__ NestedDual<T, kGuarded> scalar_direction(NestedDual<T
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// vectors.cuh
+
+template <class T>
+__device__ __forceinline__ NestedDual<T> scalar_square_root(NestedDual<T> x) {
+  const T y = scalar_square_root(x.value);
+  return {y, x.tangent == T(0) ? T(0) : scalar_divide_in_range(T(0.5) * x.tangent, y)};
+}
+template <class T>
+__device__ __forceinline__ NestedDual<T> scalar_cosine(NestedDual<T> x) {
+  return {scalar_cosine(x.value), x.tangent};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // logistic.cuh
 
 template <class T, bool kGuarded>
@@ -434,6 +447,26 @@ __device__ __forceinline__ Entropy<NestedDual<T, kGuarded>> scalar_entropy(Neste
                                                                            NestedDual<T, kGuarded> inverse) {
   const Entropy<T> entropy = scalar_entropy(a.value, m.value, difference.value, inverse.value);
   return {log_with_tangent(entropy.log, a, m), NestedDual<T, kGuarded>(entropy.value)};
+}
+
+// The value is used in values only. In float it does without the quotient, as the tangents do.
+__device__ __forceinline__ RelativeEntropy<float> scalar_entropy_beside_tangents(float log_a, float log_b, float a,
+                                                                                 float b) {
+  return scalar_known_relative_entropy(a, b, log_a - log_b);
+}
+__device__ __forceinline__ RelativeEntropy<double> scalar_entropy_beside_tangents(double log_a, double log_b, double,
+                                                                                  double) {
+  return scalar_log_relative_entropy(log_a, log_b);
+}
+template <class T>
+__device__ __forceinline__ RelativeEntropy<NestedDual<T>> scalar_log_relative_entropy(NestedDual<T> log_a,
+                                                                                      NestedDual<T> log_b) {
+  const T a = scalar_exp(log_a.value), b = scalar_exp(log_b.value);
+  const RelativeEntropy<T> y = scalar_entropy_beside_tangents(log_a.value, log_b.value, a, b);
+  const T of_a = scaled_tangent(a, log_a.tangent), of_b = scaled_tangent(b, log_b.tangent);
+  const T of_product =
+      scaled_tangent(log_a.value - log_b.value, of_a) + scaled_tangent(a, log_a.tangent - log_b.tangent);
+  return {NestedDual<T>(y.value), {y.product, of_product}, {y.difference, of_a - of_b}};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -58,8 +58,8 @@ __host__ __device__ constexpr int vectors_in_flight(int vectors, int words, int 
 }
 
 // Ways to read an operand. kSplat: one number for the whole vector (stride 0 along it). kShifted: vectors at addresses
-// that are no multiples of them. kScalars: elements of several components at such addresses, component by component;
-// their offsets are in components.
+// that are no multiples of them. kScalars: elements of several components at such addresses, or of components that lie
+// apart, component by component; their offsets are in components.
 enum class Access { kStream, kSplat, kShifted, kScalars };
 
 // Layout of a micro-tile in memory: rows of kA elements of unit stride, columns of kB, or neither.
@@ -75,9 +75,25 @@ struct Source {
 };
 
 template <class Storage_>
+struct Source<Storage_, Access::kScalars> {
+  using Storage = Storage_;
+  static constexpr Access kAccess = Access::kScalars;
+  const Storage* pointer;
+  int64 component_step;
+};
+
+template <class Storage_>
 struct Sink {
   using Storage = Storage_;
   Storage* pointer;
+};
+
+// A sink of elements whose components lie apart; their offsets are in components.
+template <class Storage_>
+struct ScalarSink {
+  using Storage = Storage_;
+  Storage* pointer;
+  int64 component_step;
 };
 
 // The gradient of an operand that is broadcast: the derivatives that meet in one of its elements are added up to
@@ -214,11 +230,11 @@ struct LoadedOf<Source<Storage, Access::kShifted>, 1> {
 
 template <class Scalar, int kCount>
 __device__ __forceinline__ Pack<Components<Scalar, kCount>, 1> load_scalars(const Components<Scalar, kCount>* pointer,
-                                                                            int64 offset) {
+                                                                            int64 offset, int64 step) {
   Pack<Components<Scalar, kCount>, 1> pack;
   const Scalar* first = reinterpret_cast<const Scalar*>(pointer) + offset;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) pack.element[0].component[i] = load_pack<1>(first + i).element[0];
+  for (int i = 0; i < kCount; ++i) pack.element[0].component[i] = load_pack<1>(first + i * step).element[0];
   return pack;
 }
 
@@ -233,7 +249,7 @@ __device__ __forceinline__ typename LoadedOf<S, kVecSize>::type load(const S& so
     return {load_unaligned<kVecSize>(source.pointer + offset)};
   } else if constexpr (S::kAccess == Access::kScalars) {
     static_assert(kVecSize == 1, "vectors have aligned elements");
-    return {load_scalars(source.pointer, offset)};
+    return {load_scalars(source.pointer, offset, source.component_step)};
   } else if constexpr (S::kAccess == Access::kSplat) {
     return {load_pack<1>(source.pointer + offset)};
   } else {
@@ -280,6 +296,15 @@ __device__ __forceinline__ void store(const Sink<Storage>& sink, int64 offset, c
     store_stream<kVecSize>(sink.pointer + offset, pack);
   }
 }
+template <int kVecSize, class Scalar, int kCount, class Compute>
+__device__ __forceinline__ void store(const ScalarSink<Components<Scalar, kCount>>& sink, int64 offset,
+                                      const Compute (&x)[kVecSize]) {
+  static_assert(kVecSize == 1, "vectors have components side by side");
+  const auto pack = NarrowPack<Components<Scalar, kCount>, 1>::from(x);
+  Scalar* const first = reinterpret_cast<Scalar*>(sink.pointer) + offset;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) first[i * sink.component_step] = pack.element[0].component[i];
+}
 template <int kVecSize, class Compute>
 __device__ __forceinline__ void store(Absent, int64, const Compute (&)[kVecSize]) {
 }
@@ -302,6 +327,10 @@ struct IsSink {
 };
 template <class Storage>
 struct IsSink<Sink<Storage>> {
+  static constexpr bool value = true;
+};
+template <class Storage>
+struct IsSink<ScalarSink<Storage>> {
   static constexpr bool value = true;
 };
 template <class Storage, Along kAlong, int kA, int kB>
@@ -363,6 +392,10 @@ struct ComponentsOfSink {
 };
 template <class Storage>
 struct ComponentsOfSink<Sink<Storage>> {
+  static constexpr int kCount = ElementOf<Storage, void>::kComponents;
+};
+template <class Storage>
+struct ComponentsOfSink<ScalarSink<Storage>> {
   static constexpr int kCount = ElementOf<Storage, void>::kComponents;
 };
 

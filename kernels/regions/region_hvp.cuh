@@ -88,6 +88,9 @@ struct ClassesWithTangents {
       t[c] = load_voxels<kLast, Program>(program.target + c * stride[kTargets], offset, kTargets);
     }
   }
+  static __device__ __forceinline__ int count() {
+    return Program::kClasses;
+  }
   __device__ __forceinline__ Compute input(int c, int i) const {
     return {widen_element<Scalar>(x[c], i), widen_element<Scalar>(v[c], i)};
   }

@@ -12,8 +12,9 @@
 // h_c - sum p_j h_j, in which h_m is 0.
 //
 // 1. Each block takes one chunk of a sample, the last chunk first: L2 still has what kernel 1 read last. A thread takes
-//    vectors of the chunk in turn, in registers if there are few classes; otherwise it reads them three times, of which
-//    L1 and L2 serve two.
+//    vectors of the chunk in turn, in registers if there are few classes. Of many, a block copies a tile of voxels to
+//    shared memory (write_tile_gradients); without room for it, a thread reads its logits three times, of which L1 and
+//    L2 serve two.
 //    With logits that come through shared memory (write_staged_gradients) blocks are two waves, and their threads have
 //    one vector on its way during the arithmetic of another.
 // 2. While the first vectors are on their way, the block's threads load the sample's coefficients into shared memory,
@@ -37,8 +38,10 @@ __device__ __forceinline__ bool label_gradient(const Program& program, const Cla
   using Compute = typename Program::Compute;
   const Compute at_label = coeffs.of_label(target.label);
   Compute sum = Compute(0);
-#pragma unroll
-  for (int c = 0; c < Program::kClasses; ++c) sum = scalar_fma(softmax.e[c], coeffs.of_other(c), sum);
+#pragma unroll(Program::kLoop)
+  for (int c = 0; c < classes.count(); ++c) {
+    sum = scalar_fma(softmax.exponential(classes, c, i), coeffs.of_other(c), sum);
+  }
   const Compute mean = (sum - at_label * softmax.others) * softmax.inv_sum;
   Compute common = -(at_label + mean) * softmax.inv_sum;
   Compute by_label = -mean * (softmax.label_e * softmax.inv_sum);
@@ -50,15 +53,17 @@ __device__ __forceinline__ bool label_gradient(const Program& program, const Cla
     by_label = scalar_fma(voxel_scale, row.target, by_label);
     common = scalar_fma(voxel_scale, row.exp_coeff, common);
   }
-  const unsigned own = opaque(1u << target.label);
+  // A bit, of few classes, is one instruction for all.
+  const unsigned own = Program::kTile > 0 ? 0u : opaque(1u << target.label);
   Compute total = Compute(0);
-#pragma unroll
-  for (int c = 0; c < Program::kClasses; ++c) {
-    Compute y = softmax.e[c] * scalar_fma(coeffs.of_other(c), softmax.inv_sum, common);
+#pragma unroll(Program::kLoop)
+  for (int c = 0; c < classes.count(); ++c) {
+    Compute y = softmax.exponential(classes, c, i) * scalar_fma(coeffs.of_other(c), softmax.inv_sum, common);
     if constexpr (Program::kVoxel == kRow && Program::kSmoothed) {
       y -= voxel_scale * (row.weight_coeff * program.weight(c));
     }
-    y = (own & (1u << c)) != 0 ? by_label : y;
+    const bool is_own = Program::kTile > 0 ? c == target.label : (own & (1u << c)) != 0;
+    y = is_own ? by_label : y;
     if constexpr (Program::kVoxel == kElement) {
       const auto cost = element_loss<kMode | 1u>(program, classes, c, i, c == target.label ? Compute(1) : Compute(0));
       y += voxel_scale * tangent_or_zero(cost, 0);
@@ -83,7 +88,7 @@ __device__ __forceinline__ bool gradient_of_classes(const Program& program, cons
   if constexpr (Program::kVoxel == kTerm) {
     // The derivatives of all terms by their log p_c.
     log_sum = log_of_sum(softmax);
-#pragma unroll(Program::kUnroll)
+#pragma unroll(Program::kLoop)
     for (int c = 0; c < program.classes(); ++c) {
       const auto y = program.loss(variable<1u, 0>(log_probability(classes, softmax, c, i, log_sum)),
                                   variable<0u, 1>(target_of<Program>(classes, target, c, i)),
@@ -95,7 +100,7 @@ __device__ __forceinline__ bool gradient_of_classes(const Program& program, cons
   Compute at_largest = Compute(0), mean = Compute(0), total = Compute(0);
   if constexpr (Program::kActivation == kSoftmax) {
     int largest = 0;
-#pragma unroll(Program::kUnroll)
+#pragma unroll(Program::kLoop)
     for (int c = 0; c < program.classes(); ++c) {
       if (softmax.exponential(classes, c, i) == Compute(1)) largest = c;
     }
@@ -104,13 +109,13 @@ __device__ __forceinline__ bool gradient_of_classes(const Program& program, cons
                                                       ? softmax.others * softmax.inv_sum
                                                       : (softmax.sum - Compute(1)) * softmax.inv_sum};
     at_largest = coeffs.at(classes, target, largest, i, p);
-#pragma unroll(Program::kUnroll)
+#pragma unroll(Program::kLoop)
     for (int c = 0; c < program.classes(); ++c) {
       const Probability<Compute> of_class = probability(program, classes, softmax, c, i);
       mean += of_class.p * (coeffs.derivative(classes, target, c, i, of_class) - at_largest);
     }
   }
-#pragma unroll(Program::kUnroll)
+#pragma unroll(Program::kLoop)
   for (int c = 0; c < program.classes(); ++c) {
     const Probability<Compute> p = probability(program, classes, softmax, c, i);
     const Compute t = target_of<Program>(classes, target, c, i);
@@ -166,7 +171,7 @@ __device__ __forceinline__ void voxel_gradient(const Program& program, const Cla
                                                typename Program::Compute voxel_scale, const Store& store) {
   using Compute = typename Program::Compute;
   if (!Program::kLabelApart && !target.sound) {
-#pragma unroll(Program::kUnroll)
+#pragma unroll(Program::kLoop)
     for (int c = 0; c < program.classes(); ++c) store(c, Compute(0), Compute(0));
     return;
   }
@@ -178,6 +183,7 @@ __device__ __forceinline__ void voxel_gradient(const Program& program, const Cla
     }
     // Opaque, or the compiler has what follows twice.
     if (opaque(static_cast<unsigned>(done)) != 0) return;
+    if constexpr (Program::kTile > 0 && Program::kPackedGradients) classes.reload(program, offset);
   }
   gradient_of_voxel<0u, kInput, kTarget>(program, classes, offset, target, i, coeffs, voxel_scale, store);
 }
@@ -255,6 +261,19 @@ struct StoreInMemory {
   int64 stride, target_stride;
   __device__ __forceinline__ void operator()(int c, Compute by_input, Compute by_target) const {
     if constexpr (kInput) inputs[c * stride] = Narrow<typename Program::Input>::from(by_input);
+    if constexpr (kTarget) targets[c * target_stride] = Narrow<typename Program::Target>::from(by_target);
+  }
+};
+
+// Gradients by the input wait in the places of a tile's logits.
+template <bool kTarget, class Program>
+struct StoreInTile {
+  using Compute = typename Program::Compute;
+  const TileClasses<Program>& classes;
+  typename Program::Target* targets;
+  int64 target_stride;
+  __device__ __forceinline__ void operator()(int c, Compute by_input, Compute by_target) const {
+    classes.overwrite(c, by_input);
     if constexpr (kTarget) targets[c * target_stride] = Narrow<typename Program::Target>::from(by_target);
   }
 };
@@ -363,9 +382,12 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
         }
       }
       if constexpr (Program::kLabelApart && kInput) clear_uncounted<Program>(targets, of_inputs);
+      if constexpr (kInput && Program::kPackedGradients) {
+        PackedVector<Program>::store(input_gradients + offset.at(kGradientsOfInputs, 0), of_inputs);
+      }
 #pragma unroll
       for (int c = 0; c < Program::kClasses; ++c) {
-        if constexpr (kInput) {
+        if constexpr (kInput && !Program::kPackedGradients) {
           store_voxels<Program>(input_gradients + c * program.space.class_stride[kGradientsOfInputs], offset,
                                 kGradientsOfInputs, of_inputs[c]);
         }
@@ -386,6 +408,89 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
 }
 
 constexpr int kGradientThreads = 128;  // engines/regions/layout.py: GRADIENT_THREADS
+
+// The inverse of load_tile.
+template <int kThreads, class Program>
+__device__ __forceinline__ void store_packed_tile(const Program& program, int64 sample, int64 begin, int count,
+                                                  const typename Program::Compute* tile,
+                                                  typename Program::Input* gradients) {
+  using Input = typename Program::Input;
+  constexpr int kPitch = TileClasses<Program>::kPitch;
+  const int classes = program.classes(), all = count * classes;
+  Input* const to = gradients + sample * program.space.sample_stride[kGradientsOfInputs] + begin * classes;
+  const unsigned inverse = 0xffffffffu / static_cast<unsigned>(classes) + 1u;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < all; i += kThreads) {
+    const int voxel = static_cast<int>(static_cast<unsigned long long>(i) * inverse >> 32), c = i - voxel * classes;
+    to[i] = Narrow<Input>::from(tile[c * kPitch + voxel]);
+  }
+}
+
+// Gradients of a voxel of a tile.
+template <bool kInput, bool kTarget, class Program, class Coeffs, class Store>
+__device__ __forceinline__ void tile_gradient(const Program& program, const TileClasses<Program>& classes,
+                                              const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
+                                              const VoxelTarget& target, const Coeffs& coeffs,
+                                              typename Program::Compute voxel_scale, const Store& store) {
+  using Compute = typename Program::Compute;
+  if (Program::kLabelApart && !target.sound) {
+    for (int c = 0; c < classes.count(); ++c) store(c, Compute(0), Compute(0));
+    return;
+  }
+  voxel_gradient<kInput, kTarget>(program, classes, offset, target, 0, coeffs, voxel_scale, store);
+}
+
+// Version of write_gradients for tiles of kGradientThreads voxels, behind 3 C `numbers`, rounded up to 16 bytes.
+template <bool kInput, bool kTarget, class Program, class Groups, class Result>
+__device__ __forceinline__ void write_tile_gradients(const Program& program, const Groups& groups,
+                                                     const double* residual, const Result* grad_output, int64 per_group,
+                                                     int64 chunks, int64 voxels_per_chunk,
+                                                     typename Program::Input* input_gradients,
+                                                     typename Program::Target* target_gradients,
+                                                     typename Program::Compute* numbers) {
+  using Compute = typename Program::Compute;
+  static_assert(Program::kTile == kGradientThreads, "a thread for each voxel of a tile");
+  const int classes_count = program.classes();
+  Compute* const tile = numbers + (3 * classes_count + 3) / 4 * 4;
+  // 32 bits hold any number of blocks, and divide faster than 64.
+  const unsigned of_sample = static_cast<unsigned>(chunks), chunk = gridDim.x - 1 - blockIdx.x;
+  const int64 sample = chunk / of_sample, first = (chunk - sample * chunks) * voxels_per_chunk;
+  const int64 end = min(first + voxels_per_chunk, program.space.voxels);
+  const SharedCoeffs<Program> coeffs{numbers, classes_count};
+  Compute voxel_scale = Compute(0);
+#pragma unroll 1
+  for (int64 begin = first; begin < end; begin += Program::kTile) {
+    const int count = static_cast<int>(min(end - begin, static_cast<int64>(Program::kTile)));
+    load_tile<kGradientThreads>(program, sample, begin, count, tile);
+    if (begin == first) {
+      load_coefficients(program, groups, residual, grad_output, per_group, sample, numbers);
+      voxel_scale =
+          static_cast<Compute>(residual[program.space.samples * 3 * classes_count] * widen<double>(grad_output[0]));
+    }
+    __syncthreads();
+    if (static_cast<int>(threadIdx.x) < count) {
+      VectorOffsets<Program::kVecSize, Program::kWide> offset;
+      program.space.offsets(sample, begin + threadIdx.x, offset);
+      const TileClasses<Program> classes(program, tile, threadIdx.x, offset);
+      const VoxelTarget target = voxel_target(program, classes, offset, 0);
+      auto* const of_target = kTarget ? target_gradients + offset.at(kGradientsOfTargets, 0) : nullptr;
+      if constexpr (Program::kPackedGradients) {
+        const StoreInTile<kTarget, Program> store{classes, of_target, program.space.class_stride[kGradientsOfTargets]};
+        tile_gradient<kInput, kTarget>(program, classes, offset, target, coeffs, voxel_scale, store);
+      } else {
+        const StoreInMemory<kInput, kTarget, Program> store{
+            kInput ? input_gradients + offset.at(kGradientsOfInputs, 0) : nullptr, of_target,
+            program.space.class_stride[kGradientsOfInputs], program.space.class_stride[kGradientsOfTargets]};
+        tile_gradient<kInput, kTarget>(program, classes, offset, target, coeffs, voxel_scale, store);
+      }
+    }
+    __syncthreads();
+    if constexpr (Program::kPackedGradients && kInput) {
+      store_packed_tile<kGradientThreads>(program, sample, begin, count, tile, input_gradients);
+      __syncthreads();
+    }
+  }
+}
 
 // Gradients for labels, with logits and labels that come through shared memory (StagedVectors). A chunk is one of
 // kernel 1, of which a block writes the gradients of a piece from its last vectors on: first the last pieces of all

@@ -13,11 +13,14 @@
 //    not. NVRTC 13.0 to 13.2 compiled shuffles behind the loop without a check for that, and numbers were lost.
 // 3. Warps add up through shared memory, in order.
 //
-// Many classes (sum_in_tiles): a thread cannot hold them.
-// 1. A block takes a tile of kTile voxels; a thread finds the softmax of its voxels, and leaves it in shared memory.
-// 2. Warps take classes in turn, lanes the voxels of the tile; each class's sums belong to one warp.
+// Many classes (sum_in_shared_tiles): a thread cannot hold them.
+// 1. A block copies the logits of Program::kTile voxels to shared memory (load_tile). A thread finds the softmax of a
+//    voxel, whose exponentials take the place of the logits (kKeepsExponentials), and leaves the rest beside them.
+// 2. Warps take classes in turn, lanes the voxels of the tile; each class's sums belong to one warp. A lane has its own
+//    in shared memory; threads add up those of the lanes, in double, behind 64 voxels of a lane.
+// Classes that shared memory has no room for (sum_in_tiles): logits stay in memory.
 //
-// Traffic: each logit and label once from memory; with many classes once more from L1 or L2.
+// Traffic: each logit and label once from memory; in sum_in_tiles once more from L1 or L2.
 // Order of additions: by sizes alone. Preconditions: blockDim.x is kSumThreads.
 #pragma once
 #include "regions/voxels.cuh"
@@ -411,6 +414,177 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
     __syncthreads();
     for (int k = threadIdx.x; k < numbers; k += kSumThreads) {
       Total sum(0.0);
+      if (k < 3 * classes_count) {
+        sum = totals[k];
+      } else {
+        for (int w = 0; w < kSumWarps; ++w) sum += of_warp[w][k - 3 * classes_count];
+      }
+      partials[chunk * numbers + k] = sum;
+    }
+    __syncthreads();
+  }
+}
+
+// A voxel of a tile with kLabelApart: the reciprocal of its sum of exponentials, and the summands of I and FN.
+template <class Compute>
+struct LabelledVoxel {
+  Compute inv_sum;
+  Compute hit;
+  Compute false_negative;
+  int label;  // -1 if it does not count
+};
+
+// Voxels whose numbers are added in the arithmetic type.
+constexpr int kLaneVoxels = 64;
+
+// sum_in_tiles with the logits of a tile in shared memory, which are read once. Lanes keep their sums of each class,
+// three columns of kWarp numbers in shared memory. `memory` has 3 C doubles, these columns and the tile.
+template <class Program>
+__device__ __forceinline__ void sum_in_shared_tiles(const Program& program, int64 chunks, int64 tiles_per_chunk,
+                                                    double* partials, double* memory) {
+  using Compute = typename Program::Compute;
+  constexpr int kTileSize = Program::kTile, kEach = kTileSize / kWarp, kPitch = TileClasses<Program>::kPitch;
+  constexpr int kWords = 16 / static_cast<int>(sizeof(Compute));
+  using Kept = Choose<Program::kLabelApart, LabelledVoxel<Compute>, TileVoxel<Compute>>;
+  __shared__ Kept kept_of[kTileSize];
+  __shared__ double of_warp[kSumWarps][3];
+  const int classes_count = program.classes(), numbers = 3 * classes_count + 3;
+  double* const totals = memory;
+  Compute* const of_lanes = reinterpret_cast<Compute*>(totals + (3 * classes_count + 1) / 2 * 2);
+  Compute* const tile = of_lanes + 3 * classes_count * kWarp;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int64 voxels = program.space.voxels, total = chunks * program.space.samples;
+#pragma unroll 1
+  for (int64 chunk = blockIdx.x; chunk < total; chunk += gridDim.x) {
+    const int64 sample = chunk / chunks, first = (chunk - sample * chunks) * tiles_per_chunk;
+    double spoilt = 0.0, cost = 0.0, voxel_count = 0.0;
+    for (int k = threadIdx.x; k < 3 * classes_count; k += kSumThreads) totals[k] = 0.0;
+    for (int k = threadIdx.x; k < 3 * classes_count * kWarp; k += kSumThreads) of_lanes[k] = Compute(0);
+    int added = 0;  // voxels of a lane
+#pragma unroll 1
+    for (int64 turn = 0; turn < tiles_per_chunk; ++turn) {
+      const int64 begin = (first + turn) * kTileSize;
+      if (begin >= voxels) break;
+      const int count = static_cast<int>(min(voxels - begin, static_cast<int64>(kTileSize)));
+      __syncthreads();  // the tile before may still be read
+      load_tile<kSumThreads>(program, sample, begin, count, tile);
+      __syncthreads();
+      if (const int v = threadIdx.x; v < kTileSize) {
+        Kept kept{};
+        kept.label = Program::kLabelApart ? -1 : -2;
+        bool sound = false;
+        if (v < count) {
+          VectorOffsets<Program::kVecSize, Program::kWide> offset;
+          program.space.offsets(sample, begin + v, offset);
+          const TileClasses<Program> classes(program, tile, v, offset);
+          const VoxelTarget target = voxel_target(program, classes, offset, 0);
+          if constexpr (!Program::kDense) {
+            if (target.spoilt) {
+              report_label(program.status, program.site, sample * voxels + begin + v, classes.label(0),
+                           program.space.classes);
+            }
+          }
+          if (target.spoilt) spoilt += 1.0;
+          sound = target.sound;
+          if (sound) {
+            VoxelSoftmax<Program> softmax;
+            if constexpr (Program::kLabelApart) {
+              softmax.find_apart(program, classes, offset, 0, target);
+              kept = {softmax.inv_sum, softmax.label_e * softmax.inv_sum, softmax.others * softmax.inv_sum,
+                      target.label};
+            } else {
+              if constexpr (Program::kNeedsSoftmax) {
+                softmax.find(program, classes, 0, target.label);
+                kept.max_logit = softmax.max_logit;
+                kept.inv_sum = softmax.inv_sum;
+                kept.others = softmax.others;
+                kept.sum = softmax.sum;
+                kept.pivot = softmax.pivot;
+              }
+              kept.label = Program::kDense ? 0 : target.label;
+            }
+            if constexpr (Program::kVoxel != kNoVoxelLoss) {
+              const VoxelCost<Compute> of_voxel = voxel_cost(program, classes, softmax, target, 0);
+              cost += static_cast<double>(of_voxel.value);
+              voxel_count += static_cast<double>(of_voxel.count);
+            }
+          }
+        }
+        if (Program::kLabelApart && !sound) {
+          for (int c = 0; c < classes_count; ++c) tile[c * kPitch + v] = Compute(0);
+        }
+        kept_of[v] = kept;
+      }
+      __syncthreads();
+      Kept own[kEach];
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) own[j] = kept_of[j * kWarp + lane];
+#pragma unroll 1
+      for (int c = warp; c < classes_count; c += kSumWarps) {
+        Summands<Compute> sum{Compute(0), Compute(0), Compute(0)};
+        if constexpr (Program::kLabelApart) {
+#pragma unroll
+          for (int j = 0; j < kEach; ++j) {
+            sum.false_positive = scalar_fma(tile[c * kPitch + j * kWarp + lane], own[j].inv_sum, sum.false_positive);
+            const bool is_label = own[j].label == c;
+            sum.hit += is_label ? own[j].hit : Compute(0);
+            sum.false_negative += is_label ? own[j].false_negative : Compute(0);
+          }
+        } else {
+#pragma unroll 1
+          for (int v = lane; v < count; v += kWarp) {
+            const TileVoxel<Compute> kept = kept_of[v];
+            if (kept.label == -2) continue;
+            VectorOffsets<Program::kVecSize, Program::kWide> offset;
+            program.space.offsets(sample, begin + v, offset);
+            const TileClasses<Program> classes(program, tile, v, offset);
+            VoxelSoftmax<Program> softmax;
+            softmax.max_logit = kept.max_logit;
+            softmax.inv_sum = kept.inv_sum;
+            softmax.others = kept.others;
+            softmax.sum = kept.sum;
+            softmax.pivot = kept.pivot;
+            const VoxelTarget target{kept.label, true, false};
+            const Summands<Compute> s = summands<Program::kOverlap>(probability(program, classes, softmax, c, 0),
+                                                                    target_of<Program>(classes, target, c, 0));
+            sum.hit += s.hit;
+            sum.false_positive += s.false_positive;
+            sum.false_negative += s.false_negative;
+          }
+        }
+        Compute* const of_class = of_lanes + 3 * c * kWarp + lane;
+        of_class[0] += sum.hit;
+        of_class[kWarp] += sum.false_positive;
+        of_class[2 * kWarp] += sum.false_negative;
+      }
+      added += kEach;
+      if (added < kLaneVoxels && turn + 1 < tiles_per_chunk && begin + kTileSize < voxels) continue;
+      added = 0;
+      __syncthreads();
+      for (int k = threadIdx.x; k < 3 * classes_count; k += kSumThreads) {
+        Pack<Compute, kWords>* const column = reinterpret_cast<Pack<Compute, kWords>*>(of_lanes + k * kWarp);
+        double sum = 0.0;
+#pragma unroll
+        for (int j = 0; j < kWarp / kWords; ++j) {
+          // Each thread starts at its own word: those of a column are in the same banks for all.
+          Pack<Compute, kWords>& word = column[(j + threadIdx.x) % (kWarp / kWords)];
+          sum += static_cast<double>(sum_elements(word.element));
+          word = Pack<Compute, kWords>{};
+        }
+        totals[k] += sum;
+      }
+    }
+    spoilt = warp_sum(spoilt);
+    cost = warp_sum(cost);
+    voxel_count = warp_sum(voxel_count);
+    if (lane == 0) {
+      of_warp[warp][0] = spoilt;
+      of_warp[warp][1] = cost;
+      of_warp[warp][2] = voxel_count;
+    }
+    __syncthreads();
+    for (int k = threadIdx.x; k < numbers; k += kSumThreads) {
+      double sum = 0.0;
       if (k < 3 * classes_count) {
         sum = totals[k];
       } else {

@@ -5,7 +5,8 @@
 //   I = sum p t,  FP = sum p (1 - t),  FN = sum (1 - p) t                       for each sample n and class c
 //
 // 1. VoxelSpace gives the offsets of a voxel in every stream; ClassesOf reads its classes. With kClasses > 0 those of
-//    kVecSize neighbouring voxels are in registers; otherwise every use reads memory, which is in L1 or L2 by then.
+//    kVecSize neighbouring voxels are in registers; with kTile > 0 those of as many are in shared memory (TileClasses);
+//    otherwise every use reads memory, which is in L1 or L2 by then.
 // 2. VoxelSoftmax finds maximum and sum of exponentials. 1 - p of one class, the label or else the largest one, is the
 //    sum of the others: 1 - p as written would cancel where p is close to 1.
 // 3. Overlap has the summands of I, FP and FN, and the derivatives by p and t of a FP-weighted sum of them.
@@ -14,8 +15,9 @@
 // Labels are data and may be wrong: a label that is no class is counted in its sample, reported, and never an index. An
 // ignored or masked voxel contributes nothing, and nothing of what it holds is used.
 //
-// All is in registers of the thread that has the voxel. Preconditions: with kVecSize > 1 neighbouring voxels are
-// contiguous in input, target and gradients, and vectors aligned.
+// All is in registers of the thread that has the voxel, but for tiles. Preconditions: with kWide and kVecSize > 1
+// neighbouring voxels are contiguous in input, target and gradients, and vectors aligned; with kPackedInput the classes
+// of a voxel are contiguous, and its neighbours behind them.
 #pragma once
 #include "softmax/rows.cuh"
 
@@ -62,7 +64,8 @@ struct VoxelSpace {
 
 // Operands and the choices that kernels are compiled for.
 template <class Loss_, class Space_, class Input_, class Target_, class Weight_, bool kMasked_, bool kDense_,
-          int kActivation_, int kOverlap_, int kVoxel_, bool kSmoothed_, int kClasses_, int kVecSize_, bool kWide_>
+          int kActivation_, int kOverlap_, int kVoxel_, bool kSmoothed_, int kClasses_, int kVecSize_, bool kWide_,
+          int kTile_, bool kPackedInput_, bool kPackedGradients_>
 struct RegionProgram {
   using Loss = Loss_;
   using Space = Space_;
@@ -75,10 +78,20 @@ struct RegionProgram {
   static constexpr int kActivation = kActivation_, kOverlap = kOverlap_, kVoxel = kVoxel_;
   static constexpr int kClasses = kClasses_, kVecSize = kVecSize_;
   static constexpr bool kWide = kWide_;
+  // Voxels of a tile whose logits are in shared memory, or 0; and whether the classes of a voxel lie side by side, and
+  // its neighbours behind them, in the input and in its gradients.
+  static constexpr int kTile = kTile_;
+  static constexpr bool kPackedInput = kPackedInput_, kPackedGradients = kPackedGradients_;
   static constexpr int kUnroll = kClasses > 0 ? kClasses : 1;
-  // Labels under a softmax, with classes in registers: the label's class is taken apart from the others, which then
-  // need no comparison of their own for each sum.
-  static constexpr bool kLabelApart = !kDense && kActivation == kSoftmax && kOverlap == kProduct && kClasses > 0;
+  // Classes of a loop without a branch between them.
+  static constexpr int kLoop = kClasses > 0 ? kClasses : (kTile > 0 ? 4 : 1);
+  // Exponentials take the place of a tile's logits, which nothing else looks at.
+  static constexpr bool kKeepsExponentials =
+      kTile > 0 && kActivation == kSoftmax && (kVoxel == kNoVoxelLoss || (kVoxel == kRow && !kSmoothed));
+  // Labels under a softmax, with classes in registers or their exponentials in shared memory: the label's class is
+  // taken apart from the others, which then need no comparison of their own for each sum.
+  static constexpr bool kLabelApart =
+      !kDense && kActivation == kSoftmax && kOverlap == kProduct && (kClasses > 0 || kKeepsExponentials);
   static constexpr bool kNeedsSoftmax = kActivation == kSoftmax || kVoxel == kRow || kVoxel == kTerm;
 
   Loss loss;
@@ -148,6 +161,43 @@ struct PackMask {
   }
 };
 
+// The classes of kVecSize neighbouring voxels where they lie side by side, voxel by voxel: words that are as wide as
+// divide them. Neighbouring threads have neighbouring vectors, whose sectors are whole in L1 or L2 between two words.
+template <class Program>
+struct PackedVector {
+  using Input = typename Program::Input;
+  static constexpr int kVecSize = Program::kVecSize, kClasses = Program::kClasses;
+  static constexpr int kElements = kClasses * kVecSize;
+
+  static constexpr int kMost = 16 / static_cast<int>(sizeof(Input));
+  static constexpr int kEach = kElements % kMost == 0             ? kMost
+                               : kElements % (kMost / 2) == 0     ? kMost / 2
+                               : kMost >= 8 && kElements % 2 == 0 ? 2
+                                                                  : 1;
+
+  static __device__ __forceinline__ void load(const Input* from, Pack<Input, kVecSize> (&x)[kClasses]) {
+#pragma unroll
+    for (int first = 0; first < kElements; first += kEach) {
+      const Pack<Input, kEach> word = load_pack<kEach>(from + first);
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        x[(first + j) % kClasses].element[(first + j) / kClasses] = word.element[j];
+      }
+    }
+  }
+  static __device__ __forceinline__ void store(Input* to, const Pack<Input, kVecSize> (&x)[kClasses]) {
+#pragma unroll
+    for (int first = 0; first < kElements; first += kEach) {
+      Pack<Input, kEach> word;
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        word.element[j] = x[(first + j) % kClasses].element[(first + j) / kClasses];
+      }
+      store_pack<kEach>(to + first, word);
+    }
+  }
+};
+
 // The classes of kVecSize neighbouring voxels as they are stored.
 template <class Program, bool kOnChip = (Program::kClasses > 0)>
 struct ClassesOf {
@@ -158,9 +208,13 @@ struct ClassesOf {
 
   template <bool kLast>
   __device__ __forceinline__ void load(const Program& program, const VectorOffsets<kVecSize, Program::kWide>& offset) {
+    if constexpr (Program::kPackedInput) {
+      PackedVector<Program>::load(program.input + offset.at(kInputs, 0), x);
+    } else {
 #pragma unroll
-    for (int c = 0; c < Program::kClasses; ++c) {
-      x[c] = load_voxels<kLast, Program>(program.input + c * program.space.class_stride[kInputs], offset, kInputs);
+      for (int c = 0; c < Program::kClasses; ++c) {
+        x[c] = load_voxels<kLast, Program>(program.input + c * program.space.class_stride[kInputs], offset, kInputs);
+      }
     }
     load_targets<kLast>(program, offset);
   }
@@ -171,6 +225,9 @@ struct ClassesOf {
     for (int c = 0; c < (Program::kDense ? Program::kClasses : 1); ++c) {
       t[c] = load_voxels<kLast, Program>(program.target + c * program.space.class_stride[kTargets], offset, kTargets);
     }
+  }
+  static __device__ __forceinline__ int count() {
+    return Program::kClasses;
   }
   __device__ __forceinline__ Compute input(int c, int i) const {
     Compute y[kVecSize];
@@ -236,6 +293,120 @@ struct ClassesOf<Program, false> {
   }
 };
 
+// Classes of one voxel of a tile: logits in shared memory, in which a class's voxels lie side by side, and a target per
+// class in memory.
+template <class Program>
+struct TileClasses {
+  using Compute = typename Program::Compute;
+  using Offset = VectorOffsets<Program::kVecSize, Program::kWide>;
+  // Odd, so that neither the voxels of a class nor the classes of a voxel conflict in a bank.
+  static constexpr int kPitch = Program::kTile + 1;
+  Compute* x;
+  const typename Program::Target* t;
+  int64 target_stride;
+  int number;  // of classes
+
+  __device__ __forceinline__ TileClasses(const Program& program, Compute* tile, int voxel, const Offset& offset)
+      : x(tile + voxel),
+        t(program.target + offset.at(kTargets, 0)),
+        target_stride(program.space.class_stride[kTargets]),
+        number(program.classes()) {
+  }
+  __device__ __forceinline__ int count() const {
+    return number;
+  }
+  // A logit, or, with kKeepsExponentials behind VoxelSoftmax::find, its exponential.
+  __device__ __forceinline__ Compute input(int c, int) const {
+    return x[c * kPitch];
+  }
+  __device__ __forceinline__ void overwrite(int c, Compute y) const {
+    x[c * kPitch] = y;
+  }
+  // Reads the logits again where gradients have taken their places.
+  __device__ __forceinline__ void reload(const Program& program, const Offset& offset) const {
+    for (int c = 0; c < number; ++c) {
+      overwrite(c, widen<Compute>(program.input[offset.at(kInputs, 0) + c * program.space.class_stride[kInputs]]));
+    }
+  }
+  __device__ __forceinline__ Compute largest(int) const {
+    Compute y = x[0];
+#pragma unroll 4
+    for (int c = 1; c < number; ++c) y = max_ignoring_nan(y, x[c * kPitch]);
+    return y;
+  }
+  __device__ __forceinline__ Compute target(int c, int) const {
+    return widen<Compute>(load_pack<1>(t + c * target_stride).element[0]);
+  }
+  __device__ __forceinline__ int64 label(int) const {
+    return static_cast<int64>(*t);
+  }
+};
+
+// Elements of a tile that a thread has in flight, if they are converted on the way.
+constexpr int kTileBatch = 16;
+
+// Copies elements to a tile, of which element k of this thread is `from(k)` and belongs to `to(k)`, for k below
+// `count`. Those that are stored as they are computed go without registers, all at once. A batch has no loop behind it,
+// whose loads would wait for each other.
+template <class Input, class Compute, class From, class To>
+__device__ __forceinline__ void copy_to_tile(int count, const From& from, const To& to) {
+  if constexpr (kSameType<Input, Compute>) {
+#pragma unroll 4
+    for (int k = 0; k < count; ++k) cp_async_element(to(k), from(k));
+    cp_async_commit();
+    cp_async_wait_all();
+  } else {
+#pragma unroll 1
+    for (int first = 0; first < count; first += kTileBatch) {
+      Pack<Input, 1> x[kTileBatch];
+#pragma unroll
+      for (int k = 0; k < kTileBatch; ++k) {
+        if (first + k < count) x[k] = load_pack<1>(from(first + k));
+      }
+#pragma unroll
+      for (int k = 0; k < kTileBatch; ++k) {
+        if (first + k < count) *to(first + k) = widen_element<Compute>(x[k], 0);
+      }
+    }
+  }
+}
+
+// Copies `count` voxels of a sample from `begin` on to a tile. Preconditions: blockDim.x is kThreads, a multiple of
+// kTile; all threads call it, with a barrier before, for what they have read of the tile, and another behind.
+template <int kThreads, class Program>
+__device__ __forceinline__ void load_tile(const Program& program, int64 sample, int64 begin, int count,
+                                          typename Program::Compute* tile) {
+  using Compute = typename Program::Compute;
+  using Input = typename Program::Input;
+  constexpr int kPitch = TileClasses<Program>::kPitch;
+  const int classes = program.classes(), thread = threadIdx.x;
+  if constexpr (Program::kPackedInput) {
+    const Input* const first = program.input + sample * program.space.sample_stride[kInputs] + begin * classes;
+    const int own = (count * classes - thread + kThreads - 1) / kThreads;
+    // i / classes by multiplication: exact, as kTile C^2 is below 2^32.
+    const unsigned inverse = 0xffffffffu / static_cast<unsigned>(classes) + 1u;
+    copy_to_tile<Input, Compute>(
+        own, [=](int k) { return first + thread + k * kThreads; },
+        [=](int k) {
+          const int i = thread + k * kThreads;
+          const int voxel = static_cast<int>(static_cast<unsigned long long>(i) * inverse >> 32);
+          return tile + (i - voxel * classes) * kPitch + voxel;
+        });
+  } else {
+    constexpr int kApart = kThreads / Program::kTile;
+    const int voxel = thread % Program::kTile, c = thread / Program::kTile;
+    if (voxel >= count) return;
+    VectorOffsets<Program::kVecSize, Program::kWide> offset;
+    program.space.offsets(sample, begin + voxel, offset);
+    const int64 step = program.space.class_stride[kInputs];
+    const Input* const first = program.input + offset.at(kInputs, 0) + c * step;
+    Compute* const to = tile + c * kPitch + voxel;
+    copy_to_tile<Input, Compute>((classes - c + kApart - 1) / kApart,
+                                 [=](int k) { return first + k * (kApart * step); },
+                                 [=](int k) { return to + k * (kApart * kPitch); });
+  }
+}
+
 template <class Program, class Classes>
 __device__ __forceinline__ VoxelTarget voxel_target(const Program& program, const Classes& classes,
                                                     const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
@@ -290,9 +461,16 @@ struct VoxelSoftmax {
                                              const VectorOffsets<Program::kVecSize, Program::kWide>& offset, int i,
                                              const VoxelTarget& target) {
     const int label = target.label;
-    const Compute logit = widen<Compute>(
-        program.input[offset.at(kInputs, i) + static_cast<int64>(label) * program.space.class_stride[kInputs]]);
-    find_apart<false>(classes, i, target, logit);
+    if constexpr (Program::kTile > 0) {
+      const Compute logit = classes.input(label, i);
+      classes.overwrite(label, -scalar_infinity(Compute()));
+      find_apart<true>(classes, i, target, logit);
+    } else {
+      const int64 voxel = Program::kPackedInput ? offset.at(kInputs, 0) + i * Program::kClasses : offset.at(kInputs, i);
+      const Compute logit =
+          widen<Compute>(program.input[voxel + static_cast<int64>(label) * program.space.class_stride[kInputs]]);
+      find_apart<false>(classes, i, target, logit);
+    }
   }
   // With kLabelOut the label's logit is -inf among the classes.
   template <bool kLabelOut, class Classes>
@@ -303,11 +481,12 @@ struct VoxelSoftmax {
     if constexpr (kLabelOut) max_logit = max_ignoring_nan(max_logit, label_logit);
     pivot = label;
     others = Compute(0);
-#pragma unroll
-    for (int c = 0; c < Program::kClasses; ++c) {
-      e[c] = difference_exponential(classes.input(c, i), max_logit);
-      if constexpr (!kLabelOut) e[c] = c == label ? Compute(0) : e[c];
-      others += e[c];
+#pragma unroll(Program::kLoop)
+    for (int c = 0; c < classes.count(); ++c) {
+      Compute y = difference_exponential(classes.input(c, i), max_logit);
+      if constexpr (!kLabelOut) y = c == label ? Compute(0) : y;
+      keep(classes, c, y);
+      others += y;
     }
     // As in row_result, for which the compiler then finds it and the sum once.
     label_e = exp_of_difference(label_logit - max_logit);
@@ -318,15 +497,16 @@ struct VoxelSoftmax {
   template <class Classes>
   __device__ __forceinline__ void find(const Program& program, const Classes& classes, int i, int label) {
     max_logit = -scalar_infinity(Compute());
-#pragma unroll(Program::kUnroll)
+#pragma unroll(Program::kLoop)
     for (int c = 0; c < program.classes(); ++c) max_logit = max_ignoring_nan(max_logit, classes.input(c, i));
     pivot = label;
     others = sum = Compute(0);
     bool found = false;
-#pragma unroll(Program::kUnroll)
+#pragma unroll(Program::kLoop)
     for (int c = 0; c < program.classes(); ++c) {
       const Compute x = classes.input(c, i), y = exp_of_difference(x - max_logit);
-      if constexpr (kOnChip) e[c] = y;
+      if constexpr (Program::kKeepsExponentials) label_logit = c == label ? x : label_logit;
+      keep(classes, c, y);
       bool is_pivot = c == label;
       if constexpr (Program::kDense) {
         is_pivot = !found && x == max_logit;
@@ -339,8 +519,14 @@ struct VoxelSoftmax {
     inv_sum = scalar_divide_closely(Compute(1), sum);
   }
   template <class Classes>
+  __device__ __forceinline__ void keep(const Classes& classes, int c, Compute y) {
+    if constexpr (kOnChip) e[c] = y;
+    if constexpr (Program::kKeepsExponentials) classes.overwrite(c, y);
+  }
+  template <class Classes>
   __device__ __forceinline__ Compute exponential(const Classes& classes, int c, int i) const {
     if constexpr (kOnChip) return e[c];
+    if constexpr (Program::kKeepsExponentials) return classes.input(c, i);
     return exp_of_difference(classes.input(c, i) - max_logit);
   }
 };
@@ -456,15 +642,16 @@ __device__ __forceinline__ RowResult<typename Program::Compute> voxel_row(const 
   sums.softmax.exp_sum = softmax.others;
   sums.weighted_gap = sums.weight_sum = Compute(0);
   Compute z = Compute(0);
-  if constexpr (Program::kLabelApart) z = softmax.label_logit;
-#pragma unroll(Program::kUnroll)
-  for (int c = 0; c < (Program::kLabelApart ? 0 : program.classes()); ++c) {
+  constexpr bool kKnown = Program::kLabelApart || Program::kKeepsExponentials;
+  if constexpr (kKnown) z = softmax.label_logit;
+#pragma unroll(Program::kLoop)
+  for (int c = 0; c < (kKnown ? 0 : program.classes()); ++c) {
     // Read in front of the comparison: behind it the index would be the label, and the array in local memory.
     const Compute x = force_computed(classes.input(c, i));
     z = c == label ? x : z;
   }
   if constexpr (Program::kSmoothed) {
-#pragma unroll(Program::kUnroll)
+#pragma unroll(Program::kLoop)
     for (int c = 0; c < program.classes(); ++c) {
       const Compute weight = program.weight(c);
       sums.weight_sum += weight;
@@ -505,7 +692,7 @@ template <unsigned kMode, class Program, class Classes>
 __device__ __forceinline__ typename Program::Compute element_sum(const Program& program, const Classes& classes,
                                                                  const VoxelTarget& target, int i) {
   typename Program::Compute total(0);
-#pragma unroll(Program::kUnroll)
+#pragma unroll(Program::kLoop)
   for (int c = 0; c < program.classes(); ++c) {
     total += element_loss<kMode>(program, classes, c, i, target_of<Program>(classes, target, c, i)).value;
   }
@@ -534,7 +721,7 @@ __device__ __forceinline__ VoxelCost<typename Program::Compute> voxel_cost(const
   } else {
     Compute total = Compute(0);
     const Compute log_sum = log_of_sum(softmax);
-#pragma unroll(Program::kUnroll)
+#pragma unroll(Program::kLoop)
     for (int c = 0; c < program.classes(); ++c) {
       const auto t = variable<0u, 1>(target_of<Program>(classes, target, c, i));
       const auto weight = variable<0u, 2>(program.weight(c));

@@ -265,15 +265,14 @@ __device__ __forceinline__ Score smallest_active(double own, double margin) {
 // ---------------------------------------------------------------------------------------------------------------------
 // One label
 
-// Some classes of a row against a label with the finite score `own`, if the hinge is linear. The label is among them:
-// its pair would be active with z = margin, and adds nothing to the sum of differences. Of scores in double the
-// differences are added, of all others the scores: whatever rounding the sum of scores has is small beside the result
-// (linear_value).
-template <bool kGradient, int kVecSize, class Program>
-__device__ __forceinline__ void take_linear(typename Program::Input* to,
-                                            const Pack<typename Program::Input, kVecSize>& x,
-                                            typename Program::Gradient smallest, double own,
-                                            typename Program::Gradient active, typename Program::Sums& sums) {
+// Some classes of a row against a label with the finite score `own`, if the hinge is linear: their gradients. The label
+// is among them: its pair would be active with z = margin, and adds nothing to the sum of differences. Of scores in
+// double the differences are added, of all others the scores: whatever rounding the sum of scores has is small beside
+// the result (linear_value).
+template <int kVecSize, class Program>
+__device__ __forceinline__ Pack<typename Program::Input, kVecSize> linear_classes(
+    const Pack<typename Program::Input, kVecSize>& x, typename Program::Gradient smallest, double own,
+    typename Program::Gradient active, typename Program::Sums& sums) {
   using Score = typename Program::Gradient;
   Score g[kVecSize];
   double addend[kVecSize];
@@ -293,7 +292,15 @@ __device__ __forceinline__ void take_linear(typename Program::Input* to,
   }
   sums.value += sum_elements(addend);
   sums.slopes += count;
-  if constexpr (kGradient) store_pack<kVecSize>(to, NarrowPack<typename Program::Input, kVecSize>::from(g));
+  return NarrowPack<typename Program::Input, kVecSize>::from(g);
+}
+template <bool kGradient, int kVecSize, class Program>
+__device__ __forceinline__ void take_linear(typename Program::Input* to,
+                                            const Pack<typename Program::Input, kVecSize>& x,
+                                            typename Program::Gradient smallest, double own,
+                                            typename Program::Gradient active, typename Program::Sums& sums) {
+  const auto g = linear_classes<kVecSize, Program>(x, smallest, own, active, sums);
+  if constexpr (kGradient) store_pack<kVecSize>(to, g);
 }
 
 // The sum of the hinges, and of their derivatives, from what take_linear() has added over all classes.
@@ -313,11 +320,11 @@ __device__ __forceinline__ HingeSums<int> linear_value(const HingeSums<int>& sum
   return {small_to_double(count) * margin + differences, count};
 }
 
-// Adds the pairs of some classes, and writes their gradients; 0 for the label, which is element `target` (or -1).
-template <bool kGradient, int kVecSize, class Program>
-__device__ __forceinline__ void take_classes(const Program& program, typename Program::Input* to,
-                                             const Pack<typename Program::Input, kVecSize>& x, int target, double own,
-                                             double factor, typename Program::Sums& sums) {
+// Adds the pairs of some classes. Returns their gradients; 0 for the label, which is element `target` (or -1).
+template <int kVecSize, class Program>
+__device__ __forceinline__ Pack<typename Program::Input, kVecSize> pairs_of_classes(
+    const Program& program, const Pack<typename Program::Input, kVecSize>& x, int target, double own, double factor,
+    typename Program::Sums& sums) {
   using Slopes = typename Program::Slopes;
   typename Program::Gradient g[kVecSize];
 #pragma unroll
@@ -327,7 +334,14 @@ __device__ __forceinline__ void take_classes(const Program& program, typename Pr
     sums.slopes += slope;
     g[i] = Program::gradient(slope, factor);
   }
-  if constexpr (kGradient) store_pack<kVecSize>(to, NarrowPack<typename Program::Input, kVecSize>::from(g));
+  return NarrowPack<typename Program::Input, kVecSize>::from(g);
+}
+template <bool kGradient, int kVecSize, class Program>
+__device__ __forceinline__ void take_classes(const Program& program, typename Program::Input* to,
+                                             const Pack<typename Program::Input, kVecSize>& x, int target, double own,
+                                             double factor, typename Program::Sums& sums) {
+  const auto g = pairs_of_classes<kVecSize>(program, x, target, own, factor, sums);
+  if constexpr (kGradient) store_pack<kVecSize>(to, g);
 }
 
 // A row on its way: its label, and its first vectors and the label's score as loaded. Nothing looks at these until its

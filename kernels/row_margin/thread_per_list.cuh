@@ -1,7 +1,7 @@
-// Lists of labels of many contiguous rows of few classes: a thread takes a row. Value and gradient of row_margin.cuh.
+// Many rows of few contiguous classes, with a list of labels each, or one label: a thread takes a row. Value and
+// gradient of row_margin.cuh.
 //
-//   32 rows of C classes = one contiguous stretch of 32 C scores per warp
-//
+// Lists (ThreadPerListReader):
 // 1. Each lane reads the labels of its row up to the end of the list, the first ones together.
 // 2. The warp copies its rows to shared memory, coalesced. Each lane keeps the scores of its labels there, too.
 // 3. A lane goes through the classes that are no labels, and for each through the list. The gradient of a class takes
@@ -13,8 +13,9 @@
 //
 // A warp owns its rows and lists; only __syncwarp separates the steps. Traffic: scores are read once and gradients
 // written once; of labels the sectors up to the end of the list. Order of additions: by class, then by label.
-// Preconditions: rows are contiguous and follow each other without gaps, in scores and gradients; C <= 64; as many
-// labels as program.capacity.
+// One label (ThreadPerLabelReader): the same without step 3's lists; a lane goes through its row as one_label_row does.
+//
+// Preconditions: rows are contiguous, of one dimension; of lists C <= 64, and as many labels as program.capacity.
 #pragma once
 #include "row_margin/row_margin.cuh"
 #include "softmax/rows_of_warp.cuh"
@@ -107,14 +108,40 @@ __device__ __forceinline__ double list_of_thread(const Program& program, const S
   return total;
 }
 
-// The reader of such rows. The group is a lane.
+// Visits every row once by Reader::visit. The members of `work` may be null.
+template <bool kGradient, class Reader, class Program, class Scale>
+__device__ __forceinline__ void sweep_rows_of_warps(const Program& program, const SubwarpGroup& group, Scale& scale,
+                                                    int64 chunks, const Workspace& work) {
+  const int64 rows = program.space.rows, step = chunks * kWarp;
+  for_each_chunk(group, scale, chunks, work, [&](int chunk) {
+    double total = 0.0;
+    int64 first = static_cast<int64>(chunk) * kWarp;
+    typename Reader::template Ahead<Program> next;
+    next.load(program, first + group.row_slot());
+#pragma unroll 1
+    for (; first < rows; first += step) {
+      const int64 row = first + group.row_slot();
+      const auto ahead = next;
+      next.load(program, row + step);
+      total += Reader::template visit<kGradient>(program, first, row, row < rows, ahead, scale);
+    }
+    return total;
+  });
+}
+
+// The reader of rows of lists. The group is a lane.
 struct ThreadPerListReader {
+  template <class Program>
+  struct Ahead {
+    __device__ __forceinline__ void load(const Program&, int64) {
+    }
+  };
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ double visit(const Program& program, int64 first, int64 row, bool exists,
-                                                 Scale& scale) {
+                                                 const Ahead<Program>&, Scale& scale) {
     using Input = typename Program::Input;
     const LaneList<Program> list(program);
-    const PackedRows<Input> source(program, first);
+    const PackedRows<Input, true> source(program, first);
     int64 offset[kRowStreams];
     program.space.offsets(exists ? row : 0, offset);
     bool counts = exists;
@@ -146,19 +173,96 @@ struct ThreadPerListReader {
     return value;
   }
 
-  // Visits every row once. The members of `work` may be null.
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
                                                int64 chunks, const Workspace& work) {
-    const int64 rows = program.space.rows, step = chunks * kWarp;
-    for_each_chunk(group, scale, chunks, work, [&](int chunk) {
-      double total = 0.0;
-#pragma unroll 1
-      for (int64 first = static_cast<int64>(chunk) * kWarp; first < rows; first += step) {
-        const int64 row = first + group.row_slot();
-        total += visit<kGradient>(program, first, row, row < rows, scale);
+    sweep_rows_of_warps<kGradient, ThreadPerListReader>(program, group, scale, chunks, work);
+  }
+};
+
+// The row of a lane with one label, of which the score is `own`. Gradients take the places of the scores but for the
+// label's. Returns the sums of the hinges and of their derivatives.
+template <bool kGradient, class Program, class Source>
+__device__ __forceinline__ typename Program::Sums label_of_thread(const Program& program, const Source& source,
+                                                                  const RowTarget<double>& t, double factor) {
+  using Score = typename Program::Gradient;
+  using Input = typename Program::Input;
+  typename Program::Sums sums{0.0, typename Program::Slopes(0)};
+  const double own = in_double(widen<Score>(source.read(static_cast<int>(t.label)).element[0]));
+  if constexpr (Program::Hinge::kLinear) {
+    const double margin = program.loss.margin();
+    if (is_finite(own - margin)) {
+      const Score smallest = smallest_active<Score>(own, margin);
+      const auto active = opaque(Waiting<Input>::from(factor));
+#pragma unroll 4
+      for (int c = 0; c < source.classes(); ++c) {
+        const auto g = linear_classes<1, Program>(source.read(c), smallest, own, active, sums);
+        if constexpr (kGradient) source.overwrite(c, g);
       }
-      return total;
-    });
+      return linear_value(sums, smallest, own, margin);
+    }
+  }
+#pragma unroll 2
+  for (int c = 0; c < source.classes(); ++c) {
+    const auto g = pairs_of_classes<1>(program, source.read(c), c == t.label ? 0 : -1, own, factor, sums);
+    if constexpr (kGradient) source.overwrite(c, g);
+  }
+  return sums;
+}
+
+// The reader of rows of one label. The group is a lane.
+struct ThreadPerLabelReader {
+  // The label of the row behind, which is on its way while this one is read.
+  template <class Program>
+  struct Ahead {
+    typename Program::LabelLoad label;
+    __device__ __forceinline__ void load(const Program& program, int64 row) {
+      if (row >= program.space.rows) return;
+      int64 offset[kRowStreams];
+      program.space.offsets(row, offset);
+      label = program.load_label(offset);
+    }
+  };
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ double visit(const Program& program, int64 first, int64 row, bool exists,
+                                                 const Ahead<Program>& ahead, Scale& scale) {
+    using Input = typename Program::Input;
+    const PackedRows<Input, true> source(program, first);
+    RowTarget<double> t{};
+    if (exists) {
+      program.space.offsets(row, t.offset);
+      program.validate_label(t, ahead.label);
+    }
+    const bool counts = exists && t.active && t.weight != 0.0;
+    source.load_all(counts);
+    double value = exists && t.invalid_label ? scalar_nan(0.0) : 0.0, factor = 0.0;
+    typename Program::Sums sums{0.0, typename Program::Slopes(0)};
+    if (counts) {
+      if constexpr (kGradient) factor = grad_factor(scale, t.offset) * (t.weight * program.inverse);
+      sums = label_of_thread<kGradient>(program, source, t, factor);
+      value = t.weight * (sums.value * program.inverse);
+    }
+    if constexpr (kGradient) {
+      if (!counts || value != value) {
+        for (int c = 0; c < source.classes(); ++c) source.overwrite(c, {{Narrow<Input>::from(counts ? value : 0.0)}});
+      } else {
+        source.overwrite(static_cast<int>(t.label), {{Narrow<Input>::from(Program::gradient(sums.slopes, -factor))}});
+      }
+      source.flush();
+    } else {
+      __syncwarp();
+    }
+    if (!exists) return 0.0;
+    if (t.invalid_label) {
+      report_label(program.status, program.site, t.offset[kResults], t.label, program.space.classes);
+    }
+    program.store(t.offset, value);
+    return value;
+  }
+
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
+                                               int64 chunks, const Workspace& work) {
+    sweep_rows_of_warps<kGradient, ThreadPerLabelReader>(program, group, scale, chunks, work);
   }
 };

@@ -21,7 +21,8 @@
 // 4. A chunk of rows leaves one partial sum of values, and the block that arrives last adds them.
 //
 // Rows that no cluster has room for are kept by as many blocks as it takes where gradients are written with the value:
-// speculate_apart.
+// speculate_apart. Where rows are too few for a GPU, blocks also share those that not even they have room for, and
+// other kernels: each adds up its part of a row and leaves its statistics in memory.
 //
 // Each element is read once (twice if not kHeld), and each gradient written once. Which features a thread takes follows
 // from dtypes and sizes alone, so strides and grids change no bit. A coefficient of 0 leaves out its derivative, even
@@ -112,8 +113,8 @@ template <class X, class Y>
 __device__ __forceinline__ auto as_dual(const Product<X, Y>& e) {
   return e.x * e.y;
 }
-template <unsigned kMask>
-__device__ __forceinline__ const Dual<double, kMask>& as_dual(const Dual<double, kMask>& e) {
+template <class T, unsigned kMask>
+__device__ __forceinline__ const Dual<T, kMask>& as_dual(const Dual<T, kMask>& e) {
   return e;
 }
 
@@ -1303,8 +1304,7 @@ __device__ __forceinline__ void write_coefficients(const Program& program, const
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Rows that no cluster has room for, and their gradients: kParts blocks take a row, each of which keeps its part on
-// chip, and meet in memory (speculate_apart).
+// Rows that kParts blocks share, each of which has a part of it. They meet in memory.
 
 // One part of a row, of one block.
 template <int kParts, int kThreads>
@@ -1350,8 +1350,120 @@ __device__ __forceinline__ Statistics load_statistics(const Statistics* from) {
   return x;
 }
 
-// Looks of a block for the other parts of its row, of which each takes some 0.4 us.
-constexpr int kLooks = 128;
+// The statistics of a part, in all threads of its block, in the order of BlocksOfRow. Preconditions: all threads of the
+// block call it together.
+template <bool kKeeps, int kParts, int kThreads, class Program>
+__device__ __forceinline__ typename Program::Statistics sum_of_part(const Program& program,
+                                                                    const PartOfRow<kParts, kThreads>& group,
+                                                                    const int64 (&at)[Program::kStreams], bool counts,
+                                                                    const typename Program::Firsts& firsts) {
+  constexpr int kWarps = kThreads / 32;
+  const double exponent = program.summands.exponent();
+  typename Program::Statistics total;
+  program.template add_up<kKeeps>(group, 0, at, counts ? program.layout.features : 0, firsts, total);
+  for (int offset = 16; offset > 0; offset /= 2) total.merge_lanes(offset, exponent);
+  return sum_of_warps<kWarps, kWarps>(total, exponent);
+}
+
+// Value and coefficients of a row from the statistics of its parts, in the order of BlocksOfRow. Preconditions: all
+// lanes of a warp call it together; kParts divides 32, or is a multiple of it.
+template <bool kGradients, int kParts, class Program, class Scale>
+__device__ __forceinline__ typename Program::Row row_of_parts(const Program& program,
+                                                              const typename Program::Statistics* parts,
+                                                              const Scale& scale, const int64 (&at)[Program::kStreams],
+                                                              const typename Program::Firsts& firsts, bool counts) {
+  const double exponent = program.summands.exponent();
+  constexpr int kLanes = kParts < 32 ? kParts : 32;
+  const typename Program::Statistics* const own = parts + threadIdx.x % kLanes;
+  typename Program::Statistics all = load_statistics(own);
+#pragma unroll
+  for (int i = 1; i < kParts / kLanes; ++i) all.merge(load_statistics(own + kLanes * i), exponent);
+#pragma unroll
+  for (int offset = 1; offset < kLanes; offset *= 2) all.merge_lanes(offset, exponent);
+  const typename Program::LoadedLabels none = {};
+  const EvaluateRow<kGradients, false, Program, Scale> evaluate{program, scale, at, firsts, none, counts};
+  return evaluate(all);
+}
+
+// Stores the statistics of each part in `statistics`: block b has part b % kParts of row b / kParts. Preconditions: a
+// block of kThreads threads for each part.
+template <int kParts, int kThreads, class Program>
+__device__ __forceinline__ void sum_parts(const Program& program, typename Program::Statistics* statistics) {
+  int64 at[Program::kStreams];
+  program.locate(blockIdx.x / kParts, at);
+  const bool counts = program.counts(at);
+  const typename Program::Firsts firsts = program.firsts(at, counts);
+  const PartOfRow<kParts, kThreads> group{static_cast<int>(blockIdx.x % kParts)};
+  const typename Program::Statistics total = sum_of_part<false>(program, group, at, counts, firsts);
+  if (threadIdx.x == 0) statistics[blockIdx.x] = total;
+}
+
+// The value of all rows: the block that arrives last evaluates them, by a warp each. Preconditions: those of sum_parts;
+// `memory` has room for the statistics behind a partial sum for each row.
+template <int kParts, int kThreads, class Program, class Result>
+__device__ __forceinline__ void value_of_parts(const Program& program, double* memory, double divisor, Result* value) {
+  using Statistics = typename Program::Statistics;
+  const Workspace work = workspace(memory);
+  const int64 rows = program.layout.rows;
+  Statistics* const statistics = reinterpret_cast<Statistics*>(work.partials + rows);
+  sum_parts<kParts, kThreads>(program, statistics);
+  if (!arrive_last(work.ticket)) return;
+  for (int64 row = threadIdx.x / 32; row < rows; row += kThreads / 32) {
+    int64 at[Program::kStreams];
+    program.locate(row, at);
+    const bool counts = program.counts(at);
+    const typename Program::Firsts firsts = program.firsts(at, counts);
+    const typename Program::Row found =
+        row_of_parts<false, kParts>(program, statistics + row * kParts, SharedFactor{1.0}, at, firsts, counts);
+    if (threadIdx.x % 32 == 0) work.partials[row] = found.value;
+  }
+  __syncthreads();
+  const double total = sum_partials(work.partials, rows);
+  if (threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
+}
+
+// The value of each row from the statistics that sum_parts has left. Preconditions: blocks of 32 threads.
+template <int kParts, class Program, class Result>
+__device__ __forceinline__ void values_of_sums(const Program& program, const typename Program::Statistics* statistics,
+                                               double scale, Result* values) {
+  int64 at[Program::kStreams];
+  program.locate(blockIdx.x, at);
+  const bool counts = program.counts(at);
+  const typename Program::Firsts firsts = program.firsts(at, counts);
+  const typename Program::Row row =
+      row_of_parts<false, kParts>(program, statistics + blockIdx.x * kParts, SharedFactor{1.0}, at, firsts, counts);
+  StoreValue<Program, Result>{threadIdx.x == 0, scale, values}(at, row, firsts);
+}
+
+// The gradients from them. Preconditions: those of sum_parts.
+template <bool kPerRow, int kParts, int kThreads, class Program, class Result>
+__device__ __forceinline__ void gradients_of_sums(const Program& program,
+                                                  const typename Program::Statistics* statistics, double scale,
+                                                  const Result* grad_output) {
+  __shared__ typename Program::Row shared_row;
+  int64 at[Program::kStreams];
+  const int64 index = blockIdx.x / kParts;
+  program.locate(index, at);
+  const bool counts = program.counts(at);
+  const typename Program::Firsts firsts = program.firsts(at, counts);
+  if (threadIdx.x < 32) {
+    const UpstreamOfRow<kPerRow, Program, Result> upstream{grad_output, scale};
+    const typename Program::Row found =
+        row_of_parts<true, kParts>(program, statistics + index * kParts, upstream, at, firsts, counts);
+    if (threadIdx.x == 0) shared_row = found;
+  }
+  __syncthreads();
+  const typename Program::Row row = shared_row;
+  const PartOfRow<kParts, kThreads> group{static_cast<int>(blockIdx.x % kParts)};
+  if constexpr (Program::kVectorMask != 0u) {
+    program.write(group, at, program.layout.features, firsts, row, counts);
+  }
+  if (group.part == 0 && threadIdx.x == 0) program.write_labels(at, row);
+}
+
+// Looks of a block for the other parts of its row, of which each takes some 0.4 us; and the times as many where parts
+// are not kept, which take longer.
+constexpr int kLooks = 128, kLongerLooks = 16;
 
 // The value of all rows and their gradients, as speculate(). Block b has part b % kParts of row b / kParts.
 //
@@ -1363,15 +1475,15 @@ constexpr int kLooks = 128;
 //    running block is about to make.
 //
 // Order of additions: that of BlocksOfRow. Preconditions: kParts divides 32, or is a multiple of it; a block for each
-// part; blocks have kThreads threads; `program` keeps what it reads.
+// part; blocks have kThreads threads.
 template <int kParts, int kThreads, class Program, class Result>
 __device__ __forceinline__ void speculate_apart(const Program& program, double* memory, double divisor, double scale,
                                                 Result* value, const double* expected_grad_output,
                                                 double* used_grad_output, int numbers) {
   using Statistics = typename Program::Statistics;
   using Row = typename Program::Row;
-  constexpr int kWarps = kThreads / 32;
   constexpr unsigned kLeft = 1u << 16;
+  constexpr int kMostLooks = Program::kHeld ? kLooks : kLongerLooks * kLooks;
   static_assert(kParts < static_cast<int>(kLeft), "half a counter for the parts of a row");
   __shared__ Row shared_row;
   __shared__ unsigned shared_state[2];  // 1 if the row is complete, and parts that are left to this block
@@ -1380,7 +1492,6 @@ __device__ __forceinline__ void speculate_apart(const Program& program, double* 
   const int64 rows = program.layout.rows, row_index = blockIdx.x / kParts, first_part = row_index * kParts;
   const PartsInMemory<Statistics> parts(used_grad_output, rows * kParts, numbers);
   unsigned* const counter = parts.counters + row_index;
-  const double exponent = program.summands.exponent();
   // Read by all, but only the first warp evaluates with it.
   const double loaded = expected_grad_output == nullptr ? 1.0 : __ldcg(expected_grad_output);
   const double grad_output = __shfl_sync(0xffffffffu, loaded, 0);
@@ -1393,17 +1504,16 @@ __device__ __forceinline__ void speculate_apart(const Program& program, double* 
   unsigned left = 0;
 #pragma unroll 1
   while (true) {
+    // Of a part that is left only what is kept is wanted.
     Statistics total;
-    program.template add_up<true>(group, 0, at, counts ? program.layout.features : 0, firsts, total);
+    if (Program::kHeld || is_first) total = sum_of_part<true>(program, group, at, counts, firsts);
     if (is_first) {
-      for (int offset = 16; offset > 0; offset /= 2) total.merge_lanes(offset, exponent);
-      total = sum_of_warps<kWarps, kWarps>(total, exponent);
       if (threadIdx.x == 0) {
         parts.statistics[first_part + group.part] = total;
         const unsigned before = add_and_synchronize(counter, 1);
         unsigned there = before % kLeft + 1;
         const bool last = there == kParts;
-        for (int look = 0; look < kLooks && there < kParts; ++look) {
+        for (int look = 0; look < kMostLooks && there < kParts; ++look) {
           let_others_run();
           there = load_and_synchronize(counter) % kLeft;
         }
@@ -1419,17 +1529,8 @@ __device__ __forceinline__ void speculate_apart(const Program& program, double* 
       is_last = shared_state[0] == 2;
       left = shared_state[1];
       if (threadIdx.x < 32) {
-        constexpr int kLanes = kParts < 32 ? kParts : 32;
-        const Statistics* const own = parts.statistics + first_part + threadIdx.x % kLanes;
-        Statistics all = load_statistics(own);
-#pragma unroll
-        for (int i = 1; i < kParts / kLanes; ++i) all.merge(load_statistics(own + kLanes * i), exponent);
-#pragma unroll
-        for (int offset = 1; offset < kLanes; offset *= 2) all.merge_lanes(offset, exponent);
-        const typename Program::LoadedLabels none = {};
-        const SharedFactor factor{grad_output * scale};
-        const EvaluateRow<true, false, Program, SharedFactor> evaluate{program, factor, at, firsts, none, counts};
-        const Row found = evaluate(all);
+        const Row found = row_of_parts<true, kParts>(program, parts.statistics + first_part,
+                                                     SharedFactor{grad_output * scale}, at, firsts, counts);
         if (threadIdx.x == 0) shared_row = found;
       }
       __syncthreads();

@@ -8,20 +8,23 @@
 //   partial sum; the block that arrives last adds the partial sums in order.
 // - Tally (rows.cuh), while rows are evaluated: for values alone, and for gradients that assume that all rows are
 // active.
-// - self_count, in the kernels of the losses, for few rows without weights: each warp reads all labels and counts them.
-//   It spares a launch, which takes longer on the host.
+// - self_count, in the kernels of the losses, for few rows: each warp reads all labels and counts them, or adds their
+//   weights. It spares a launch, which takes longer on the host.
 //
 // The functions here read labels and mask only, and count_rows class weights.
 #pragma once
 #include "softmax/rows.cuh"
 
-// Number of active rows, in every lane. The labels of the first warp to read them stay in L1 for the others. An
-// integer, so the order of additions changes no bit. Preconditions: every lane of the warp calls it together.
-template <class Program>
+// Number of active rows, or with kWeighs the sum of their weights, in every lane. The labels of the first warp to read
+// them stay in L1 for the others. A number is an integer, so the order of additions changes no bit; weights are added
+// in the order of count_rows. Preconditions: every lane of the warp calls it together; with kWeighs count_rows takes
+// the rows as one chunk.
+template <bool kWeighs = false, class Program>
 __device__ __forceinline__ double self_count(const Program& program) {
   constexpr int kUnroll = 8;
   const int rows = static_cast<int>(program.space.rows);
   int count = 0;
+  double weight = 0.0;
 #pragma unroll 1
   for (int row = threadIdx.x % kWarp; row < rows; row += kUnroll * kWarp) {
     typename Program::LabelLoad label_load[kUnroll];
@@ -32,24 +35,30 @@ __device__ __forceinline__ double self_count(const Program& program) {
       label_load[k] = program.load_label(offset);
     }
 #pragma unroll
-    for (int k = 0; k < kUnroll; ++k) count += row + k * kWarp < rows && program.is_active(label_load[k]);
+    for (int k = 0; k < kUnroll; ++k) {
+      if constexpr (kWeighs) {
+        weight += row + k * kWarp < rows ? static_cast<double>(program.divisor_term(label_load[k])) : 0.0;
+      } else {
+        count += row + k * kWarp < rows && program.is_active(label_load[k]);
+      }
+    }
   }
-  return warp_sum(static_cast<double>(count));
+  return warp_sum(kWeighs ? weight : static_cast<double>(count));
 }
 
 // self_count and its reciprocal, computed where they are used. Preconditions: those of self_count, at that place.
-template <class Program>
+template <class Program, bool kWeighs = false>
 struct SelfCount {
   const Program& program;
   __device__ __forceinline__ operator double() const {
-    return self_count(program);
+    return self_count<kWeighs>(program);
   }
 };
-template <class Program>
+template <class Program, bool kWeighs = false>
 struct SelfCountedScale {
   const Program& program;
   __device__ __forceinline__ operator double() const {
-    return reciprocal_or_zero(self_count(program));
+    return reciprocal_or_zero(self_count<kWeighs>(program));
   }
 };
 

@@ -341,6 +341,11 @@ struct DenseRowProgram {
     return true;
   }
 
+  // Contiguous classes of a row as vectors.
+  template <int kVecSize>
+  __device__ __forceinline__ View<kVecSize> view(const int64 (&offset)[kRowStreams]) const {
+    return {input, offset[kLogits], space.classes};
+  }
   // Pointers to both operands of a row, and the distance of classes.
   __device__ __forceinline__ const Input* logits(const int64 (&offset)[kRowStreams]) const {
     return input + offset[kLogits];
@@ -849,8 +854,8 @@ struct GradientPass {
     if constexpr (Program::kTeacher && Program::kTargetGradient) of_teacher.apply(program.logit, second, grad_t);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      if constexpr (Program::kInputGradient) grad_z[i] *= slopes[i];
-      if constexpr (Program::kTargetGradient) {
+      if constexpr (Program::kInputGradient && Program::kCapped) grad_z[i] *= slopes[i];
+      if constexpr (Program::kTargetGradient && (!Program::kTeacher || Program::kCapped)) {
         grad_t[i] *= Program::kTeacher ? program.logit.slope(target[i]) : row.factor;
       }
     }

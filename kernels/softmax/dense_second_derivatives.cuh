@@ -4,27 +4,150 @@
 //   jvp    sum over c of v_c dL/dx_c + w_c dL/dt_c                    per row
 //   hvp    grad_output times the tangents of dL/dx_c and dL/dt_c along v and w together
 //
-// Steps and ownership are those of dense_rows.cuh, on nested numbers. Traffic: operands and tangents are read in each
-// pass; each result is written once. Preconditions: tangents have the strides of the gradients.
+// Steps and ownership are those of dense_rows.cuh, on nested numbers. What is added and written for each class besides
+// its term is written out for them, as in hvp_rows.cuh:
+//
+//   S' = sum of e_c u_c                          e_c = exp(z_c - m),  u_c = z_c' - m'        m: the largest logit
+//   g_c' = factor h_c' - e_c (B u_c + B')        B: SoftmaxVjp::shared
+//
+// Traffic: operands and tangents are read in each pass; each result is written once. Preconditions: tangents have the
+// strides of the gradients.
 #pragma once
 #include "softmax/dense_rows.cuh"
 #include "softmax/second_derivatives.cuh"
 
+// Adds the logits of a pack, and returns them in z. A factor of 0 times an infinite tangent is NaN at first.
+template <int kVecSize, class Logits, class Storage, bool kMoves, class T>
+__device__ __forceinline__ void add_logits(const Logits& logit, const Pack<WithTangent<Storage, kMoves>, kVecSize>& x,
+                                           OnlineSoftmax<NestedDual<T>, ExcludeMax>& part,
+                                           NestedDual<T> (&z)[kVecSize]) {
+  NestedDual<T> raw[kVecSize];
+  unpack(x, raw);
+  logit.values_of(raw, z);
+  T largest = z[0].value;
+#pragma unroll
+  for (int i = 1; i < kVecSize; ++i) largest = max_ignoring_nan(largest, z[i].value);
+  // Rare after the first few packs.
+  int leader = -1;
+  if (largest > part.max_logit.value) {
+    NestedDual<T> max_logit = z[0];
+#pragma unroll
+    for (int i = 1; i < kVecSize; ++i) max_logit = max_ignoring_nan(max_logit, z[i]);
+    rescale(part, max_logit);
+#pragma unroll
+    for (int i = kVecSize - 1; i >= 0; --i) leader = identical(z[i], max_logit) ? i : leader;
+  }
+  const NestedDual<T> shift = exp_shift(part.max_logit);
+  T e[kVecSize], change[kVecSize];
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) {
+    e[i] = exp_nonpositive(z[i].value - shift.value);
+    change[i] = kMoves ? e[i] * (z[i].tangent - shift.tangent) : T(0);
+  }
+  if (leader >= 0) {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      if (i == leader) e[i] = change[i] = T(0);
+    }
+  }
+  T changed = sum_elements(change);
+  if (changed != changed) {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i)
+      change[i] = scaled_tangent(e[i], i == leader ? T(0) : z[i].tangent - shift.tangent);
+    changed = sum_elements(change);
+  }
+  part.exp_sum.value += sum_elements(e);
+  part.exp_sum.tangent += changed;
+}
+
+// `factor` has no tangent.
+template <class T>
+struct SoftmaxVjp<NestedDual<T>> {
+  using Number = NestedDual<T>;
+  Number max_logit, factor, shared;
+  Number sum, slope, inv_sum, max_complement;
+
+  __device__ __forceinline__ SoftmaxVjp(const Softmax<Number>& s, Number sum, Number slope, Number factor)
+      : max_logit(s.max_logit),
+        factor(factor.value, T(0)),
+        shared((sum - slope) * s.inv_sum * factor),
+        sum(sum),
+        slope(slope),
+        inv_sum(s.inv_sum),
+        max_complement(s.max_complement) {
+  }
+  __device__ __forceinline__ Number at_largest(Number h) const {
+    return (h * max_complement - inv_sum * ((sum - h) - slope)) * factor;
+  }
+  template <class Logits, int kVecSize>
+  __device__ __forceinline__ void apply(const Logits&, const Number (&z)[kVecSize], Number (&h)[kVecSize]) const {
+    Number of_term[kVecSize];
+    T e[kVecSize], largest = z[0].value, of_all = T(0);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      largest = max_ignoring_nan(largest, z[i].value);
+      of_term[i] = h[i];
+      e[i] = exp_nonpositive(z[i].value - max_logit.value);
+      const T coeff = scalar_fma(z[i].tangent - max_logit.tangent, shared.value, shared.tangent);
+      h[i] = {scalar_fma(-e[i], shared.value, h[i].value * factor.value),
+              scalar_fma(-e[i], coeff, h[i].tangent * factor.value)};
+      of_all += h[i].tangent;
+    }
+    if (of_all != of_all) {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        const Number exponential{e[i], scaled_tangent(e[i], z[i].tangent - max_logit.tangent)};
+        h[i] = scalar_fma(-exponential, shared, of_term[i] * factor);
+      }
+    }
+    // Rare.
+    if (!(largest == max_logit.value)) return;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) h[i] = identical(z[i], max_logit) ? at_largest(of_term[i]) : h[i];
+  }
+};
+
 // The program of these rows. Base: a DenseRowProgram that computes on NestedDual.
-template <class Base>
+// kInputMoves, kTargetMoves: the operand has tangents.
+template <class Base, bool kInputMoves, bool kTargetMoves>
 struct DenseHvpProgram : Base {
-  using Input = WithTangent<typename Base::Input>;
-  using Target = WithTangent<typename Base::Target>;
+  using Number = typename Base::Compute;
+  using Input = WithTangent<typename Base::Input, kInputMoves>;
+  using Target = WithTangent<typename Base::Target, kTargetMoves>;
   const typename Base::Input* tangents;
   const typename Base::Target* target_tangents;
 
   __device__ __forceinline__ auto logits(const int64 (&offset)[kRowStreams]) const {
-    return with_tangent(Base::logits(offset), Base::step(), tangents, offset[kGradients],
-                        this->space.class_stride[kGradients]);
+    return with_tangent<kInputMoves>(Base::logits(offset), Base::step(), tangents, offset[kGradients],
+                                     this->space.class_stride[kGradients]);
   }
   __device__ __forceinline__ auto targets_of(const int64 (&offset)[kRowStreams]) const {
-    return with_tangent(Base::targets_of(offset), Base::target_step(), target_tangents, offset[kTargetGradients],
-                        this->space.class_stride[kTargetGradients]);
+    return with_tangent<kTargetMoves>(Base::targets_of(offset), Base::target_step(), target_tangents,
+                                      offset[kTargetGradients], this->space.class_stride[kTargetGradients]);
+  }
+  // Vectors are those of the results, wherever the operands begin.
+  template <int kVecSize>
+  using View =
+      RowVectors<Choose<Base::kInputGradient || !Base::kTargetGradient, typename Base::Input, typename Base::Target>,
+                 kVecSize>;
+  template <int kVecSize>
+  __device__ __forceinline__ View<kVecSize> view(const int64 (&offset)[kRowStreams]) const {
+    if constexpr (Base::kInputGradient) {
+      return {this->gradients, offset[kGradients], this->space.classes};
+    } else if constexpr (Base::kTargetGradient) {
+      return {this->target_gradients, offset[kTargetGradients], this->space.classes};
+    } else {
+      return Base::template view<kVecSize>(offset);
+    }
+  }
+  // As of DenseRowProgram. Tangents that are known to be 0 take no instructions in the term.
+  __device__ __forceinline__ auto evaluate(const typename Base::Row& row, Number z, Number t, int64 c) const {
+    Number log_p = row.softmax[0].log_p(z), second = t;
+    if constexpr (Base::kTeacher) second = row.softmax[1].log_p(t);
+    if constexpr (!kInputMoves) log_p.tangent = 0;
+    if constexpr (!kTargetMoves) second.tangent = 0;
+    return Base::evaluate_at(row, log_p, second, c);
   }
   __device__ __forceinline__ int64 step() const {
     return 1;
@@ -34,10 +157,13 @@ struct DenseHvpProgram : Base {
   }
 
  private:
-  template <class Storage>
-  static __device__ __forceinline__ PointerWithTangent<Storage> with_tangent(const Storage* values, int64 step,
-                                                                             const Storage* tangents, int64 offset,
-                                                                             int64 tangent_step) {
-    return {values, tangents == nullptr ? nullptr : tangents + offset, step, tangent_step};
+  template <bool kMoves, class Storage>
+  static __device__ __forceinline__ auto with_tangent(const Storage* values, int64 step, const Storage* tangents,
+                                                      int64 offset, int64 tangent_step) {
+    if constexpr (kMoves) {
+      return PointerWithTangent<Storage>{values, tangents + offset, step, tangent_step};
+    } else {
+      return PointerWithoutTangent<Storage>{values, step};
+    }
   }
 };

@@ -1,16 +1,16 @@
-// Contiguous rows of few classes in shared memory: a warp moves 32 rows together, and each of its lanes takes one.
+// Rows of few contiguous classes in shared memory: a warp moves 32 rows together, and each of its lanes takes one.
 //
-//   32 rows of C classes = one contiguous stretch of 32 C elements per warp
+//   32 rows of C classes = one contiguous stretch of 32 C elements per warp, or with kGaps 32 stretches of C
 //
 // Rows are `pitch` apart, an odd number, so that the lanes of a warp do not conflict in a bank. A warp owns its rows;
 // only __syncwarp separates loads, the lanes' own accesses, and stores.
 //
-// Preconditions: rows are contiguous and follow each other without gaps; C <= 181.
+// Preconditions: rows are contiguous, of one dimension, and follow each other without gaps unless kGaps; C <= 181.
 #pragma once
 #include "softmax/rows.cuh"
 
 // The rows of a warp; this thread takes one of them.
-template <class Storage>
+template <class Storage, bool kGaps = false>
 struct PackedRows {
   using P = Pack<Storage, 1>;
   using Value = Storage;
@@ -19,16 +19,21 @@ struct PackedRows {
   static constexpr bool kStoresAgain = true;
   const Storage* from;  // the warp's first row
   Storage* to;
-  int elements;  // of all rows of the warp
+  int64 gap_from = 0, gap_to = 0;  // elements between rows
+  int elements;                    // of all rows of the warp
   int count;
   P* stage;
 
   // Precondition: `first` is the first row of the warp.
   template <class Program>
   __device__ __forceinline__ PackedRows(const Program& program, int64 first)
-      : from(program.input + first * program.space.classes),
-        to(program.gradients + first * program.space.classes),
-        count(static_cast<int>(program.space.classes)) {
+      : count(static_cast<int>(program.space.classes)) {
+    if constexpr (kGaps) {
+      gap_from = program.space.at.stride[kLogits][0] - count;
+      gap_to = program.space.at.stride[kGradients][0] - count;
+    }
+    from = program.input + first * (count + gap_from);
+    to = program.gradients + first * (count + gap_to);
     extern __shared__ uint4 staged[];
     const int64 rows = program.space.rows - first;
     elements = count * static_cast<int>(rows < kWarp ? rows : kWarp);
@@ -60,11 +65,36 @@ struct PackedRows {
   // together.
   __device__ __forceinline__ void load_all(bool wanted) const {
     const unsigned mask = __ballot_sync(0xffffffffu, wanted);
-    each([&](int i, int row, P* slot) {
-      if (mask >> row & 1u) cp_async(slot, reinterpret_cast<const P*>(from + i));
-    });
-    cp_async_wait_all();
+    if constexpr (kGaps && sizeof(Storage) == 2) {
+      load_in_batches(mask);
+    } else {
+      each([&](int i, int row, P* slot) {
+        if (mask >> row & 1u) cp_async(slot, reinterpret_cast<const P*>(from + i + row * gap_from));
+      });
+      cp_async_wait_all();
+    }
     __syncwarp();
+  }
+  // Elements of 2 bytes go through registers. A batch is in flight together, without a loop behind it, whose loads
+  // would wait for each other.
+  __device__ __forceinline__ void load_in_batches(unsigned mask) const {
+    constexpr int kBatch = 8;
+    const unsigned inverse = (1u << 20) / count + 1;
+    const int lane = threadIdx.x % kWarp;
+#pragma unroll 1
+    for (int first = lane; first < elements; first += kBatch * kWarp) {
+      P x[kBatch];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const int i = first + k * kWarp, row = static_cast<int>(i * inverse >> 20);
+        if (i < elements && (mask >> row & 1u)) x[k] = load_pack<1>(from + i + row * gap_from);
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const int i = first + k * kWarp, row = static_cast<int>(i * inverse >> 20);
+        if (i < elements && (mask >> row & 1u)) stage[row * pitch() + (i - row * count)] = x[k];
+      }
+    }
   }
   __device__ __forceinline__ P read(int c) const {
     return load_words(own_row() + c);
@@ -92,7 +122,7 @@ struct PackedRows {
   }
   __device__ __forceinline__ void flush() const {
     __syncwarp();
-    each([&](int i, int, const P* slot) { store_pack<1>(to + i, *slot); });
+    each([&](int i, int row, const P* slot) { store_pack<1>(to + i + row * gap_to, *slot); });
     // The next rows are copied to the same place.
     __syncwarp();
   }

@@ -32,6 +32,11 @@ template <class T>
 __device__ __forceinline__ NestedDual<T> shuffle_xor(NestedDual<T> x, int offset) {
   return {shuffle_xor(x.value, offset), shuffle_xor(x.tangent, offset)};
 }
+// A scale has no tangent and is not 0.
+template <class T>
+__device__ __forceinline__ NestedDual<T> scaled_logit(NestedDual<T> scale, NestedDual<T> x) {
+  return {scale.value * x.value, scale.value * x.tangent};
+}
 template <class T>
 __device__ __forceinline__ float as_float(NestedDual<T> x) {
   return as_float(x.tangent);
@@ -40,10 +45,15 @@ __device__ __forceinline__ float as_float(NestedDual<T> x) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Logits with their tangents
 
-template <class Storage>
+// kMoves: it has a tangent; otherwise that is 0.
+template <class Storage, bool kMoves = true>
 struct WithTangent {
   Storage value;
   Storage tangent;
+};
+template <class Storage>
+struct WithTangent<Storage, false> {
+  Storage value;
 };
 
 template <class Number, class Storage>
@@ -52,7 +62,12 @@ __device__ __forceinline__ Number widen(WithTangent<Storage> x) {
   return {value.value, tangent.value};
 }
 
-// Pointer to logits and tangents from some class on. Null tangents are 0.
+template <class Number, class Storage>
+__device__ __forceinline__ Number widen(WithTangent<Storage, false> x) {
+  return {widen<Number>(x.value).value, 0};
+}
+
+// Pointer to logits and tangents from some class on.
 template <class Storage>
 struct PointerWithTangent {
   const Storage* values;
@@ -61,36 +76,56 @@ struct PointerWithTangent {
   int64 tangent_step;
 
   __device__ __forceinline__ PointerWithTangent operator+(int64 classes) const {
-    const Storage* const tangents_at = tangents == nullptr ? nullptr : tangents + classes * tangent_step;
-    return {values + classes * value_step, tangents_at, value_step, tangent_step};
+    return {values + classes * value_step, tangents + classes * tangent_step, value_step, tangent_step};
+  }
+};
+// Pointer to logits that have no tangents.
+template <class Storage>
+struct PointerWithoutTangent {
+  const Storage* values;
+  int64 value_step;
+
+  __device__ __forceinline__ PointerWithoutTangent operator+(int64 classes) const {
+    return {values + classes * value_step, value_step};
   }
 };
 template <class Storage>
 struct PointerTo<WithTangent<Storage>> {
   using type = PointerWithTangent<Storage>;
 };
+template <class Storage>
+struct PointerTo<WithTangent<Storage, false>> {
+  using type = PointerWithoutTangent<Storage>;
+};
 
 // Loads tangents of any strides; one tangent may serve several classes or rows.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ Pack<Storage, kVecSize> load_strided(const Storage* from, int64 step) {
   using P = Pack<Storage, kVecSize>;
-  if (from != nullptr && step == 1 && reinterpret_cast<unsigned long long>(from) % sizeof(P) == 0)
-    return load_stream<kVecSize>(from);
+  if (step == 1 && reinterpret_cast<unsigned long long>(from) % sizeof(P) == 0) return load_stream<kVecSize>(from);
   P pack{};
-  if (from == nullptr) return pack;
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) pack.element[i] = load_pack<1>(from + i * step).element[0];
   return pack;
 }
 
-// Precondition: kVecSize = 1, or the logits are contiguous.
+// Precondition: kVecSize = 1, or the logits are contiguous. Vectors may lie otherwise than those of the results.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ Pack<WithTangent<Storage>, kVecSize> load_stream(PointerWithTangent<Storage> at) {
-  const auto values = load_stream<kVecSize>(at.values);
+  const auto values = load_strided<kVecSize>(at.values, 1);
   const auto tangents = load_strided<kVecSize>(at.tangents, at.tangent_step);
   Pack<WithTangent<Storage>, kVecSize> pack;
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) pack.element[i] = {values.element[i], tangents.element[i]};
+  return pack;
+}
+
+template <int kVecSize, class Storage>
+__device__ __forceinline__ Pack<WithTangent<Storage, false>, kVecSize> load_stream(PointerWithoutTangent<Storage> at) {
+  const auto values = load_strided<kVecSize>(at.values, 1);
+  Pack<WithTangent<Storage, false>, kVecSize> pack;
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) pack.element[i] = {values.element[i]};
   return pack;
 }
 

@@ -35,6 +35,11 @@ __device__ __forceinline__ double with_sign_of(double size, double x) {
   return copysign(size, x);
 }
 
+template <class Compute>
+__device__ __forceinline__ Compute scaled_logit(Compute scale, Compute x) {
+  return scale * x;
+}
+
 // z as a function of x. Preconditions: scale > 0 and softcap > 0, so z increases with x.
 //
 // Near 0, for u = scale x / softcap, a cap is a polynomial, which takes no special function:
@@ -69,7 +74,7 @@ struct Logit {
       evaluate(x, z, slope);
       return z;
     }
-    return scale * x;
+    return scaled_logit(scale, x);
   }
   // exp(value(x) - max_logit). Precondition: value(x) <= max_logit.
   __device__ __forceinline__ Compute exponential(Compute x, Compute max_logit) const {
@@ -173,7 +178,7 @@ struct Logit {
     } else {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        values[i] = scale * x[i];
+        values[i] = scaled_logit(scale, x[i]);
         slopes[i] = Compute(1);
       }
     }
@@ -202,7 +207,7 @@ struct Logit {
       evaluate(x, values, slopes);
     } else {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) values[i] = scale * x[i];
+      for (int i = 0; i < kCount; ++i) values[i] = scaled_logit(scale, x[i]);
     }
   }
 

@@ -33,7 +33,7 @@ struct TwoPassDense {
     __device__ __forceinline__ Classes(const Program& program, const Group& group, const int64 (&offset)[kRowStreams],
                                        bool exists)
         : group(group),
-          view(program.input, offset[kLogits], program.space.classes),
+          view(program.template view<kVecSize>(offset)),
           x(program.logits(offset)),
           t(program.targets_of(offset)),
           exists(exists),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from benchmarking import figures, workloads
+from benchmarking.draw import Draw
 from benchmarking.figures import BOXES, MODES
 from benchmarking.selection import Run
 from benchmarking.workloads import Workload
@@ -85,6 +86,11 @@ class BoxWorkload(Workload):
         count, dtype = BOXES[0]
         fits = free // (4 * getattr(torch, dtype).itemsize)
         return boxes(loss, min(count, 1 << max(0, fits.bit_length() - 1)), dtype)
+
+    @classmethod
+    def random(cls, loss: BoxLoss, draw: Draw) -> BoxWorkload:
+        found = boxes(loss, draw.size(1 << 8, 1 << 23), draw.dtype())
+        return replace(found, title=figures.RANDOM, reduction=draw.choice(figures.REDUCTIONS))
 
     def __str__(self) -> str:
         words = [self.loss.name, self.dtype, figures.spell_shape(self.shape)]

@@ -87,6 +87,10 @@ REGIONS: Sequence[tuple[tuple[int, ...], str, str]] = tuple(
     for label in ("int64", "uint8")
 )
 
+#: Title of workloads of random shapes, and the reductions that they have.
+RANDOM = "random"
+REDUCTIONS = ("mean", "mean", "sum", "none")
+
 #: Columns that tell one throughput measurement from another.
 KEY = ("workload", "loss", "case", "reduction", "shape", "elements", "dtype", "mode", "provider")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
 from benchmarking import figures, workloads
+from benchmarking.draw import Draw
 from benchmarking.figures import LARGE_LAYER, LINEAR, MODES, TINY_LAYER
 from benchmarking.selection import Run
 from benchmarking.workloads import Workload
@@ -92,6 +93,14 @@ class LinearSoftmaxWorkload(Workload):
         while rows * classes * getattr(torch, dtype).itemsize > free and classes > 2:
             rows, features, classes = (max(2, n // 2) for n in (rows, features, classes))
         return layer(loss, (rows, features, classes), dtype)
+
+    @classmethod
+    def random(cls, loss: LinearSoftmaxLoss, draw: Draw) -> LinearSoftmaxWorkload:
+        rows, features, classes = draw.size(8, 8192), draw.size(8, 2048), draw.size(8, 100000)
+        while rows * classes > 1 << 28:
+            rows, classes = rows // 2, classes // 2
+        found = layer(loss, (rows, features, classes), draw.choice(("float32", "bfloat16", "float16")))
+        return replace(found, title=figures.RANDOM, reduction=draw.choice(figures.REDUCTIONS))
 
     def __str__(self) -> str:
         words = [self.loss.name, self.dtype, figures.spell_shape((*self.shapes[0], self.shapes[1][0]))]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
 from benchmarking import figures, workloads
+from benchmarking.draw import Draw
 from benchmarking.figures import (
     BY_ROW,
     HINGE_COLUMNS,
@@ -125,6 +127,15 @@ class PointwiseWorkload(Workload):
         fits = free // torch.float32.itemsize
         return sweep(loss, "float32", min(FITTING, max(1, fits.bit_length() - 1)))
 
+    @classmethod
+    def random(cls, loss: Loss, draw: Draw) -> PointwiseWorkload:
+        """Operands that are needed, of one shape or with broadcast targets."""
+        shape = draw.shape(draw.size(1 << 10, 1 << 26), draw.choice((1, 2, 2, 3, 4)))
+        needed = [x for x in loss.operands if x.default is None]
+        others = tuple(1 if draw.random() < 0.5 else n for n in shape) if draw.random() < 0.3 else shape
+        found = loss_of(loss.name, (shape, *(others,) * (len(needed) - 1)), draw.dtype())
+        return replace(found, title=figures.RANDOM, reduction=draw.choice(figures.REDUCTIONS))
+
     def __str__(self) -> str:
         where = f"2^{self.elements.bit_length() - 1}" if self.title == SWEEP else f"({self.title})"
         return f"{self.loss.name} {self.dtype} {where}"
@@ -138,6 +149,45 @@ def square(exponent: int) -> tuple[int, int]:
 def sweep(loss: Loss, dtype: str, exponent: int, compiled: bool = False) -> PointwiseWorkload:
     """A loss of operands of one shape, with its default options."""
     return PointwiseWorkload(loss, (square(exponent),) * len(loss.operands), dtype, compiled=compiled)
+
+
+def loss_of(
+    name: str,
+    shapes: Sequence[tuple[int, ...]],
+    dtype: str,
+    reduction: str = "mean",
+    case: Mapping[str, Any] | None = None,
+) -> PointwiseWorkload:
+    """A workload of a loss; operands beyond ``shapes`` keep their default numbers."""
+    base, options = registry(Loss)[name], case or {}
+    numbers = frozenset(x.name for x in base.operands[len(shapes) :])
+    expression = None
+    if numbers and base.torch is not None:
+        expression = partial(getattr(torch.nn.functional, base.torch), reduction=reduction, **options)
+    elif numbers:
+        expression = _with_numbers(base, len(shapes), formula(base, base.values(options), reduction))
+    elif len(set(shapes)) > 1:
+        expression = twin(base, options, reduction)
+    return PointwiseWorkload(
+        modified(base, numbers), tuple(shapes), dtype, "", options, reduction, _broadcasting(expression)
+    )
+
+
+def _with_numbers(loss: Loss, count: int, function: Call | None) -> Call | None:
+    """A call of the first operands, with tensors of the default numbers of the others."""
+    numbers = [x.default for x in loss.operands[count:]]
+    return function and (lambda *operands: function(*operands, *(operands[0].new_tensor(x) for x in numbers)))
+
+
+def _broadcasting(function: Call | None) -> Call | None:
+    """A call that broadcasts the operands first: some functions of torch do not, or warn of it."""
+    return function and (lambda *operands: function(*torch.broadcast_tensors(*operands)))
+
+
+def pair(name: str, shape: tuple[int, ...], dtype: str, **fields: Any) -> PointwiseWorkload:
+    """A workload with operands of one shape."""
+    needed = [x for x in registry(Loss)[name].operands if x.default is None]
+    return loss_of(name, (shape,) * len(needed), dtype, **fields)
 
 
 def special() -> tuple[PointwiseWorkload, ...]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from benchmarking.cases import Case, Layout, channels_last, transposed
 from benchmarking.figures import DTYPES, HVP
-from benchmarking.pointwise import PointwiseWorkload, square
+from benchmarking.pointwise import PointwiseWorkload, loss_of, pair, square
 from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise.definition import Loss, modified
-from cupylosses.testing.eager import Call
-from cupylosses.testing.pointwise.eager import formula, twin
 
 F32, BF16, F16, F64 = "float32", "bfloat16", "float16", "float64"
 
@@ -29,45 +26,6 @@ HEAVY = (
 LAYOUTS, BROADCAST, UNALIGNED, UNREDUCED = "different layouts", "broadcast gradients", "unaligned operands", "unreduced"
 ARITHMETIC, STRIDED, MODIFIED, SIZES = "heavy arithmetic", "strided operands", "weights, masks, dims", "sizes"
 SECOND = "second derivatives"
-
-
-def loss_of(
-    name: str,
-    shapes: Sequence[tuple[int, ...]],
-    dtype: str,
-    reduction: str = "mean",
-    case: Mapping[str, Any] | None = None,
-) -> PointwiseWorkload:
-    """A workload of a loss; operands beyond ``shapes`` keep their default numbers."""
-    base, options = registry(Loss)[name], case or {}
-    numbers = frozenset(x.name for x in base.operands[len(shapes) :])
-    expression = None
-    if numbers and base.torch is not None:
-        expression = partial(getattr(torch.nn.functional, base.torch), reduction=reduction, **options)
-    elif numbers:
-        expression = _with_numbers(base, len(shapes), formula(base, base.values(options), reduction))
-    elif len(set(shapes)) > 1:
-        expression = twin(base, options, reduction)
-    return PointwiseWorkload(
-        modified(base, numbers), tuple(shapes), dtype, "", options, reduction, _broadcasting(expression)
-    )
-
-
-def _with_numbers(loss: Loss, count: int, function: Call | None) -> Call | None:
-    """A call of the first operands, with tensors of the default numbers of the others."""
-    numbers = [x.default for x in loss.operands[count:]]
-    return function and (lambda *operands: function(*operands, *(operands[0].new_tensor(x) for x in numbers)))
-
-
-def _broadcasting(function: Call | None) -> Call | None:
-    """A call that broadcasts the operands first: some functions of torch do not, or warn of it."""
-    return function and (lambda *operands: function(*torch.broadcast_tensors(*operands)))
-
-
-def pair(name: str, shape: tuple[int, ...], dtype: str, **fields: Any) -> PointwiseWorkload:
-    """A workload with operands of one shape."""
-    needed = [x for x in registry(Loss)[name].operands if x.default is None]
-    return loss_of(name, (shape,) * len(needed), dtype, **fields)
 
 
 def cases() -> Iterator[Case]:

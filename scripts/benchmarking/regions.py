@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from benchmarking import figures, workloads
+from benchmarking.draw import Draw
 from benchmarking.figures import MODES, REGIONS
 from benchmarking.selection import Run
 from benchmarking.workloads import Workload
@@ -88,6 +89,13 @@ class RegionWorkload(Workload):
         for n in rest:
             each *= n
         return regions(loss, (max(1, min(samples, free // each)), *rest), dtype, label)
+
+    @classmethod
+    def random(cls, loss: RegionLoss, draw: Draw) -> RegionWorkload:
+        elements, classes, samples = draw.size(1 << 12, 1 << 26), draw.size(2, 64), draw.size(1, 16)
+        pixels = draw.pixels(max(1, elements // classes // samples))
+        found = regions(loss, (samples, classes, *pixels), draw.dtype(), draw.choice(("int64", "uint8")))
+        return replace(found, title=figures.RANDOM)
 
     def __str__(self) -> str:
         words = [self.loss.name, self.dtype, self.label, figures.spell_shape(self.shape)]

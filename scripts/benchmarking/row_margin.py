@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from benchmarking import figures, workloads
+from benchmarking.draw import Draw
 from benchmarking.figures import LABELS, MODES, SCORES
 from benchmarking.selection import Run
 from benchmarking.workloads import Workload
@@ -94,6 +95,13 @@ class MarginWorkload(Workload):
         # Lists take as many labels of 8 bytes as there are classes.
         each = classes * (getattr(torch, dtype).itemsize + 8 * loss.several)
         return scores(loss, (min(rows, 1 << max(0, (free // each).bit_length() - 1)), classes), dtype)
+
+    @classmethod
+    def random(cls, loss: MarginLoss, draw: Draw) -> MarginWorkload:
+        elements = draw.size(1 << 10, 1 << 25)
+        classes = draw.size(2, min(elements, 100000))
+        found = scores(loss, (max(1, elements // classes), classes), draw.dtype())
+        return replace(found, title=figures.RANDOM, reduction=draw.choice(figures.REDUCTIONS))
 
     def __str__(self) -> str:
         words = [self.loss.name, self.dtype, figures.spell_shape(self.shape)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from benchmarking import figures, workloads
+from benchmarking.draw import Draw
 from benchmarking.figures import LENGTH_LOSSES, LENGTHS, MODES, VECTORS
 from benchmarking.selection import Run
 from benchmarking.workloads import Workload
@@ -85,6 +86,13 @@ class StatisticsWorkload(Workload):
         (rows, features), dtype = VECTORS[0]
         fits = free // (features * getattr(torch, dtype).itemsize)
         return vectors(loss, (min(rows, 1 << max(0, fits.bit_length() - 1)), features), dtype)
+
+    @classmethod
+    def random(cls, loss: StatisticsLoss, draw: Draw) -> StatisticsWorkload:
+        elements = draw.size(1 << 10, 1 << 26)
+        features = draw.size(1, elements)
+        found = vectors(loss, (max(1, elements // features), features), draw.dtype(), figures.RANDOM)
+        return replace(found, reduction=draw.choice(figures.REDUCTIONS))
 
     def __str__(self) -> str:
         words = [self.loss.name, self.dtype, figures.spell_shape(self.shape)]

@@ -16,7 +16,8 @@ from cupylosses.testing.by_engine import ByEngine
 @dataclass(frozen=True)
 class Run:
     """The choices of a run. ``providers`` are the rivals; ``target`` is the time for one measurement of one provider,
-    in seconds; ``cases`` has substrings of the titles of the cases to measure, or nothing for all cases.
+    in seconds; ``cases`` has substrings of the titles of the cases to measure, or nothing for all cases; ``count`` and
+    ``seed`` are those of random cases.
     """
 
     losses: Sequence[Definition]
@@ -30,6 +31,8 @@ class Run:
     budget: Budget
     say: Callable[[str], None]
     cases: Sequence[str] = ()
+    count: int = 0
+    seed: int = 0
 
     @property
     def section_losses(self) -> list[Definition]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
 from benchmarking import figures, workloads
+from benchmarking.draw import Draw
 from benchmarking.figures import LARGE_SEQUENCES, MODES, SEQUENCES, TINY_SEQUENCES
 from benchmarking.selection import Run
 from benchmarking.workloads import Workload
@@ -93,6 +94,15 @@ class SequenceWorkload(Workload):
         (frames, samples, classes, labels), dtype = LARGE_SEQUENCES
         fits = max(1, free // (frames * classes * getattr(torch, dtype).itemsize))
         return sequences(loss, (frames, min(samples, fits), classes, labels), dtype)
+
+    @classmethod
+    def random(cls, loss: SequenceLoss, draw: Draw) -> SequenceWorkload:
+        frames, classes, samples = draw.size(8, 3000), draw.size(4, 8000), draw.size(1, 256)
+        while frames * samples * classes > 1 << 27:
+            samples, classes = max(1, samples // 2), max(4, classes // 2)
+        labels = draw.size(1, min(500, max(1, frames // 3)))
+        found = sequences(loss, (frames, samples, classes, labels), draw.choice(("float32", "float32", "float64")))
+        return replace(found, title=figures.RANDOM, reduction=draw.choice(figures.REDUCTIONS))
 
     def __str__(self) -> str:
         return " ".join([self.loss.name, self.dtype, figures.spell_shape((*self.shape, self.shapes[1][-1]))])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
 from benchmarking import figures, workloads
+from benchmarking.draw import Draw
 from benchmarking.figures import (
     EXTREMES,
     IMAGES,
@@ -18,6 +19,8 @@ from benchmarking.figures import (
     ODD,
     OPTIONS,
     PLAIN_LOGITS,
+    RANDOM,
+    REDUCTIONS,
     ROW_OPTIONS,
     ROWS,
     TINY_LOGITS,
@@ -155,6 +158,18 @@ class SoftmaxWorkload(Workload):
         fits = free // (classes * getattr(torch, dtype).itemsize)
         # A power of two, like full batches.
         return rows(loss, (min(count, 1 << max(0, fits.bit_length() - 1)), classes), dtype, ROWS)
+
+    @classmethod
+    def random(cls, loss: SoftmaxLoss, draw: Draw) -> SoftmaxWorkload:
+        elements, image = draw.size(1 << 10, 1 << 26), draw.random() < 0.3
+        classes = draw.size(2, min(elements, 1500 if image else 300000))
+        count = max(1, elements // classes)
+        samples = draw.size(1, min(count, 16)) if image else count
+        shape = (samples, classes, *(draw.pixels(max(1, count // samples)) if image else ()))
+        kind = draw.choice(loss.targets)
+        case = draw.choice(loss.cases) if draw.random() < 0.4 else {}
+        found = rows(loss, shape, draw.dtype(), RANDOM, case, kind=kind)
+        return replace(found, reduction=draw.choice(REDUCTIONS))
 
     def describe(self, mode: str, columns: Sequence[str]) -> dict[str, Any]:
         found = super().describe(mode, columns)

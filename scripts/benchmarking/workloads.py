@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from benchmarking.draw import Draw
 from benchmarking.figures import MODES, SWEEP, spell_case, spell_shape
 from cupylosses.checks import FLOATING
 from cupylosses.definition.base import Definition
@@ -108,6 +109,11 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
     @abstractmethod
     def fitting(cls, loss: Any, free: int) -> Workload:
         """The workload of a comparison, whose largest operand fits into ``free`` bytes."""
+
+    @classmethod
+    @abstractmethod
+    def random(cls, loss: Any, draw: Draw) -> Workload:
+        """A workload of any shape, dtype, reduction and options."""
 
     # Replaced where an engine differs
 

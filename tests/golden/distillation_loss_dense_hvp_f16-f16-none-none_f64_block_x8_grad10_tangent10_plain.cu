@@ -33,9 +33,9 @@ struct Penalty {
 
 using Result = double;
 using Space = RowSpace<1>;
-using Program = DenseHvpProgram<DenseRowProgram<Term, Penalty, Space, half_t, half_t, Absent, Absent, double, true, false, true, false>>;
+using Program = DenseHvpProgram<DenseRowProgram<Term, Penalty, Space, half_t, half_t, Absent, Absent, double, true, false, true, false>, true, false>;
 using Compute = Program::Compute;
-using Reader = DenseReader<TwoPassDense<8, 2>>;
+using Reader = DenseReader<TwoPassDense<8, 1>>;
 
 extern "C" __global__ void __launch_bounds__(256)
 distillation_loss_dense_hvp_f16(const half_t* input, const half_t* target, const half_t* input_tangent, half_t* input_gradients, double* values, const double* grad_output, double beta_, double logit_scale, double softcap, double divisor, double scale, int64 chunks, int width, const __grid_constant__ Space space) {

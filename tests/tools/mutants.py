@@ -522,7 +522,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "parts of a row but the first left out, where parts have blocks",
         STATISTICS,
-        "speculate_apart",
+        "row_of_parts",
         r"offset < kLanes",
         "offset < 1",
         ("statistics, apart",),

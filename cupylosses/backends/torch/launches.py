@@ -177,6 +177,8 @@ def hvp(
             return hvp(call, grad_output, wanted, has_value)
     if plan.composite:
         pointers = call.arrays
+    if not has_value and not any([w and not v for w, v in zip(wanted, plan.vanishing)]):
+        return None, execute.zeros(plan, device, wanted)
     contracted = None
     if has_value and plan.contracts:
         contracted, has_value = _contracted(call), False

@@ -24,7 +24,7 @@ import torch
 
 from cupylosses import torch_compat
 from cupylosses.backends.torch import formulas, launches
-from cupylosses.backends.torch.device import DTYPES
+from cupylosses.backends.torch.device import DTYPES, copied
 from cupylosses.call import Call
 from cupylosses.definition.base import Definition
 from cupylosses.definition.registry import named
@@ -165,13 +165,15 @@ def _hvp(
 def product(
     grad_output: torch.Tensor, wanted: Sequence[bool], arrays: Sequence[torch.Tensor], *rest: Any
 ) -> list[torch.Tensor]:
-    """`hvp` without its value, on plain tensors: the products of second derivatives with tangents."""
+    """`hvp` without its value, on plain tensors: the products of second derivatives with tangents. No graph expects
+    their layout: those of operands that are read from copies lie as the copies do.
+    """
     call = Spec(*rest).call(arrays)
     with torch.no_grad():
-        found = launches.hvp(call, grad_output, tuple(wanted), has_value=False)
-        if found is None:
-            found = formulas.hvp(call, grad_output, tuple(wanted))
-        return _like(arrays, found[1], [*_tensors(call), grad_output])
+        found, given = launches.hvp(call, grad_output, tuple(wanted), has_value=False), [*_tensors(call), grad_output]
+        if found is not None:
+            return [laid_out(g, g.stride(), given) for g in found[1] if g is not None]
+        return _like(arrays, formulas.hvp(call, grad_output, tuple(wanted))[1], given)
 
 
 def _tensors(call: Call) -> list[torch.Tensor | None]:
@@ -193,7 +195,7 @@ def laid_out(x: torch.Tensor, strides: Sequence[int], given: Sequence[torch.Tens
     own = x.numel() == 0 or all(y is None or x.data_ptr() != y.data_ptr() for y in given)
     if own and x.stride() == tuple(strides):
         return x
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+    return copied(x, tuple(strides))
 
 
 library.impl("value", _value, "CompositeExplicitAutograd")

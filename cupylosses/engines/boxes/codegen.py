@@ -59,7 +59,8 @@ class BoxKernel(Kernel):
 
     ``storage``, ``gradients`` and ``access`` are of the operands, the weight, the mask, and the tangents of those that
     have one (``has_tangent``), ``access`` with a last entry for a grad_output per box (``"none"`` without). With
-    tangents the loss is the derivative along them. The other fields are those of a pointwise kernel.
+    tangents the loss is the derivative along them. Boxes of gradients ``apart`` are written component by component. The
+    other fields are those of a pointwise kernel.
     """
 
     loss: BoxLoss
@@ -79,6 +80,7 @@ class BoxKernel(Kernel):
     outer: bool = False
     shared: bool = False
     has_tangent: tuple[bool, ...] = ()
+    apart: tuple[bool, ...] = ()
 
     narrow = False
     companions = ("value_and_gradient", "verify_gradient")
@@ -97,6 +99,7 @@ class BoxKernel(Kernel):
         parts += ["-".join(self.access), f"grad{wanted}", f"flags{''.join(map(str, self.flags))}"]
         parts += [x for x in ("columns", "outer", "shared", "counted") if getattr(self, x)]
         parts += [f"tangent{''.join(str(int(x)) for x in self.has_tangent)}"] * (True in self.has_tangent)
+        parts += ["apart" + "".join([str(int(x)) for x in self.apart])] * any(self.apart)
         return "_".join([*parts, *(["number"] if self.weight == "number" else []), f"in-{STORAGE[self.compute][1]}"])
 
     @property
@@ -160,6 +163,13 @@ class BoxKernel(Kernel):
             *(f"double {x}_" for x in self.numbers),
             *(["double multiple", "const double* count"] if self.counted else ["double divisor", "double scale"]),
         ]
+
+    @property
+    def steps(self) -> list[str]:
+        """The names of the distances of components, of boxes that are read or written component by component."""
+        read = [f"{n}_step" for n, x in zip(self.names, self.access, strict=False) if x == "scalars"]
+        written = zip(self.names, self.gradients, self.apart, strict=False)
+        return [*read, *(f"{name}_gradients_step" for name, wanted, apart in written if wanted and apart)]
 
     def glue(self) -> str:
         entry = _sum_entry(self) if self.kind in SUMS else _entry(self)
@@ -234,8 +244,8 @@ def _sources(kernel: BoxKernel) -> list[str]:
 
 def _made_sources(kernel: BoxKernel) -> str:
     pointers = [
-        f"{t}{{reinterpret_cast<const {e}*>({n}_)}}"
-        for t, e, n in zip(_sources(kernel), kernel.elements, kernel.names, strict=True)
+        f"{t}{{reinterpret_cast<const {e}*>({n}_){f', {n}_step' if access == 'scalars' else ''}}}"
+        for t, e, n, access in zip(_sources(kernel), kernel.elements, kernel.names, kernel.access[:-1], strict=True)
     ]
     return f"make_tuple({', '.join(pointers)})"
 
@@ -259,10 +269,24 @@ def _loss(kernel: BoxKernel) -> str:
     return f"Loss{{Base{{{numbers}}}}}" if True in kernel.has_tangent else f"Loss{{{numbers}}}"
 
 
+def _steps(kernel: BoxKernel) -> list[str]:
+    return [f"int64 {x}" for x in kernel.steps]
+
+
+def _sink(element: str, name: str, apart: bool) -> tuple[str, str]:
+    """The type of a sink of boxes, and its initializer."""
+    pointer = f"reinterpret_cast<{element}*>({name}_gradients)"
+    if apart:
+        return f"ScalarSink<{element}>", f"{{{pointer}, {name}_gradients_step}}"
+    return f"Sink<{element}>", f"{{{pointer}}}"
+
+
 def _entry(kernel: BoxKernel) -> Iterator[str]:
     sinks = [
-        (f"Sink<{element}>", f"{{reinterpret_cast<{element}*>({name}_gradients)}}") if wanted else ("Absent", "{}")
-        for name, element, wanted in zip(kernel.names, kernel.elements, kernel.gradients, strict=True)
+        _sink(element, name, apart) if wanted else ("Absent", "{}")
+        for name, element, wanted, apart in zip(
+            kernel.names, kernel.elements, kernel.gradients, kernel.apart, strict=True
+        )
     ]
     streams = 2 * len(kernel.names) + 1
     if kernel.layout == "flat":
@@ -302,7 +326,7 @@ def _entry(kernel: BoxKernel) -> Iterator[str]:
     if True in kernel.has_tangent:
         threads, blocks = SECOND_THREADS, SECOND_BLOCKS if kernel.layout == "flat" else SECOND_BLOCKS_OTHERS
     yield f'extern "C" __global__ void __launch_bounds__({threads}, {blocks})'
-    yield f"{kernel.entry}({', '.join([*kernel.arguments, 'int64 chunks', parameter])}) {{"
+    yield f"{kernel.entry}({', '.join([*kernel.arguments, *_steps(kernel), 'int64 chunks', parameter])}) {{"
     yield from local
     yield from counted_divisor(kernel.counted, kernel.kind != "value")
     yield f"  const Pointwise<Loss, Layout, {kernel.vec_size}, Sources, Sinks, Element> program{{"
@@ -329,7 +353,7 @@ def _sum_entry(kernel: BoxKernel) -> Iterator[str]:
     yield ""
     blocks = 1 if True in kernel.has_tangent else BLOCKS_PER_SM_OTHERS
     yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {blocks})'
-    yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
+    yield f"{kernel.entry}({', '.join([*kernel.arguments, *_steps(kernel), *fixed])}) {{"
     yield from counted_divisor(kernel.counted)
     yield f"  const SumOver<Loss, Sources, Element, {slot}, {rank}, {reduced_rank}, {kernel.vec_size}> program{{"
     yield f"      {_loss(kernel)}, {_made_sources(kernel)},"

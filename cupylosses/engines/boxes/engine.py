@@ -13,11 +13,9 @@ from cupylosses import interop
 from cupylosses.call import Call, Parts
 from cupylosses.engines.base import ARGUMENTS, Apart, Machine, Plan, Question, TensorSpec, Wanted
 from cupylosses.engines.boxes import checks as box_checks
-from cupylosses.engines.boxes.call import boxes_of
 from cupylosses.engines.boxes.definition import COMPONENTS, BoxLoss
 from cupylosses.engines.boxes.plan import BoxPlan
 from cupylosses.engines.row_statistics.engine import StatisticsEngine
-from cupylosses.engines.strides import dense_strides
 
 #: The last dimension of boxes.
 _LAST = (COMPONENTS,)
@@ -59,13 +57,8 @@ class BoxEngine(StatisticsEngine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
-        """Boxes whose components lie apart."""
-        loss: Any = call.loss
-        return {
-            i: dense_strides(x.shape, (0,) * x.ndim)
-            for i, (x, has) in enumerate(zip(tensors, boxes_of(loss, call.static), strict=True))
-            if has and x.strides[-1] != 1
-        }
+        """None: components may lie apart."""
+        return {}
 
     def reference(self, call: Call, promoted: str, readable: bool = True) -> Any:
         return super().reference(_of_some(call), promoted, readable)

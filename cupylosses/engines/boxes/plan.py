@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import prod
 from typing import cast
 
 from cupylosses.call import Call
@@ -30,7 +29,9 @@ KINDS = {"unreduced": "elements", "gradient": "elements_gradient"}
 
 
 def has_words(x: TensorSpec) -> bool:
-    """True if boxes, whose components are next to each other, are words that kernels load as a whole."""
+    """True if boxes are words that kernels load as a whole: components next to each other, and aligned."""
+    if x.strides[-1] != 1:
+        return False
     word = min(16, COMPONENTS * ITEMSIZE[x.dtype])
     apart = [s for n, s in zip(x.shape[:-1], x.strides, strict=False) if n != 1]
     return all([s % COMPONENTS == 0 for s in apart]) and x.misalignment % word == 0
@@ -60,12 +61,15 @@ class BoxLaunch:
             element = self.layout.access[2 * arrays] if stage == "gradient" else "none"
             kernel = replace(
                 self.plan.kernel(kind, wanted, counted),
+                apart=self.plan.gradients_apart,
                 layout=self.layout.kind,
                 vec_size=self.layout.vec_size,
                 access=(*self.plan.access(self.layout.access[:arrays]), element),
             )
             where = self.layout.elements if self.layout.kind == "flat" else self.layout.words()
-            found = self.plan.machine.launcher(kernel, self.blocks, self.threads, (self.chunks, where))
+            found = self.plan.machine.launcher(
+                kernel, self.blocks, self.threads, (*self.plan.steps(kernel), self.chunks, where)
+            )
             self._launchers[stage, wanted, counted] = found
         return found
 
@@ -77,10 +81,6 @@ class BoxPlan(StatisticsPlan):
         self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
     ) -> None:
         super().__init__(engine, call, tensors, promoted, machine)
-        tangents = sum(self.static.has_tangent)
-        # Second derivatives are taken of values per box (`BoxEngine.apart`).
-        self.empty = prod(self.full_shape) == 0 or (tangents > 0 and self.scalar)
-        self.differentiable = (*self.differentiable[: len(tensors) - tangents], *[False] * tangents)
         self._launches: dict[Stream | None, BoxLaunch] = {}
         self._sums: dict[tuple[int, Stream | None, bool], Step] = {}
 
@@ -100,6 +100,11 @@ class BoxPlan(StatisticsPlan):
             counted=counted,
             has_tangent=tuple(static.has_tangent),
         )
+
+    @property
+    def has_kernels(self) -> bool:
+        """Second derivatives are taken of values per box (`BoxEngine.apart`)."""
+        return not (any(self.static.has_tangent) and self.static.reduction != "none")
 
     @cached_property
     def _are_boxes(self) -> tuple[bool, ...]:
@@ -123,6 +128,18 @@ class BoxPlan(StatisticsPlan):
         """The access of each array, from that which a layout has chosen."""
         words = [not boxes or has_words(x) for boxes, x in zip(self._are_boxes, self.tensors, strict=True)]
         return tuple([x if w else "scalars" for x, w in zip(chosen, words, strict=True)])
+
+    @cached_property
+    def gradients_apart(self) -> tuple[bool, ...]:
+        """True for arrays whose gradients have boxes that are no words."""
+        pairs = zip(self._are_boxes, self.tensors, strict=True)
+        return tuple([boxes and not has_words(x.gradient) for boxes, x in pairs])
+
+    def steps(self, kernel: BoxKernel) -> tuple[int, ...]:
+        """The distances of components, of ``kernel.steps``."""
+        read = [x.strides[-1] for x, a in zip(self.tensors, kernel.access, strict=False) if a == "scalars"]
+        written = zip(self.tensors, kernel.gradients, kernel.apart, strict=False)
+        return (*read, *(x.gradient.strides[-1] for x, wanted, apart in written if wanted and apart))
 
     @cached_property
     def _sources(self) -> list[Stream]:
@@ -202,7 +219,7 @@ class BoxPlan(StatisticsPlan):
         arrays = len(self.tensors)
         most = pointwise_layout.max_rank(arrays)
         kept_rank, reduced_rank = (1 if len(sizes) <= 1 else most for sizes in (found.kept, found.reduced))
-        fixed = (
+        sizes = (
             found.outputs,
             found.length,
             found.slices,
@@ -221,6 +238,7 @@ class BoxPlan(StatisticsPlan):
             outer=reduced_rank > 1,
             shared=found.shared,
         )
+        fixed = (*self.steps(kernel), *sizes)
         kinds = {"broadcast_gradient": found.tasks * found.warps, "combine_slices": found.outputs}
         if found.slices == 1:
             del kinds["combine_slices"]

@@ -316,21 +316,20 @@ class PartialSums:
         ]
 
 
-def partial_sums(found: Layout, chunks: int, operand: Sequence[int], gradient: Sequence[int]) -> PartialSums | None:
+def partial_sums(found: Layout, chunks: int, gradient: Sequence[int]) -> PartialSums | None:
     """The partial sums that a launch leaves of the gradient of a broadcast operand; None if it cannot add them up.
-    ``operand`` and ``gradient`` are strides in the dimensions of the layout.
+    ``gradient`` are its strides in the dimensions of the layout. Those of the operand are 0 where it was expanded, too.
     """
-    if not any(operand):
+    if not any(gradient):
         count = found.tasks if found.kind in STRIPS else chunks
         return PartialSums("all", count, (), ((), ()), (count,), (1,))
-    if found.kind not in STRIPS or (operand[0] != 0 and operand[1] != 0):
+    if found.kind not in STRIPS or (gradient[0] != 0 and gradient[1] != 0):
         return None
-    if operand[0] == 0:
-        kind, sizes = "row", (found.strips, *found.sizes[1:])
-        own, other = (0, *operand[1:]), (0, *gradient[1:])
+    if gradient[0] == 0:
+        kind, sizes, own = "row", (found.strips, *found.sizes[1:]), (0, *gradient[1:])
     else:
         kind, sizes = "column", (found.sizes[0], found.ranges, *found.sizes[2:])
-        own, other = (operand[0], 0, *operand[2:]), (gradient[0], 0, *gradient[2:])
+        own = (gradient[0], 0, *gradient[2:])
     step = [prod(sizes[:d]) for d in range(len(sizes))]
     kept = [d for d, s in enumerate(own) if s != 0]
     reduced = [d for d, s in enumerate(own) if s == 0 and sizes[d] > 1]
@@ -342,17 +341,17 @@ def partial_sums(found: Layout, chunks: int, operand: Sequence[int], gradient: S
         kind,
         count,
         tuple(sizes[d] for d in kept),
-        (tuple(step[d] for d in kept), tuple(other[d] for d in kept)),
+        (tuple(step[d] for d in kept), tuple(own[d] for d in kept)),
         tuple(sizes[d] for d in reduced),
         tuple(step[d] for d in reduced),
     )
 
 
-def in_strips(found: Layout, operands: Sequence[int]) -> Layout | None:
-    """The layout in strips, in which derivatives of broadcast operands can be added up; None if there is nothing to add
-    for these streams, or lanes would have nothing to do.
+def in_strips(found: Layout, gradients: Sequence[int]) -> Layout | None:
+    """The layout in strips, in which the gradients of broadcast operands can be added up; None if there is nothing to
+    add for these streams, or lanes would have nothing to do.
     """
-    strides = [found.strides[i] for i in operands]
+    strides = [found.strides[i] for i in gradients]
     if found.kind not in ("matrix", "rows") or "shifted" in found.access or len(found.sizes) < 2:
         return None
     if not any(any(s) and (s[0] == 0 or s[1] == 0) for s in strides):

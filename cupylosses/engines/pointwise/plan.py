@@ -41,7 +41,9 @@ class ElementLaunch:
         # A heavy loss, or one of several operands, has fewer registers for elements of each.
         most = 16 if plan.loss.heavy or len(plan.tensors) > 2 else 32
         found = pointwise_layout.layout(plan.full_shape, streams, most)
-        self.layout = (pointwise_layout.in_strips(found, broadcast) if broadcast else None) or found
+        summed = {slot: len(plan.tensors) + slot for slot in broadcast}
+        strips = pointwise_layout.in_strips(found, [*summed.values()]) if broadcast else None
+        self.layout = strips or found
         self.chunks = pointwise_layout.chunks_of(self.layout)
         self.threads = pointwise_layout.threads(self.chunks)
         self.blocks = pointwise_layout.grid(self.chunks, self.threads, processors)
@@ -51,9 +53,8 @@ class ElementLaunch:
         self.sums: dict[int, pointwise_layout.PartialSums] = {}
         self.first_sums: dict[int, int] = {}
         end = self.warps
-        for slot in broadcast:
-            strides = self.layout.strides[slot], self.layout.strides[len(plan.tensors) + slot]
-            sums = pointwise_layout.partial_sums(self.layout, self.chunks, *strides)
+        for slot, stream in summed.items():
+            sums = pointwise_layout.partial_sums(self.layout, self.chunks, self.layout.strides[stream])
             if sums is not None:
                 self.sums[slot], self.first_sums[slot] = sums, end
                 end += sums.count

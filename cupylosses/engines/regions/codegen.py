@@ -61,7 +61,8 @@ class RegionKernel(Kernel):
     """A compiled module of this engine. Equal ones have equal source.
 
     ``class_weight`` and ``weight`` are dtypes, or "". ``static`` is that of the call without what kernels take as
-    arguments. ``held`` classes are in registers, or none; with ``wide`` vectors are read at once.
+    arguments. ``held`` classes are in registers, or none; with ``wide`` vectors are read at once. ``tile`` voxels have
+    their logits in shared memory, or 0; ``packed`` is that of the layout.
     """
 
     loss: RegionLoss
@@ -81,6 +82,8 @@ class RegionKernel(Kernel):
     many: bool
     staged: bool = False
     counted: bool = False
+    tile: int = 0
+    packed: tuple[bool, bool] = (False, False)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -121,6 +124,8 @@ class RegionKernel(Kernel):
             + ["apart"] * self.many
             + ["staged"] * self.staged
             + ["counted"] * self.counted
+            + [f"tiles-of-{self.tile}"] * bool(self.tile)
+            + [f"packed{''.join([str(int(x)) for x in self.packed])}"] * any(self.packed)
         )
         if self.kind in ("from_residual", "hvp"):
             parts += ["grad" + "".join([str(int(x)) for x in self.gradients])]
@@ -224,7 +229,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     second = kind in SECOND
     yield (
         f"using {'Base' if second else 'Program'} = RegionProgram<Loss, Space, {input}, {target}, {weight}, "
-        f"{', '.join(choices)}, {_bool(kernel.wide)}>;"
+        f"{', '.join(choices)}, {_bool(kernel.wide)}, {kernel.tile}, {', '.join(map(_bool, kernel.packed))}>;"
     )
     yield from ["using Program = RegionHvpProgram<Base>;"] * second
     rules = [_POOL[static.pool], _ABSENT[static.absent], _WEIGHTING[static.weighting]]
@@ -284,6 +289,8 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
             columns = "reinterpret_cast<Program::Compute*>(staged)"
             at = columns_of_sums(kernel.held, static.label_apart)
             yield f"  sum_in_registers<{_bool(kernel.staged)}>(program, chunks, per_chunk, partials, {columns}, {at});"
+        elif kernel.tile:
+            yield "  sum_in_shared_tiles(program, chunks, per_chunk, partials, reinterpret_cast<double*>(staged));"
         else:
             yield "  sum_in_tiles(program, chunks, per_chunk, partials, reinterpret_cast<double*>(staged));"
     if kind == "value":
@@ -331,6 +338,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
             yield f"  write_staged_gradients({common}, per_piece,"
             yield f"                         {given[0]}, {coeffs});"
         else:
-            yield f"  write_gradients<{', '.join(map(_bool, kernel.gradients))}>("
+            written = "write_tile_gradients" if kernel.tile else "write_gradients"
+            yield f"  {written}<{', '.join(map(_bool, kernel.gradients))}>("
             yield f"      {common}, {', '.join(given)}, {coeffs});"
     yield "}"

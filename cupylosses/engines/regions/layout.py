@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from cupylosses.engines.strides import MAX_RANK, dimension_words, merge
 from cupylosses.jit.gpu import WARP
 
-#: Threads of a block of ``kernels/regions/``, and voxels of a tile (``kTile``).
+#: Threads of a block of ``kernels/regions/``, and voxels of a tile whose logits stay in memory (``kTile`` of
+#: ``sum_in_tiles``).
 THREADS = 256
 #: Threads of a block that writes gradients: blocks of few threads hide each other's first loads.
 GRADIENT_THREADS = 128
@@ -32,6 +33,9 @@ PER_THREAD = (8, 64)
 #: Multiprocessors whose blocks all have one chunk if the bounds above allow it. Chunks decide the order of additions,
 #: so this is the number of an H100 on every GPU.
 PROCESSORS = 132
+#: Voxels of a tile in shared memory, at most and at least, and bytes that it may take with the sums of the lanes.
+SHARED_TILE = (256, 32)
+TILE_BYTES = 60 << 10
 #: Chunks of tiles, about.
 TILE_CHUNKS = 528
 #: Numbers of the input that a thread writes the gradients of, at least, and blocks of a multiprocessor, at most.
@@ -74,7 +78,9 @@ class VoxelStream:
 @dataclass(frozen=True)
 class Layout:
     """Launch geometry: ``words`` is the kernel's ``VoxelSpace``; ``held`` the number of classes in registers, or 0;
-    ``many`` if voxels have several dimensions; a sample has ``chunks`` of ``per_chunk`` vectors, or tiles.
+    ``many`` if voxels have several dimensions; a sample has ``chunks`` of ``per_chunk`` vectors, or tiles. ``tile`` is
+    the number of voxels of a tile in shared memory, or 0; ``packed`` says for input and gradients if a voxel's classes
+    lie side by side, and its neighbours behind them.
     """
 
     samples: int
@@ -87,6 +93,8 @@ class Layout:
     chunks: int
     per_chunk: int
     words: list[int]
+    tile: int = 0
+    packed: tuple[bool, bool] = (False, False)
 
     @property
     def numbers(self) -> int:
@@ -100,29 +108,39 @@ def layout(
     streams: Sequence[VoxelStream],
     number: int,
     dense: bool,
+    room: int,
     heavy: bool = False,
     second: tuple[int, int] | None = None,
 ) -> Layout:
     """The layout of voxels of ``shape``, samples first. ``streams`` are input, target, mask and the gradients of the
-    first two, in the order of the kernel; ``number`` is the size of a number of the arithmetic; ``heavy`` if
-    voxels have losses of every class, or smoothed labels. Of second derivatives, ``second`` are the classes that a
-    thread keeps in registers and the registers for its logits, at most, and the gradient of the input has one stream
-    with its tangent.
+    first two, in the order of the kernel; ``number`` is the size of a number of the arithmetic; ``room`` the bytes of
+    shared memory that a block may ask for; ``heavy`` if voxels have losses of every class, or smoothed labels. Of second
+    derivatives, ``second`` are the classes that a thread keeps in registers and the registers for its logits, at
+    most, and the gradient of the input has one stream with its tangent.
     """
     samples, *rest = shape
     voxels = prod(rest)
     held = classes if classes <= (second[0] if second else IN_REGISTERS[number][dense]) else 0
     roomy = streams[0].itemsize >= 4 and not (dense or heavy)
-    room = second[1] if second else WIDE_VECTOR_REGISTERS if roomy else VECTOR_REGISTERS
-    vec_size = _vec_size(voxels, held, streams[: 1 + dense], room) if held else 1
+    registers = second[1] if second else WIDE_VECTOR_REGISTERS if roomy else VECTOR_REGISTERS
+    vec_size = _vec_size(voxels, held, streams[: 1 + dense], registers) if held else 1
     sizes, strides = merge(rest, [x.strides[1:] for x in streams])
-    wide = vec_size == 1 or (len(sizes) == 1 and all([_is_wide(x, s[0], vec_size) for x, s in zip(streams, strides)]))
+    packed = False, False
+    if len(sizes) == 1 and not second:
+        places = (streams[0], strides[0][0]), (streams[3], strides[3][0])
+        of_input, of_gradients = (_is_packed(x, s, classes, vec_size) for x, s in places)
+        packed = of_input, of_gradients
+    others = [(x, s[0]) for i, (x, s) in enumerate(zip(streams, strides)) if not (packed[0] and i in (0, 3))]
+    wide = vec_size == 1 or (len(sizes) == 1 and all([_is_wide(x, s, vec_size) for x, s in others]))
+    tile = 0 if held or second else shared_tile(classes, number, room)
+    if not tile and not (held and wide and all(packed)):
+        packed = False, False
     wave = PROCESSORS * resident(held, number, heavy=True)
-    chunks, per_chunk = _chunks(samples, voxels, held, vec_size, wave)
+    chunks, per_chunk = _chunks(samples, voxels, held, vec_size, wave, tile)
     many = len(sizes) > 1
     words = [samples, voxels, classes, *(x.classes for x in streams), *(x.strides[0] for x in streams)]
     words += dimension_words(sizes, strides, MAX_RANK if many else 1)
-    return Layout(samples, voxels, classes, held, vec_size, wide, many, chunks, per_chunk, words)
+    return Layout(samples, voxels, classes, held, vec_size, wide, many, chunks, per_chunk, words, tile, packed)
 
 
 def _vec_size(voxels: int, held: int, streams: Sequence[VoxelStream], room: int) -> int:
@@ -146,10 +164,41 @@ def _is_wide(x: VoxelStream, step: int, vec_size: int) -> bool:
     return step == 1 and all([y % word == 0 for y in places])
 
 
-def _chunks(samples: int, voxels: int, held: int, vec_size: int, wave: int) -> tuple[int, int]:
+def _is_packed(x: VoxelStream, step: int, classes: int, vec_size: int) -> bool:
+    """True if a sample is one contiguous stretch of voxels of ``classes``, aligned to the words that divide
+    ``vec_size`` of them (``PackedVector``).
+    """
+    word = gcd(16, vec_size * classes * x.itemsize)
+    places = (x.misalignment, x.strides[0] * x.itemsize)
+    return x.classes == 1 and step == classes and all([y % word == 0 for y in places])
+
+
+def shared_tile(classes: int, number: int, room: int) -> int:
+    """Voxels of a tile in shared memory when sums are added up; 0 if there is no room. GPUs with less than 99 KiB of
+    shared memory may add up in another order.
+    """
+    most, least = SHARED_TILE
+    if tile_gradient_bytes(classes, number) > room:
+        return 0
+    while most >= least and sums_bytes(classes, number, most) > min(TILE_BYTES, room):
+        most //= 2
+    return most if most >= least else 0
+
+
+def sums_bytes(classes: int, number: int, tile: int) -> int:
+    """Bytes of ``memory`` of ``sum_in_shared_tiles``."""
+    return -(-24 * classes // 16) * 16 + classes * number * (3 * WARP + tile + 1)
+
+
+def tile_gradient_bytes(classes: int, number: int) -> int:
+    """Bytes of ``numbers`` of ``write_tile_gradients``."""
+    return (-(-3 * classes // 4) * 4 + classes * (GRADIENT_THREADS + 1)) * number
+
+
+def _chunks(samples: int, voxels: int, held: int, vec_size: int, wave: int, tile: int) -> tuple[int, int]:
     """Chunks of a sample, and vectors, or tiles, of each: of ``wave`` blocks, each has one."""
     if not held:
-        tiles = -(-voxels // TILE)
+        tiles = -(-voxels // (tile or TILE))
         per_chunk = max(1, -(-samples * tiles // TILE_CHUNKS))
         return max(1, -(-tiles // per_chunk)), per_chunk
     # Chunks are a multiple of warps, not of blocks: of few samples no chunk is left for a second wave.
@@ -204,7 +253,9 @@ def resident(held: int, number: int, heavy: bool) -> int:
     """Blocks of :data:`THREADS` that registers are limited for, of a multiprocessor; ``heavy`` with a loss of voxels
     besides.
     """
-    if held == 0 or number == 8:
+    if held == 0 and number == 4:
+        return 3 - heavy
+    if number == 8:
         return 2
     found = next((blocks for classes, blocks in RESIDENT if held <= classes), 2)
     return max(2, found - heavy)

@@ -113,8 +113,9 @@ class RegionPlan(Plan):
         if self.mask is not None:
             strides = broadcast_strides(self.mask.shape, self.mask.strides, self.voxels_shape)
             mask = region_layout.VoxelStream(strides, vector=False)
+        room = self.machine.chip.shared - region_layout.DECLARED_BYTES
         streams = [input, target, mask, of_input, of_target]
-        return region_layout.layout(self.voxels_shape, self.classes, streams, number, dense, heavy, second)
+        return region_layout.layout(self.voxels_shape, self.classes, streams, number, dense, room, heavy, second)
 
     @cached_property
     def partials(self) -> int:  # type: ignore[override]
@@ -136,7 +137,7 @@ class RegionPlan(Plan):
         """
         x, static = self.layout, self.static
         alone = static.voxel in ("", "row") and not static.smoothed
-        pairs = x.wide and x.vec_size == 2 and ITEMSIZE[self.input.dtype] == 2
+        pairs = x.wide and not any(x.packed) and x.vec_size == 2 and ITEMSIZE[self.input.dtype] == 2
         if not (static.label_apart and alone and pairs):
             return False
         columns = region_layout.columns_of_sums(x.held, True) * ITEMSIZE[self.compute]
@@ -154,10 +155,20 @@ class RegionPlan(Plan):
         threads, shared = region_layout.THREADS, 0
         if stage == "from_residual":
             threads, shared = region_layout.GRADIENT_THREADS, 3 * x.classes * number
+            if x.tile:
+                shared = region_layout.tile_gradient_bytes(x.classes, number)
         elif stage != "groups":
             columns = region_layout.columns_of_sums(x.held, self.static.label_apart)
             shared = columns * threads * number if x.held else 24 * x.classes
+            if x.tile:
+                shared = region_layout.sums_bytes(x.classes, number, x.tile)
         return -(-shared // 16) * 16 + threads * self._staged_bytes if staged else shared
+
+    def _tile(self, stage: str) -> int:
+        """Voxels of a tile in shared memory of a stage."""
+        if stage == "groups" or not self.layout.tile:
+            return 0
+        return region_layout.GRADIENT_THREADS if stage == "from_residual" else self.layout.tile
 
     def _load(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         x, static = self.layout, self.static
@@ -188,6 +199,7 @@ class RegionPlan(Plan):
             "" if self.weight is None else self.weight.dtype, static.masked, self.result, self.compute,
             _of_kernel(static, stage),
             tuple(wanted[:2]), x.held, x.vec_size, x.wide, x.many, staged, counted,
+            self._tile(stage), x.packed if stage != "groups" else (False, False),
         )  # fmt: skip
 
     def unreduced_step(self, counted: bool) -> Step:

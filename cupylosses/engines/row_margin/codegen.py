@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.row_margin.definition import MarginLoss
-from cupylosses.engines.row_margin.layout import RESIDENT_THREADS
+from cupylosses.engines.row_margin.layout import RESIDENT_OF_WARPS, resident
 from cupylosses.engines.softmax.codegen import SELF_COUNTED, space_rank_name
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
 from cupylosses.jit.kernel import Kernel
@@ -79,7 +79,7 @@ class MarginKernel(Kernel):
         counts = self.self_counting or self.kind == "denominator"
         if self.kind == "hvp":
             return nested((*FUNCTOR, "row_margin/margin_hvp.cuh"))
-        own = "thread_per_list" if self.layout == "thread_per_list" else "row_margin"
+        own = "thread_per_list" if self.layout in RESIDENT_OF_WARPS else "row_margin"
         return (*FUNCTOR, f"row_margin/{own}.cuh", *(["softmax/count_rows.cuh"] if counts else []))
 
     @property
@@ -172,6 +172,8 @@ def _entry(kernel: MarginKernel) -> list[str]:
         reader = f"ThreadPerRowReader<{kernel.ahead}>"
     if kernel.layout == "thread_per_list":
         reader = "ThreadPerListReader"
+    if kernel.layout == "thread_per_label":
+        reader = "ThreadPerLabelReader"
     program, made = "MarginProgram<RowProgram<Hinge, Space, {}>>", "const Program program{{"
     end = ";"
     if kind == "hvp":
@@ -186,7 +188,7 @@ def _entry(kernel: MarginKernel) -> list[str]:
         f"using Program = {program.format(', '.join(types))};",
         *([f"using Reader = {reader};"] if kind != "denominator" else []),
         "",
-        f'extern "C" __global__ void __launch_bounds__({kernel.threads}, {max(1, RESIDENT_THREADS // kernel.threads)})',
+        f'extern "C" __global__ void __launch_bounds__({kernel.threads}, {resident(kernel.layout, kernel.threads)})',
         f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
         *counted_divisor(kernel.counted, kind != "value"),
         f"  {made}Hinge{{{parameters}}}, space, {argument('input')}, {argument('input_gradients')},",

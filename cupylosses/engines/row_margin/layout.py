@@ -5,6 +5,7 @@ block           a block shares a row
 warp            a warp takes a row, unless its list is long: then all warps of the block share it
 thread_per_row  a thread takes a row of one label whose classes lie apart, and its neighbours the rows next to it
 thread_per_list a thread takes a row of a list and few contiguous classes; its warp moves all its rows together
+thread_per_label likewise, of one label
 
 Rows of classes that lie apart are read in place only where there are many, next to each other, with one label; all
 others are first copied with their classes contiguous.
@@ -26,7 +27,6 @@ from cupylosses.engines.softmax.layout import (
     space_rank,
     space_words,
     vector_size,
-    without_gaps,
 )
 from cupylosses.engines.strides import merge
 from cupylosses.jit.gpu import DECLARED_BYTES, WARP, Chip
@@ -56,6 +56,10 @@ MANY_ROWS = 512
 MIN_BLOCK_THREADS = 64
 #: Threads that a multiprocessor runs at once, by the registers that they are given.
 RESIDENT_THREADS = 512
+#: The same where a thread takes a row that its warp has moved to shared memory: nothing else is under way meanwhile.
+RESIDENT_OF_WARPS = {"thread_per_list": 768, "thread_per_label": 768}
+#: Partial sums of such rows, and of the number of rows that count, at most: the last block adds them up alone.
+CHUNKS_OF_WARPS = 1 << 12
 #: Rows from which on a thread takes each of them, and classes that it reads together. The copies that others are read
 #: from and written to take three times the traffic.
 APART_ROWS = 8192
@@ -64,6 +68,8 @@ APART_TOGETHER = 8
 THREAD_LISTS = 4096
 THREAD_CLASSES = 64
 THREAD_PLACES = 64
+#: Classes of rows of one label that a thread takes, at most: of 16 bits, and of others.
+LABEL_CLASSES = (64, 32)
 #: Classes of rows that a warp takes though their lists may be sorted, at most, and labels that are sorted at most.
 WARP_CLASSES = 256
 MAX_SORTED = 4096
@@ -95,7 +101,12 @@ class Layout:
     def blocks(self, processors: int) -> int:
         """Blocks of a launch: as many as run at once, and no more than there are chunks for."""
         per_block = 1 if self.kind in ("block", "warp") else self.threads // WARP
-        return max(1, min(-(-self.chunks // per_block), processors * max(1, RESIDENT_THREADS // self.threads)))
+        return max(1, min(-(-self.chunks // per_block), processors * resident(self.kind, self.threads)))
+
+
+def resident(kind: str, threads: int) -> int:
+    """Blocks of a multiprocessor, by their threads."""
+    return max(1, RESIDENT_OF_WARPS.get(kind, RESIDENT_THREADS) // threads)
 
 
 def read_apart(shape: Sequence[int], scores: RowStrides, gradients: RowStrides) -> bool:
@@ -131,13 +142,19 @@ def layout(
         each, room = lane_bytes(classes, labels, scores.itemsize), chip.shared - DECLARED_BYTES - 8
         # Several blocks share a multiprocessor.
         threads = max(WARP, min(SUBWARP_THREADS, power_of_two(room // 3 // each + 1) // 2))
-        if all(without_gaps(classes, sizes, x) for x in strides[:2]) and threads * each <= room:
-            chunks = max(1, min(-(-rows // WARP), MAX_CHUNKS))
+        if len(sizes) <= 1 and threads * each <= room:
+            chunks = max(1, min(-(-rows // WARP), CHUNKS_OF_WARPS))
             rank, shared = space_rank(rows, sizes), threads * each + 8
             return Layout("thread_per_list", 1, 1, threads, chunks, rank, words, 1, labels, 0, shared)
     if classes > 1:
         vec_size = vector_size(sizes, strides, scores, gradients, True)
     whole = _whole(classes, vec_size, strides[:2], scores, gradients)
+    few = 1 < classes <= LABEL_CLASSES[scores.itemsize > 2]
+    if labels is None and few and rows >= THREAD_LISTS and len(sizes) <= 1:
+        chunks = max(1, min(-(-rows // WARP), CHUNKS_OF_WARPS))
+        shared = SUBWARP_THREADS * (classes | 1) * scores.itemsize
+        rank = space_rank(rows, sizes)
+        return Layout("thread_per_label", 1, 1, SUBWARP_THREADS, chunks, rank, words, 1, 0, 0, shared)
     while classes <= FEW_CLASSES and not whole:
         vec_size //= 2
         whole = _whole(classes, vec_size, strides[:2], scores, gradients)

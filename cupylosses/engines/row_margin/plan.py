@@ -149,7 +149,7 @@ class MarginPlan(Plan):
     @cached_property
     def count_chunks(self) -> int:
         """The partial sums of the count."""
-        return max(1, min(-(-self.rows // (4 * gpu.WARP)), margin_layout.MAX_CHUNKS))
+        return max(1, min(-(-self.rows // (4 * gpu.WARP)), margin_layout.CHUNKS_OF_WARPS))
 
 
 def rows_of(x: TensorSpec, dim: int, misalignment: int) -> RowStrides:

@@ -14,17 +14,22 @@ from cupylosses.engines.row_statistics.definition import DEGREE, StatisticsLoss
 from cupylosses.engines.row_statistics.layout import MAX_BLOCK_THREADS, MAX_PARTS, PART, RESIDENT_THREADS, part_numbers
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, loss_head, written_at
 from cupylosses.jit.kernel import Kernel
-from cupylosses.jit.sources import FUNCTOR
+from cupylosses.jit.sources import FUNCTOR, nested
 
 #: Numbers of a vector of each operand that 85 registers have room for, with their gradients.
 FEW_NUMBERS = 16
 #: Elements of a vector of 16 bytes, at most, and the threads of a multiprocessor that have 168 registers.
 MOST_ELEMENTS = 8
 ROOMY_THREADS = 384
+#: Vectors with their tangents whose derivatives along these 128 registers have room for.
+MOST_VECTORS = 3
 
 FILES = (*FUNCTOR, "row_statistics/row_statistics.cuh")
+#: Of derivatives along tangents.
+FILES_ALONG = (*nested(FILES), "row_statistics/derivative.cuh")
 
-#: Entry points. The first three belong to a reduced loss; the last three, one after another, to a broadcast operand.
+#: Entry points. The first three belong to a reduced loss; the last three, but for those of rows that blocks share, one
+#: after another to a broadcast operand.
 KINDS = {
     "value": "the reduced value",
     "value_and_gradient": "the reduced value and, for the expected grad_output, the gradients",
@@ -32,6 +37,10 @@ KINDS = {
     "unreduced": "a value per row",
     "gradient": "the gradients for a grad_output per row",
     "coefficients": "the coefficients of each row",
+    "sums_for_values": "the statistics of parts of rows, before `values_of_sums`",
+    "values_of_sums": "a value per row from these",
+    "sums_for_gradients": "the statistics of parts of rows, before `gradients_of_sums`",
+    "gradients_of_sums": "the gradients for a grad_output per row from these",
     "slices": "the gradient of one broadcast operand from the coefficients, or slices of it",
     "combine": "the gradient of one broadcast operand from its slices",
 }
@@ -39,8 +48,6 @@ KINDS = {
 FORMS = {"": "kSum", "1": "kAbsolute", "2": "kEuclidean", "inf": "kMaximum", "p": "kPowers"}
 #: Degrees whose derivatives depend on the norm by more than a factor of the row.
 NORM_IN_DERIVATIVES = ("inf", "p")
-#: Those that read rows.
-OF_ROWS = tuple(KINDS)[:6]
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,8 @@ class RowKernel(Kernel):
     """A kernel that reads rows. Equal ones have equal source.
 
     ``dtypes`` and ``gradients`` are of the operands and the weight; ``mask`` and ``weight`` say what a call has;
-    ``per_row`` that there is a grad_output for each row.
+    ``per_row`` that there is a grad_output for each row; ``has_tangent`` of which of them a derivative along tangents
+    has one.
     """
 
     loss: StatisticsLoss
@@ -75,11 +83,15 @@ class RowKernel(Kernel):
     counted: bool = False
     per_row: bool = True
     apart: bool = False
+    has_tangent: tuple[bool, ...] = ()
     compute: str = "float64"
 
     narrow = False
-    files = FILES
     companions = ("value_and_gradient", "verify_gradient")
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return FILES_ALONG if self.has_tangent else FILES
 
     @property
     def together(self) -> tuple[Kernel, ...]:
@@ -97,6 +109,7 @@ class RowKernel(Kernel):
         wanted = "".join("1" if x else "0" for x in self.gradients)
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
         parts += [f"grad{wanted}", *(["number"] if self.weight == "number" else [])]
+        parts += _tangents_in_title(self)
         parts += [x for x in ("wide", "held", "copied", "many", "counted", "apart") if getattr(self, x)]
         parts += [f"{self.width}-lanes"] if self.layout == "lanes" else []
         parts += [f"norm-{self.norm}"] if self.norm else []
@@ -124,10 +137,46 @@ def operand_names(loss: StatisticsLoss, weight: str) -> tuple[str, ...]:
     return (*(x.name for x in loss.operands), *["weight"] * (weight == "array"))
 
 
-def stored_per_row(loss: StatisticsLoss, flags: tuple[int, ...], norm: str, labels: int) -> int:
+def statistics_of(loss: StatisticsLoss, flags: tuple[int, ...], has_tangent: tuple[bool, ...] = ()) -> int:
+    """Statistics of a row; of a derivative along tangents also their derivatives."""
+    return len(loss.terms(flags)) * (1 + bool(has_tangent))
+
+
+def stored_per_row(
+    loss: StatisticsLoss, flags: tuple[int, ...], norm: str, labels: int, has_tangent: tuple[bool, ...] = ()
+) -> int:
     """Numbers of a row that ``coefficients`` stores."""
-    count = len(loss.terms(flags))
-    return count + labels + count * (norm in NORM_IN_DERIVATIVES) + len(_firsts(loss))
+    count = statistics_of(loss, flags, has_tangent)
+    firsts = len(_firsts(loss)) + sum(has_tangent[: len(_vectors(loss))]) * bool(loss.first)
+    return count + labels + count * (norm in NORM_IN_DERIVATIVES) + firsts
+
+
+def _tangent_name(name: str) -> str:
+    """The name of the tangent of an operand: no operand of a user can have two underscores in a row."""
+    return f"{name}__direction"
+
+
+def _tangents_in_title(kernel: RowKernel | SumKernel) -> list[str]:
+    return [f"tangent{''.join(str(int(x)) for x in kernel.has_tangent)}"] if kernel.has_tangent else []
+
+
+def _types(kernel: RowKernel | SumKernel) -> dict[str, str]:
+    """The types of operands and weight, and of their tangents, by name."""
+    types = {n: STORAGE[d][0] for n, d in zip(operand_names(kernel.loss, kernel.weight), kernel.dtypes, strict=True)}
+    return types | {_tangent_name(n): types[n] for n in _moving(kernel, types)}
+
+
+def _moving(kernel: RowKernel | SumKernel, chosen: Iterable[str]) -> list[str]:
+    """Those operands that have a tangent."""
+    if not kernel.has_tangent:
+        return []
+    moves = dict(zip(operand_names(kernel.loss, kernel.weight), kernel.has_tangent, strict=True))
+    return [x for x in chosen if moves[x]]
+
+
+def _with_tangents(kernel: RowKernel | SumKernel, chosen: Sequence[str]) -> list[str]:
+    """Operands, and behind them their tangents."""
+    return [*chosen, *map(_tangent_name, _moving(kernel, chosen))]
 
 
 def _labels(loss: StatisticsLoss, weight: str) -> list[str]:
@@ -166,11 +215,14 @@ def _arguments(kernel: RowKernel | SumKernel, kind: str) -> list[str]:
             "double* expected_grad_output",
         ],
         "unreduced": [f"{result}* values"],
+        "sums_for_values": [f"{result}* values", "double* partials"],
+        "values_of_sums": [f"{result}* values", "double* partials"],
         "gradient": [f"const {result}* grad_output"],
     }.get(kind, [f"const {result}* grad_output", "double* partials"])
     return [
         *(f"const {STORAGE[dtype][0]}* {name}_" for name, dtype, _ in tensors),
         *(["const bool* mask_"] if kernel.mask else []),
+        *(f"const {_types(kernel)[x]}* {x}_" for x in map(_tangent_name, _moving(kernel, names))),
         *(f"{STORAGE[dtype][0]}* {name}_gradients" for name, dtype, wanted in tensors if wanted),
         *own,
         *(f"double {x}_" for x in _parameters(kernel)),
@@ -178,31 +230,32 @@ def _arguments(kernel: RowKernel | SumKernel, kind: str) -> list[str]:
     ]
 
 
-def _options(kernel: RowKernel | SumKernel, expressions: Iterable[str]) -> Iterator[str]:
+def _options(kernel: RowKernel | SumKernel, expressions: Iterable[str], first: str) -> Iterator[str]:
     """Flags, parameters and constants in a functor's operator, of those that the expressions mention: a compiler warns
-    of others.
+    of others. Numbers are those of the argument ``first``: nested ones in derivatives along tangents.
     """
     loss = kernel.loss
+    yield f"    using Number__ = typename {first}_::Scalar;"
     used = set(re.findall(r"\w+", " ".join(expressions)))
     for flag, index in zip(loss.flags, kernel.flags, strict=True):
         if flag.name in used:
             yield f"    constexpr {choice_constant(flag, index)};"
     for name in _parameters(kernel):
         if name in used:
-            yield f"    const auto {name} = ::constant<double>({name}_);"
+            yield f"    const auto {name} = ::constant<Number__>({name}_);"
     for name, expression in loss.constants.items():
         if name in used:
             yield from written_at(loss, name)
-            yield f"    const auto {name} = ::constant<double>({in_double(expression)});"
+            yield f"    const auto {name} = ::constant<Number__>({in_double(expression)});"
     if "count" in used:
-        yield "    const auto count = ::constant<double>(count_);"
+        yield "    const auto count = ::constant<Number__>(count_);"
 
 
 def _summands(kernel: RowKernel | SumKernel) -> Iterator[str]:
     """The terms of the statistics and norms as a functor of the vectors' elements."""
     loss = kernel.loss
     terms = loss.terms(kernel.flags)
-    yield "struct Summands {"
+    yield f"struct {'OwnSummands' if kernel.has_tangent else 'Summands'} {{"
     yield f"  static constexpr int kStatistics = {len(terms)};"
     yield f"  static constexpr unsigned kNorms = {sum(1 << k for k, x in enumerate(terms) if x in loss.norms)}u;"
     yield f"  static constexpr int kForm = {FORMS[kernel.norm]};"
@@ -213,18 +266,27 @@ def _summands(kernel: RowKernel | SumKernel) -> Iterator[str]:
     yield f"    return {f'{DEGREE}_' if DEGREE in _parameters(kernel) else '2.0'};"
     yield "  }"
     yield from call_signature([*_vectors(loss), *_firsts(loss)])
-    yield from _options(kernel, terms.values())
+    yield from _options(kernel, terms.values(), _vectors(loss)[0])
     for name, expression in terms.items():
         yield from written_at(loss, name)
         pair = factors(expression) if name in loss.statistics else None
         if pair is None:
-            yield f"    const auto {name} = ::lift<double>({cuda(expression)});"
+            yield f"    const auto {name} = ::lift<Number__>({cuda(expression)});"
         else:
-            yield f"    const auto {name} = ::product_of({', '.join(f'::lift<double>({cuda(x)})' for x in pair)});"
+            yield f"    const auto {name} = ::product_of({', '.join(f'::lift<Number__>({cuda(x)})' for x in pair)});"
     yield f"    return ::make_tuple({', '.join(terms)});"
     yield f'#line 1 "<{kernel.title}>.summands"'
     yield "  }"
     yield "};"
+    if kernel.has_tangent:
+        moves = _bits(kernel, _vectors(loss))
+        yield f"using Summands = SummandsAlong<OwnSummands, {len(_vectors(loss))}, {moves}u>;"
+
+
+def _bits(kernel: RowKernel | SumKernel, chosen: Sequence[str]) -> int:
+    """A bit for each operand that has a tangent."""
+    moving = _moving(kernel, chosen)
+    return sum(1 << i for i, x in enumerate(chosen) if x in moving)
 
 
 def _functors(kernel: RowKernel) -> Iterator[str]:
@@ -235,48 +297,51 @@ def _functors(kernel: RowKernel) -> Iterator[str]:
     """
     loss = kernel.loss
     yield from _summands(kernel)
-    terms = loss.terms(kernel.flags)
-    yield "struct Value {"
+    terms, labels = loss.terms(kernel.flags), _labels(loss, kernel.weight)
+    yield f"struct {'OwnValue' if kernel.has_tangent else 'Value'} {{"
     yield from (f"  double {x}_;" for x in [*_parameters(kernel), "count"])
     yield ""
-    yield from call_signature([*terms, *_labels(loss, kernel.weight), *_firsts(loss)])
+    yield from call_signature([*terms, *labels, *_firsts(loss)])
     weighted = ["weight"] if kernel.weight == "number" else []
-    yield from _options(kernel, [*loss.let.values(), loss.value, *weighted])
+    yield from _options(kernel, [*loss.let.values(), loss.value, *weighted], next(iter(terms)))
     for name in loss.only_with.keys() - terms.keys():
-        yield f"    const auto {name} = ::constant<double>(0.0);"
+        yield f"    const auto {name} = ::constant<Number__>(0.0);"
     for name, expression in loss.let.items():
         yield from written_at(loss, name)
         yield f"    const auto {name} = {cuda(expression)};"
     yield from written_at(loss, "value")
-    yield f"    const auto unweighted = ::lift<double>({cuda(loss.value)});"
+    yield f"    const auto unweighted = ::lift<Number__>({cuda(loss.value)});"
     yield f"    return {'::weighted(weight, unweighted)' if kernel.weight else 'unweighted'};"
     yield f'#line 1 "<{kernel.title}>.entries"'
     yield "  }"
     yield "};"
+    if kernel.has_tangent:
+        own = f"OwnValue, OwnSummands, {len(_vectors(loss))}, {_bits(kernel, _vectors(loss))}u"
+        yield f"using Value = ValueAlong<{own}, {len(labels)}, {_bits(kernel, labels)}u>;"
 
 
 def _entry(kernel: RowKernel) -> Iterator[str]:
     loss, kind = kernel.loss, kernel.kind
     names = operand_names(loss, kernel.weight)
-    types = {n: STORAGE[d][0] for n, d in zip(names, kernel.dtypes, strict=True)}
-    wanted = dict(zip(names, kernel.gradients, strict=True))
-    vectors, labels = _vectors(loss), _labels(loss, kernel.weight)
-    writes = kind in ("value_and_gradient", "verify_gradient", "gradient")
+    types, wanted = _types(kernel), dict(zip(names, kernel.gradients, strict=True))
+    own_vectors, own_labels = _vectors(loss), _labels(loss, kernel.weight)
+    vectors, labels = _with_tangents(kernel, own_vectors), _with_tangents(kernel, own_labels)
+    writes = kind in ("value_and_gradient", "verify_gradient", "gradient", "gradients_of_sums")
     floating = [d in FLOATING for n, d in zip(names, kernel.dtypes, strict=True) if n in labels]
     mask = sum(
-        1 << i for i, n in enumerate(labels) if (writes and wanted[n]) or (kind == "coefficients" and floating[i])
+        1 << i for i, n in enumerate(own_labels) if (writes and wanted[n]) or (kind == "coefficients" and floating[i])
     )
-    of_statistics = kind == "coefficients" or (writes and any(wanted[x] for x in vectors))
+    of_statistics = kind == "coefficients" or (writes and any(wanted[x] for x in own_vectors))
 
     def sinks(chosen: Sequence[str], typed: bool) -> str:
         if typed:
-            return ", ".join(f"{types[x]}*" if writes and wanted[x] else "Absent" for x in chosen)
-        return ", ".join(f"{x}_gradients" if writes and wanted[x] else "Absent{}" for x in chosen)
+            return ", ".join(f"{types[x]}*" if writes and wanted.get(x) else "Absent" for x in chosen)
+        return ", ".join(f"{x}_gradients" if writes and wanted.get(x) else "Absent{}" for x in chosen)
 
     def sources(chosen: Sequence[str], typed: bool) -> str:
         return ", ".join(f"const {types[x]}*" if typed else f"{x}_" for x in chosen)
 
-    streams = 2 * len(names) + 2
+    streams = 2 * len(vectors + labels) + 2
     numbers = ", ".join(f"{x}_" for x in _parameters(kernel))
     group = f"LanesOfRow<{kernel.width}, {kernel.threads}> group{{}}"
     if kernel.layout == "block":
@@ -293,14 +358,9 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
         "unreduced": f"value_of_rows({rows}, scale, values)",
         "gradient": f"gradients_of_rows<{per_row}>({rows}, scale, grad_output)",
         "coefficients": f"write_coefficients<{per_row}>({rows}, scale, grad_output, partials)",
-    }[kind]
+    }.get(kind)
     if kernel.layout == PART:
-        numbers_of_part = part_numbers(len(loss.terms(kernel.flags)))
-        group = ""
-        call = (
-            f"speculate_apart<{kernel.parts}, {kernel.threads}>(program, memory, divisor, scale, value, "
-            f"expected_grad_output, used_grad_output, {numbers_of_part})"
-        )
+        group, call = "", _call_of_parts(kernel)
     yield f"using Vectors = Tuple<{sources(vectors, True)}>;"
     yield f"using Labels = Tuple<{sources(labels, True)}>;"
     yield f"using VectorSinks = Tuple<{sinks(vectors, True)}>;"
@@ -324,6 +384,8 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     # three operands.
     few = few and (kernel.held or kernel.parts <= MAX_PARTS) and (kernel.layout != PART or len(vectors) <= 2)
     together = RESIDENT_THREADS if few and kind != "coefficients" else MAX_BLOCK_THREADS
+    if kernel.has_tangent:
+        together = ROOMY_THREADS if len(vectors) > MOST_VECTORS else MAX_BLOCK_THREADS
     if kernel.mask and kernel.vec_size == MOST_ELEMENTS:
         together = ROOMY_THREADS
     bounds = f"{kernel.threads}, {max(1, together // kernel.threads)}"
@@ -333,12 +395,31 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     yield from counted_divisor(kernel.counted, kind != "value")
     yield from [f"  const {group};"] * bool(group)
     counts = ", ".join([*([numbers] if numbers else []), "static_cast<double>(layout.features)"])
-    yield f"  const Program program{{Summands{{{numbers}}}, Value{{{counts}}},"
+    functors = [f"{{{numbers}}}", f"{{{counts}}}"]
+    if kernel.has_tangent:
+        functors = [f"{{Own{x}{y}}}" for x, y in zip(("Summands", "Value"), functors, strict=True)]
+    yield f"  const Program program{{Summands{functors[0]}, Value{functors[1]},"
     yield f"                        make_tuple({sources(vectors, False)}), make_tuple({sources(labels, False)}),"
     yield f"                        make_tuple({sinks(vectors, False)}), make_tuple({sinks(labels, False)}),"
     yield f"                        {'mask_' if kernel.mask else 'Absent{}'}, layout}};"
     yield f"  {call};"
     yield "}"
+
+
+def _call_of_parts(kernel: RowKernel) -> str:
+    """The call of a kernel of rows that blocks share."""
+    parts, threads, per_row = kernel.parts, kernel.threads, str(kernel.per_row).lower()
+    numbers = part_numbers(statistics_of(kernel.loss, kernel.flags, kernel.has_tangent))
+    sums = "reinterpret_cast<Program::Statistics*>(partials)"
+    return {
+        "value": f"value_of_parts<{parts}, {threads}>(program, memory, divisor, value)",
+        "value_and_gradient": f"speculate_apart<{parts}, {threads}>(program, memory, divisor, scale, value, "
+        f"expected_grad_output, used_grad_output, {numbers})",
+        "sums_for_values": f"sum_parts<{parts}, {threads}>(program, {sums})",
+        "values_of_sums": f"values_of_sums<{parts}>(program, {sums}, scale, values)",
+        "sums_for_gradients": f"sum_parts<{parts}, {threads}>(program, {sums})",
+        "gradients_of_sums": f"gradients_of_sums<{per_row}, {parts}, {threads}>(program, {sums}, scale, grad_output)",
+    }[kernel.kind]
 
 
 @dataclass(frozen=True)
@@ -361,10 +442,14 @@ class SumKernel(Kernel):
     access: tuple[str, ...]
     many: bool
     counted: bool = False
+    has_tangent: tuple[bool, ...] = ()
     compute: str = "float64"
 
     narrow = False
-    files = FILES
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return FILES_ALONG if self.has_tangent else FILES
 
     @property
     def storage(self) -> tuple[str, ...]:
@@ -381,6 +466,7 @@ class SumKernel(Kernel):
         dtypes = "-".join([STORAGE[x][1] for x in self.storage])
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], f"x{self.vec_size}", f"of{self.slot}"]
         parts += ["-".join(self.access), *(["number"] if self.weight == "number" else [])]
+        parts += _tangents_in_title(self)
         parts += [x for x in ("columns", "many", "counted") if getattr(self, x)]
         parts += [f"norm-{self.norm}"] if self.norm else []
         return "_".join([*parts, *([f"flags{''.join(map(str, self.flags))}"] if self.flags else [])])
@@ -401,12 +487,11 @@ class SumKernel(Kernel):
 def _sum_entry(kernel: SumKernel) -> Iterator[str]:
     loss = kernel.loss
     names = operand_names(loss, kernel.weight)
-    name, types = names[kernel.slot], {n: STORAGE[d][0] for n, d in zip(names, kernel.dtypes, strict=True)}
-    vectors, labels = _vectors(loss), _labels(loss, kernel.weight)
+    name, types, count = names[kernel.slot], _types(kernel), statistics_of(loss, kernel.flags, kernel.has_tangent)
+    vectors, labels = _with_tangents(kernel, _vectors(loss)), _with_tangents(kernel, _labels(loss, kernel.weight))
     if name in vectors:
-        terms = loss.terms(kernel.flags)
-        coefficients = [f"{x}__coefficient" for x in terms]
-        norms = [f"{x}__value" for x in terms] if kernel.norm in NORM_IN_DERIVATIVES else []
+        coefficients = [f"coefficient__{k}" for k in range(count)]
+        norms = [f"norm__{k}" for k in range(count)] if kernel.norm in NORM_IN_DERIVATIVES else []
         firsts = [f"{x}__first" for x in vectors] if loss.first else []
         operands, slot = [*vectors, *coefficients, *norms, *firsts], vectors.index(name)
         yield from _summands(kernel)
@@ -423,14 +508,15 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
         yield f"    return {' + '.join(products)};"
         yield "  }"
         yield "};"
-        functor = f"Loss{{Summands{{{', '.join(f'{x}_' for x in _parameters(kernel))}}}}}"
-        after_labels = len(terms) + len(labels)
+        summands = f"{{{', '.join(f'{x}_' for x in _parameters(kernel))}}}"
+        functor = f"Loss{{Summands{f'{{OwnSummands{summands}}}' if kernel.has_tangent else summands}}}"
+        after_labels = count + len(labels)
         others = range(after_labels, after_labels + len(norms) + len(firsts))
         pointers = [f"{x}_" for x in vectors]
-        pointers += [f"partials + {k} * rows" for k in (*range(len(terms)), *others)]
+        pointers += [f"partials + {k} * rows" for k in (*range(count), *others)]
         stored = [types[x] for x in vectors] + ["double"] * (len(operands) - len(vectors))
     else:
-        operands, first, slot = ["slope"], len(loss.terms(kernel.flags)) + labels.index(name), -1
+        operands, first, slot = ["slope"], count + labels.index(name), -1
         yield from loss_head("double")
         yield ""
         yield from call_signature(operands)
@@ -444,7 +530,8 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
     dimensions = f"Dimensions<{len(operands) + 2}, {rank}>"
     fixed = [f"int64 {x}" for x in ("rows", "outputs", "length", "slices", "slice_length", "lanes", "warps")]
     fixed += [f"const __grid_constant__ {dimensions} {x}" for x in ("kept", "reduced")]
-    after = f"partials + {stored_per_row(loss, kernel.flags, kernel.norm, len(labels))} * rows"
+    stored_numbers = stored_per_row(loss, kernel.flags, kernel.norm, len(labels), kernel.has_tangent)
+    after = f"partials + {stored_numbers} * rows"
     yield f"using Sources = Tuple<{', '.join(sources)}>;"
     yield ""
     yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS})'

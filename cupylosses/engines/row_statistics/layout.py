@@ -31,6 +31,11 @@ LANE_BYTES = 32 << 10
 #: Vectors of 16 bytes of each operand that a thread reads together where it writes gradients, at most: more registers
 #: leave room for fewer rows.
 BATCH = 2
+#: Elements of a vector where a derivative along tangents is computed, at most, half as many of 16 bits with more
+#: operands than these. Its numbers are nested and take twice the registers, so that its blocks have as many threads as
+#: those that share a multiprocessor, and fewer vectors of long rows are read together.
+ALONG_ELEMENTS = 4
+ALONG_OPERANDS = 3
 #: Threads of a block that shares a row, at most and at least.
 MAX_BLOCK_THREADS = 512
 MIN_BLOCK_THREADS = 64
@@ -53,6 +58,14 @@ LONG_PART_BYTES = 200 << 10
 MANY_PARTS = 128
 #: Layout of kernels in which each part of such a row has a block.
 PART = "part"
+#: Rows that leave multiprocessors without work where each has a cluster, at most. Blocks that share those with more
+#: parts than a cluster has blocks, in all; and how many of these are resident on a multiprocessor.
+FEW_ROWS = 16
+#: Elements of a vector, and of all vectors that a thread reads together, of parts that are not kept, at most.
+PART_ELEMENTS = 4
+PART_NUMBERS = 32
+SPLIT_BLOCKS = 256
+SPLIT_RESIDENT = 2
 #: Shared memory of such a block besides its part.
 PART_RESERVED = 4 << 10
 #: Bytes of a row above which it has two parts at least: more blocks of fewer threads, which are less often at the same
@@ -95,7 +108,8 @@ class Layout:
     dimensions; ``wide`` if vectors are read and written at once; ``held`` if a row stays in shared memory, of which a
     block then takes ``shared`` bytes, and ``copied`` if its vectors go there without registers; otherwise the row's
     first vectors may, or each of its parts in a block of its own, which takes ``part_shared`` bytes, has
-    ``part_threads``, reads ``part_ahead`` vectors together and may have them ``part_copied``. ``resident`` is the
+    ``part_threads``, reads ``part_ahead`` vectors together and may have them ``part_copied``. ``split`` if rows are so
+    few that blocks share them in all kernels. ``resident`` is the
     number of blocks of a multiprocessor that stay, 0 if the hardware balances them; ``ahead`` that of the vectors of
     each operand that a thread reads together, ``value_ahead`` where it writes no gradients. A row has ``parts``, which
     a ``cluster`` of blocks takes, or one block, in ``rounds``.
@@ -123,11 +137,14 @@ class Layout:
     part_threads: int = 0
     part_ahead: int = 1
     part_copied: bool = False
+    split: bool = False
 
     def parts_meet(self, processors: int, shared: int) -> bool:
-        """True if the parts of a row may have a block each: if all of them run at once, and a half besides."""
+        """True if the parts of a row may wait for each other, in a block each: if all of them run at once, and a half
+        besides; those that are not kept, with those of all rows.
+        """
         if not self.part_shared:
-            return False
+            return self.split and processors * SPLIT_RESIDENT >= self.chunks * self.parts
         blocks = min((shared + (1 << 10)) // (self.part_shared + PART_RESERVED), RESIDENT_THREADS // self.part_threads)
         return 2 * processors * blocks >= 3 * self.parts
 
@@ -162,23 +179,31 @@ def layout(
     vectors: Sequence[RowStream],
     streams: Sequence[RowStream],
     read: int,
+    along: bool,
     room: int,
     clusters: bool,
 ) -> Layout:
     """The layout of rows of a given shape. ``streams`` are all arrays in the order of the kernel, ``vectors`` those of
-    them whose features are read or written, of which ``read`` are read. ``room`` is the shared memory of a block;
-    ``clusters`` if the chip has clusters of blocks, which change no bit.
+    them whose features are read or written, of which ``read`` are read. ``along`` is True of a derivative along
+    tangents; ``room`` is the shared memory of a block; ``clusters`` if the chip has clusters of blocks, which change no
+    bit.
     """
     rows = prod(shape)
-    widest = 16 // max(x.itemsize for x in vectors)
+    largest = max(x.itemsize for x in vectors)
+    widest = 16 // largest
+    # Elements of 16 bits are kept in words of 32.
+    row = features * read * max(KEPT_BYTES, largest)
+    split = rows <= FEW_ROWS and row > MANY_PARTS * SHARING_BYTES
+    if split:
+        widest = min(widest, PART_ELEMENTS)
+    if along and widest > ALONG_ELEMENTS:
+        widest = ALONG_ELEMENTS if read <= ALONG_OPERANDS else ALONG_ELEMENTS // 2
     # Vectors of a row whose features they do not divide would begin anywhere. Shorter ones are coalesced as well, if a
     # thread reads more of them together.
     vec_size = gcd(widest, features)
     narrower = widest // vec_size
     value_ahead = _ahead(AHEAD_BYTES, read, narrower)
     count = features // vec_size
-    # Elements of 16 bits are kept in words of 32.
-    row = count * read * vec_size * max(KEPT_BYTES, 16 // widest)
     width = power_of_two(max(1, -(-count // (FEW_VECTORS * narrower))))
     ahead = min(value_ahead, BATCH * narrower)
     parts = cluster = taken = 1
@@ -194,15 +219,18 @@ def layout(
             parts *= 2
         if row > MAX_PARTS * LONG_PART_BYTES and row <= MANY_PARTS * SHARING_BYTES:
             parts = max(WARP, power_of_two(-(-row // SHARING_BYTES)))
-        most = SHARING_THREADS if row <= parts * SHARING_BYTES else MAX_BLOCK_THREADS
+        elif split:
+            parts = power_of_two(SPLIT_BLOCKS // max(1, rows) + 1) // 2
+        sharing = along or parts > MAX_PARTS or row <= parts * SHARING_BYTES
+        most = SHARING_THREADS if sharing else MAX_BLOCK_THREADS
         kind, team = "block", min(max(width // parts, MIN_BLOCK_THREADS), most)
         cluster = min(parts, MAX_PARTS) if clusters else 1
-        threads = team if clusters else min(team * parts, MAX_BLOCK_THREADS)
+        threads = team if clusters else min(team * parts, SHARING_THREADS if along else MAX_BLOCK_THREADS)
         width = threads * cluster
         value_ahead = value_ahead if cluster > 1 else ahead
         taken = team * parts // width
     at_once, most = threads * cluster // width, CHUNKS
-    if kind == "lanes" and vec_size == 1 and width == WARP and 16 // widest >= KEPT_BYTES and read > COPIED_OPERANDS:
+    if kind == "lanes" and vec_size == 1 and width == WARP and largest >= KEPT_BYTES and read > COPIED_OPERANDS:
         most *= 2
     rounds = max(1, min(rows * cluster // (at_once * most), MAX_ROUNDS))
     wide = all(_whole(x, shape, vec_size) for x in vectors)
@@ -220,11 +248,13 @@ def layout(
         part_threads = min(max(width * taken // parts, MIN_BLOCK_THREADS), MAX_BLOCK_THREADS)
         of_part = part_threads * (row // count)
         part_shared = -(-count // (part_threads * parts * ahead)) * ahead * of_part
-        if part_shared > room:
+        if split or part_shared > room:
             part_shared = 0
+            most = min(AHEAD_BYTES // largest, PART_NUMBERS) // (read * vec_size)
+            part_ahead = min(power_of_two(most + 1) // 2, MAX_AHEAD) or 1
     if not held:
-        ahead = min(LONG_AHEAD * narrower, MAX_AHEAD)
-        value_ahead = _ahead(LONG_AHEAD_BYTES, read, narrower)
+        ahead = part_ahead if split else min((BATCH if along else LONG_AHEAD) * narrower, MAX_AHEAD)
+        value_ahead = _ahead(AHEAD_BYTES if along or split else LONG_AHEAD_BYTES, read, narrower)
         kept = min(room, LONG_ROOM) // (ahead * each) * ahead if taken == 1 else 0
         shared = kept * each
     words = [rows, features, kept, *(x.step for x in streams)]
@@ -236,7 +266,7 @@ def layout(
     return Layout(
         kind, vec_size, wide, held, width, threads, rounds * at_once, -(-rows // (rounds * at_once)), many, words,
         shared, resident, ahead, value_ahead, parts, taken, cluster, copied, part_shared, part_threads, part_ahead,
-        whole_elements and narrower == 1 and read <= COPIED_OPERANDS,
+        whole_elements and narrower == 1 and read <= COPIED_OPERANDS, parts > MAX_PARTS and rows <= FEW_ROWS,
     )  # fmt: skip
 
 

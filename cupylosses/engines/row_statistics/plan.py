@@ -3,6 +3,9 @@
 One launch over all rows has the value and the gradients of operands of the full shape. The gradient of a broadcast
 operand is a sum over rows or features: a launch stores the coefficients of each row, a second adds up slices, and a
 third adds these.
+
+A derivative along tangents is a loss of row statistics again, with the tangents as operands behind the loss's own: the
+same launches have its value, and its gradients, which are products of the second derivatives with the tangents.
 """
 
 from __future__ import annotations
@@ -24,11 +27,21 @@ from cupylosses.engines.pointwise.reduction import Static as PointwiseStatic
 from cupylosses.engines.row_statistics import checks as row_checks
 from cupylosses.engines.row_statistics import layout as row_layout
 from cupylosses.engines.row_statistics.call import Static, constant_divisor, has_features, names
-from cupylosses.engines.row_statistics.codegen import RowKernel, SumKernel, stored_per_row
-from cupylosses.engines.row_statistics.definition import StatisticsLoss
+from cupylosses.engines.row_statistics.codegen import (
+    NORM_IN_DERIVATIVES,
+    RowKernel,
+    SumKernel,
+    statistics_of,
+    stored_per_row,
+)
+from cupylosses.engines.row_statistics.definition import MAX_SLOTS, StatisticsLoss
 from cupylosses.engines.strides import broadcast_strides, dimension_words
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
+from cupylosses.jit.gpu import WARP
+
+#: Stages in which blocks share rows that are few.
+SPLIT = ("value", "sums_for_values", "values_of_sums", "sums_for_gradients", "gradients_of_sums")
 
 
 class StatisticsPlan(Plan):
@@ -44,24 +57,30 @@ class StatisticsPlan(Plan):
         static = self.static
         self.result = static.out_dtype or promoted
         named = names(self.loss, static)
-        self._has_features = has_features(self.loss, static)
-        tangents = len(tensors) - len(named)
+        moving = [i for i, x in enumerate(static.has_tangent) if x]
+        has = has_features(self.loss, static)
+        #: For each array, tangents included, True if it has the dimension of the features.
+        self._has_features = (*has, *[has[i] for i in moving])
         self.full_shape, self.rows_shape = row_checks.shapes(
             self.loss, static, [x.shape for x in tensors[: len(named)]]
         )
         self.features, self.rows = self.full_shape[static.feature_dim], prod(self.rows_shape)
-        # The derivative along a tangent is the formula's.
-        self.empty = prod(self.full_shape) == 0 or tangents > 0
+        self._operands = len(named) - static.masked
+        #: For each operand, True if it has a tangent; empty unless the call is a derivative along tangents.
+        self._has_tangent = tuple([bool(x) for x in static.has_tangent[: self._operands]])
+        #: Positions of the arrays in the order of the streams: vectors, then labels, each before their tangents.
+        own = [*range(self._operands), *range(len(named), len(tensors))]
+        self._streams = [i for i in own if self._has_features[i]] + [i for i in own if not self._has_features[i]]
+        self.empty = prod(self.full_shape) == 0 or not self.has_kernels
         self.scalar = static.reduction != "none"
         spec = contiguous(self.result, () if self.scalar else self.rows_shape)
         self.shape, self.strides = spec.shape, spec.strides
         self.divisor = constant_divisor(static, self.rows_shape)
         self.weighted = static.weighs_mean and static.weight == "number"
         self.counted = static.counted
-        self.differentiable = tuple([x.dtype in checks.FLOATING for x in tensors])
-        sizes = [prod(self.full_shape) if has else self.rows for has in self._has_features] + [0] * tangents
+        self.differentiable = tuple([x.dtype in checks.FLOATING and i < len(named) for i, x in enumerate(tensors)])
+        sizes = [prod(self.full_shape) if has else self.rows for has in self._has_features]
         self.speculative = tuple([prod(x.shape) == n for x, n in zip(tensors, sizes, strict=True)])
-        self._operands = len(named) - static.masked
         if static.weighs_mean and static.weight == "array":
             self.divides_by = (self._operands - 1,)
         storage = tuple([x.dtype for x in tensors])
@@ -70,12 +89,28 @@ class StatisticsPlan(Plan):
         self._steps: dict[tuple[int, bool], Step] = {}
 
     @cached_property
+    def statistics(self) -> int:
+        """Statistics of a row, and their derivatives along tangents."""
+        return statistics_of(self.loss, self.static.flags, self._has_tangent)
+
+    @property
+    def has_kernels(self) -> bool:
+        """False of derivatives along tangents that are the formula's: those of norms of other degrees than 1 and 2, and
+        with more statistics and labels than dual numbers have slots.
+        """
+        labels = sum([not self._has_features[i] for i in self._streams])
+        return not self._has_tangent or (
+            self.static.norm not in NORM_IN_DERIVATIVES and self.statistics + labels <= MAX_SLOTS
+        )
+
+    @cached_property
     def layout(self) -> row_layout.Layout:
         """The geometry of the launches over all rows."""
-        count, dim = self._operands, self.static.feature_dim
+        dim = self.static.feature_dim
         operands: list[row_layout.RowStream] = []
         others: list[row_layout.RowStream] = []
-        for i, x in enumerate(self.tensors[: count + self.static.masked]):
+        for i in [*self._streams, *[self._operands] * self.static.masked]:
+            x = self.tensors[i]
             for written in (False, True):
                 lies = x.gradient if written else x
                 if written and not (self.speculative[i] and self.differentiable[i]):
@@ -91,14 +126,15 @@ class StatisticsPlan(Plan):
                 (others if written else operands).append(found)
         mask = operands.pop() if self.static.masked else row_layout.RowStream((0,) * len(self.rows_shape))
         result = row_layout.RowStream(contiguous("float64", self.rows_shape).strides)
-        gradients = others[:count]
+        gradients = others[: len(operands)]
         vectors = [x for x in operands if x.itemsize]
         read, room = len(vectors), self.machine.chip.shared - row_layout.DECLARED_BYTES
         # A gradient that is not written has no say.
-        vectors += [x for x, s in zip(gradients, self.speculative, strict=False) if x.itemsize and s]
+        written_to = [self.speculative[i] and self.differentiable[i] for i in self._streams]
+        vectors += [x for x, s in zip(gradients, written_to, strict=True) if x.itemsize and s]
         return row_layout.layout(
-            self.rows_shape, self.features, vectors, [*operands, *gradients, mask, result], read, room,
-            self.machine.chip.clusters,
+            self.rows_shape, self.features, vectors, [*operands, *gradients, mask, result], read,
+            bool(self._has_tangent), room, self.machine.chip.clusters,
         )  # fmt: skip
 
     def _is_apart(self, wanted: Wanted) -> bool:
@@ -108,7 +144,7 @@ class StatisticsPlan(Plan):
 
     def recorded(self, wanted: Wanted) -> int:
         if self._is_apart(self.writable(wanted)):
-            return self.layout.part_memory(self.rows, len(self.loss.terms(self.static.flags)))
+            return self.layout.part_memory(self.rows, self.statistics)
         return self.records
 
     def zeroed(self, wanted: Wanted) -> bool:
@@ -120,7 +156,12 @@ class StatisticsPlan(Plan):
 
     @cached_property
     def partials(self) -> int:  # type: ignore[override]
-        return self.layout.chunks
+        return self.layout.chunks + (self._part_sums if self.layout.split else 0)
+
+    @property
+    def _part_sums(self) -> int:
+        """Doubles of the statistics of all parts of rows."""
+        return self.rows * self.layout.parts * row_layout.part_numbers(self.statistics)
 
     @cached_property
     def records(self) -> int:  # type: ignore[override]
@@ -135,31 +176,39 @@ class StatisticsPlan(Plan):
             keeps = True in wanted and stage in ("value_and_gradient", "verify_gradient", "gradient")
             blocks, threads, shared = self._blocks(stage), x.threads, x.shared if keeps else 0
             if kernel.layout == row_layout.PART:
-                blocks, threads, shared = self.rows * x.parts, x.part_threads, x.part_shared
+                blocks, threads = self.rows * x.parts, x.part_threads
+                shared = x.part_shared if kernel.held else 0
+                if stage == "values_of_sums":
+                    blocks, threads = self.rows, WARP
             found = self.machine.launcher(kernel, blocks, threads, fixed, shared)
             self._launchers[stage, wanted, counted] = found
         return found
 
     def _kernel(self, stage: str, wanted: Wanted, counted: bool) -> RowKernel:
-        x, static = self.layout, self.static
-        ahead = x.ahead if True in wanted else x.value_ahead
-        apart = stage in ("value_and_gradient", "verify_gradient") and self._is_apart(wanted)
-        if apart and stage == "value_and_gradient":
-            return RowKernel(
-                self.loss, static.flags, static.norm, stage, tuple([t.dtype for t in self.tensors[: self._operands]]),
-                self.result, static.weight, static.masked, tuple(wanted[: self._operands]), row_layout.PART, x.vec_size,
-                x.wide, True, x.part_copied, x.many, 0, x.part_threads, x.part_ahead, x.parts, 1, 1, counted,
-                not self.scalar, True,
-            )  # fmt: skip
+        x = self.layout
+        waits = self._is_apart(wanted)
+        apart = stage in ("value_and_gradient", "verify_gradient") and waits
+        writes = True in wanted and not stage.startswith("sums")
+        layout = x.kind, x.vec_size, x.wide, x.held, x.copied and True in wanted
+        widths = x.width if x.kind == "lanes" else 0, x.threads, x.ahead if writes else x.value_ahead
+        rows = x.parts, x.rounds, x.cluster
+        if (stage == "value_and_gradient" and waits) or (x.split and stage in SPLIT):
+            held = stage == "value_and_gradient" and x.part_shared > 0
+            layout = row_layout.PART, x.vec_size, x.wide, held, held and x.part_copied
+            widths = 0, x.part_threads, x.part_ahead if writes else x.value_ahead
+            rows = x.parts, 1, 1
+        static = self.static
         return RowKernel(
             self.loss, static.flags, static.norm, stage, tuple([t.dtype for t in self.tensors[: self._operands]]),
-            self.result, static.weight, static.masked, tuple(wanted[: self._operands]), x.kind, x.vec_size, x.wide,
-            x.held, x.copied and True in wanted, x.many, x.width if x.kind == "lanes" else 0, x.threads, ahead,
-            x.parts, x.rounds, x.cluster, counted, not self.scalar, apart,
+            self.result, static.weight, static.masked, tuple(wanted[: self._operands]), *layout, x.many, *widths, *rows,
+            counted, not self.scalar, apart, self._has_tangent,
         )  # fmt: skip
 
     def unreduced_step(self, counted: bool) -> Step:
-        return Step((self.launcher("unreduced", self.nothing, counted),))
+        if not self.layout.split:
+            return Step((self.launcher("unreduced", self.nothing, counted),))
+        stages = "sums_for_values", "values_of_sums"
+        return Step(tuple([self.launcher(x, self.nothing, counted) for x in stages]), partials=self._part_sums)
 
     def gradient_steps(
         self, wanted: Wanted, upstream: tuple[tuple[int, ...], int] | None, counted: bool
@@ -167,7 +216,12 @@ class StatisticsPlan(Plan):
         writable, steps = self.writable(wanted), []
         if upstream is not None and True in writable:
             slots = tuple([i for i, w in enumerate(writable) if w])
-            steps.append(Step((self.launcher("gradient", writable, counted),), slots))
+            if self.layout.split:
+                stages = "sums_for_gradients", "gradients_of_sums"
+                launchers = tuple([self.launcher(x, writable, counted) for x in stages])
+                steps.append(Step(launchers, slots, self._part_sums))
+            else:
+                steps.append(Step((self.launcher("gradient", writable, counted),), slots))
         return steps + [self._sum(i, counted) for i, w in enumerate(wanted) if w and not writable[i]]
 
     def upstream_strides(self) -> tuple[int, ...] | None:
@@ -189,11 +243,10 @@ class StatisticsPlan(Plan):
                 pointwise_layout.Stream(
                     broadcast_strides(t.shape, t.strides, shape), ITEMSIZE[t.dtype], t.misalignment, read=True
                 )
-                for t, has in zip(self.tensors, self._has_features, strict=False)
-                if has
+                for t in [self.tensors[i] for i in self._streams if self._has_features[i]]
             ]
             rows.insert(len(shape) + dim, 0)
-            numbers = stored_per_row(self.loss, self.static.flags, self.static.norm, 0)
+            numbers = stored_per_row(self.loss, self.static.flags, self.static.norm, 0, self._has_tangent)
             streams += [pointwise_layout.Stream(tuple(rows), 8, 8, read=True)] * numbers
         else:
             streams = [pointwise_layout.Stream(tuple(rows), 8, 8, read=True)]
@@ -219,7 +272,7 @@ class StatisticsPlan(Plan):
         kernel = SumKernel(
             self.loss, static.flags, static.norm, "slices", tuple([t.dtype for t in self.tensors[: self._operands]]),
             self.result, static.weight, static.masked, slot, found.columns, found.vec_size,
-            found.access[: len(streams)], many, counted,
+            found.access[: len(streams)], many, counted, self._has_tangent,
         )  # fmt: skip
         kinds = {"slices": found.tasks * found.warps, "combine": found.outputs}
         if found.slices == 1:
@@ -231,8 +284,8 @@ class StatisticsPlan(Plan):
             launchers.append(
                 self.machine.launcher(replace(kernel, kind=kind), grid, pointwise_layout.MAX_THREADS, fixed)
             )
-        labels = self._operands - sum(self._has_features)
-        numbers = stored_per_row(self.loss, static.flags, static.norm, labels)
+        labels = sum([not self._has_features[i] for i in self._streams])
+        numbers = stored_per_row(self.loss, static.flags, static.norm, labels, self._has_tangent)
         partials = numbers * self.rows + found.slices * found.outputs
         return Step(tuple(launchers), (slot,), partials)
 

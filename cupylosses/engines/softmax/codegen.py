@@ -20,9 +20,9 @@ from cupylosses.engines.softmax.layout import (
     COLUMN_THREADS,
     DENSE_REGISTER_RESIDENT,
     LABEL_ONLY_RESIDENT,
-    LABEL_ONLY_TILES,
+    LABEL_ONLY_TILE_RESIDENT,
     PACKED_THREADS,
-    PIPELINED_THREADS,
+    SECOND_CLASSES,
     STREAMED_THREADS,
     STRIDED,
     SUBWARP_BLOCK_THREADS,
@@ -36,6 +36,7 @@ from cupylosses.engines.softmax.layout import (
     dense_register_classes,
     packed_buffers,
     packed_rows_of_lane,
+    pipelined_threads,
     strided_size,
     thread_per_row_blocks,
     thread_per_row_threads,
@@ -319,6 +320,12 @@ SELF_COUNTED = {
     "from_residual": ["  const double scale = reciprocal_or_zero(self_count(program));"],
 }
 
+#: The same of a kernel that adds weights of labels.
+_SELF_WEIGHED = {
+    kind: [x.replace("<Program>", "<Program, true>").replace("self_count(", "self_count<true>(") for x in lines]
+    for kind, lines in SELF_COUNTED.items()
+}
+
 
 _TALLIED = {
     "value_and_gradient": (
@@ -345,6 +352,7 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
     group, reader = target.reader(kernel)
     call = (kernel.tallies and _TALLIED.get(kernel.kind)) or _CALLS.get(kernel.kind) or target.from_residual(kernel)
     cluster = f" CLUSTER_DIMS({kernel.cluster})" if kernel.cluster > 1 else ""
+    weighs = kernel.indices and bool(kernel.weight) and kernel.loss.mean_of_weights
     lines = [
         f"using Result = {STORAGE[kernel.result][0]};",
         f"using Space = RowSpace<{space_rank_name(kernel.rank)}>;",
@@ -356,7 +364,7 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
         f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
         *counted_divisor(kernel.counted, kernel.kind != "value"),
         *construct,
-        *(SELF_COUNTED[kernel.kind] if kernel.self_counting else []),
+        *((_SELF_WEIGHED if weighs else SELF_COUNTED)[kernel.kind] if kernel.self_counting else []),
         *(["  const Tally<Program> divisor{program};"] if kernel.tallies and kernel.kind == "value" else []),
         *([f"  const {group};"] if "group" in call else []),
         f"  {call};",
@@ -427,6 +435,11 @@ def _fixed(kernel: SoftmaxKernel) -> dict[str, str]:
     names = {x.name for x in loss.parameters} - {smoothing}
     constants = {k: x for k, x in loss.constants.items() if not names & set(re.findall(r"\w+", x))}
     return {smoothing: "0", **constants}
+
+
+def _second_vectors(kernel: SoftmaxKernel) -> int:
+    """Vectors that a thread reads together for second derivatives. More classes with tangents fill its registers."""
+    return max(1, SECOND_CLASSES // (4 if kernel.compute == "float64" else 1) // kernel.vec_size)
 
 
 class _Indices:
@@ -532,7 +545,8 @@ class _Indices:
 
     @staticmethod
     def _size(kernel: SoftmaxKernel) -> str:
-        return f"{kernel.vec_size}, {TWO_PASS_DENSE_VECTORS if kernel.kind == 'hvp' else TWO_PASS_VECTORS}"
+        vectors = max(TWO_PASS_DENSE_VECTORS, _second_vectors(kernel)) if kernel.kind == "hvp" else TWO_PASS_VECTORS
+        return f"{kernel.vec_size}, {vectors}"
 
     @staticmethod
     def _labels(kernel: SoftmaxKernel) -> str:
@@ -585,12 +599,11 @@ class _Indices:
             threads = kernel.warps * WARP
             return f"{threads}, {max(1, int(TILE_RESIDENT / threads / fewer))}"
         if layout == "label_only_tiles" and not second:
-            (resident,) = [threads for _, vectors, threads in LABEL_ONLY_TILES if vectors == kernel.per_thread]
-            return f"{bounds}, {resident // THREADS}"
+            return f"{bounds}, {LABEL_ONLY_TILE_RESIDENT // THREADS}"
         if layout in ("label_only_rows", "label_only_columns") and not second:
             return f"{bounds}, {LABEL_ONLY_RESIDENT // THREADS}"
         if layout == "pipelined":
-            return f"{kernel.warps * WARP}, {PIPELINED_THREADS // (kernel.warps * WARP)}"
+            return f"{kernel.warps * WARP}, {pipelined_threads(kernel.lanes) // (kernel.warps * WARP)}"
         if layout == "streamed":
             return f"{SUBWARP_BLOCK_THREADS}, {STREAMED_THREADS // SUBWARP_BLOCK_THREADS}"
         return bounds
@@ -642,7 +655,8 @@ class _Dense:
             f"                        {'mask' if kernel.mask else 'nullptr'}, {_logit(kernel)},",
             f"                        {given('values')}, {given('lse')}{tangents * second}}};",
         ]
-        return f"DenseHvpProgram<{program}>" if second else program, construct
+        moves = ", ".join([_bool(x) for x in kernel.has_tangent])
+        return f"DenseHvpProgram<{program}, {moves}>" if second else program, construct
 
     @staticmethod
     def reader(kernel: SoftmaxKernel) -> tuple[str, str]:
@@ -651,7 +665,8 @@ class _Dense:
         # As for class indices.
         width = "width" if kernel.layout == "subwarp" else "1"
         group = f"ClusterGroup<{kernel.cluster}> group" if block else f"SubwarpGroup group{{{width}}}"
-        long = f"DenseReader<TwoPassDense<{kernel.vec_size}, {TWO_PASS_DENSE_VECTORS}>>"
+        vectors = _second_vectors(kernel) if kernel.kind == "hvp" else TWO_PASS_DENSE_VECTORS
+        long = f"DenseReader<TwoPassDense<{kernel.vec_size}, {vectors}>>"
         registers, word = in_registers(kernel), kernel.vec_size * ITEMSIZE[kernel.input]
         return group, {
             "two_pass": long,

@@ -90,7 +90,8 @@ class SoftmaxLoss(Definition):
     ``specialize``   parameter by specialisation of the kernels (``"smoothed"``): compiled in if it is not 0.
     ``plain``        expressions of ``row`` and ``term``, by these names, where all parameters that they do not mention
                      are 0, and without the penalty. They take less time than the general ones.
-    ``affine``       True if the term is affine in log_p: its sums then need no other pass than the softmax.
+    ``affine``       True if the term is affine in log_p: its sums then need no other pass than the softmax. Without a
+                     softmax, True if the row is affine in the log-probability: its second derivatives are 0.
     ``balanced``     True if the derivatives of the plain term with respect to log_p sum to 0 over the classes.
     ``reduction``, ``class_dim``  the defaults. A ``class_dim`` of None is 1, or 0 for a single row, as in torch.
     """

@@ -25,11 +25,10 @@ from cupylosses.engines.cache import SettingsCache
 from cupylosses.engines.device import Device
 from cupylosses.engines.softmax import checks as softmax_checks
 from cupylosses.engines.softmax import labels
-from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax import reference as softmax_reference
 from cupylosses.engines.softmax.call import RowResult, Rows, Static
 from cupylosses.engines.softmax.definition import IGNORED, SoftmaxLoss
-from cupylosses.engines.softmax.plan import SoftmaxPlan, copied
+from cupylosses.engines.softmax.plan import SoftmaxPlan, copies
 from cupylosses.reference_math import divide
 
 #: Settings that were checked before.
@@ -100,23 +99,22 @@ class SoftmaxEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
-        """Rows whose classes lie apart, where columns serve them badly, are read from copies with the classes next to
-        each other; so are class weights with gaps, and tangents that kernels cannot read as they lie.
+        """Rows that no kernel reads fast as they lie are read from copies; so are class weights with gaps, and tangents
+        that kernels cannot read as they lie.
         """
         static, loss = call.static, call.loss
         assert isinstance(loss, SoftmaxLoss)
-        dim, found = static.class_dim, {}
+        dim, found = static.class_dim, dict[int, tuple[int, ...]]()
         operands = 1 if static.kind == "indices" else 2
-        # Without a softmax only kernels that write gradients take whole rows.
-        if (writes or loss.softmax) and copied(static, tensors, loss.softmax, machine.chip):
-            for i, x in enumerate(tensors[:operands]):
-                if not x.strides[dim] == x.gradient.strides[dim] == 1:
-                    found[i] = softmax_layout.classes_last(x.shape, dim)
+        # Without a softmax only kernels that write gradients take whole rows, and second derivatives are 0 or rare.
+        if loss.softmax or (writes and not static.has_tangent):
+            found.update(copies(static, tensors, loss.softmax, machine.chip))
         if static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1:
             found[2] = (1,)
         tangents = len(tensors) - sum(static.has_tangent)
         rest = iter(range(tangents, len(tensors)))
-        for x, moves in zip(tensors, static.has_tangent, strict=False):
+        # Tangents are to lie as the copies do: they are looked at when these are made.
+        for x, moves in zip(tensors, static.has_tangent if not {0, 1} & {*found} else (), strict=False):
             if moves and (i := next(rest)) >= 0:
                 own, lies = x.gradient.strides, tensors[i].strides
                 near = lies[dim] in (0, 1) if x.strides[dim] == 1 else 0 in lies or lies == x.strides

@@ -56,9 +56,14 @@ LABEL_ONLY_RESIDENT = 1024
 #: Warps that columns of log-probabilities are spread over, at least, as long as each takes so many classes.
 LABEL_ONLY_WARPS = 1 << 11
 LABEL_ONLY_SLICE = 32
-#: Tiles of gradients by the bytes of a row, up to which a lane stores so many vectors of a tile, and a multiprocessor
-#: runs so many threads at once.
-LABEL_ONLY_TILES = ((2048, 16, 512), (1 << 63, 64, 512))
+#: Tiles of gradients by the bytes of a row, up to which a lane stores so many vectors of a tile; and threads that a
+#: multiprocessor runs at once.
+LABEL_ONLY_TILES = ((2048, 16), (1 << 63, 64))
+LABEL_ONLY_TILE_RESIDENT = 512
+#: Vectors of a tile that a lane stores, at least, and tiles below which it stores fewer: a warp per multiprocessor
+#: would write long after the others have ended.
+LABEL_ONLY_LEAST_VECTORS = 4
+LABEL_ONLY_MANY_TILES = 1 << 10
 #: Partial sums of longer rows, at most: a warp that writes tile after tile for one of them is slower by up to a half.
 LABEL_ONLY_CHUNKS = 1 << 16
 #: Vectors that a thread reads together, of a row that does not stay on chip.
@@ -79,8 +84,10 @@ RESIDENT_THREADS = 1024
 #: Such threads where each takes neighbouring rows, and threads of a block, at most: more would spill registers.
 THREAD_PER_ROW_RESIDENT = 640
 THREAD_PER_ROW_THREADS = 128
-#: Rows of which every warp counts the labels itself, at most, instead of a launch before.
+#: Rows of which every warp counts the labels itself, at most, instead of a launch before; and rows of which it adds the
+#: weights of the labels, whose sum has the bits of that launch as long as one of its warps takes all of them.
 SELF_COUNTING_ROWS = 1024
+COUNTED_AT_ONCE = 8 * WARP
 #: Bytes of a row that a block takes, where a cluster can take the others. Rows with targets per class that exchange
 #: several times take the first number if two blocks are enough then, because two blocks of a multiprocessor hide each
 #: other's barriers; otherwise the second, because larger clusters leave multiprocessors idle.
@@ -98,9 +105,11 @@ PREFETCH_BYTES = 16 << 10
 STREAMED_THREADS = 640
 STREAMED_WIDTH = 512
 STREAMED_ROWS = 256
-#: Threads of short rows of 32 bits without gradients that a multiprocessor runs at once, which are in registers; such
-#: rows, at least; lanes that share one, at least and at most. In 16 bits shared memory is faster.
+#: Threads of short rows of 32 bits without gradients that a multiprocessor runs at once, which are in registers, where
+#: a warp takes a row, and where several share it; such rows, at least; lanes that share one, at least and at most. In
+#: 16 bits shared memory is faster.
 PIPELINED_THREADS = 384
+PIPELINED_SHARED_THREADS = 512
 PIPELINED_ROWS = 1 << 14
 PIPELINED_LANES = 4
 PIPELINED_LANES_MOST = 128
@@ -144,6 +153,13 @@ TILE_MANY_ROWS = 1 << 16
 TILE_RESIDENT = 1024
 #: Rows of tiles that keep them in shared memory, and blocks of tiles that do not, at least.
 TILE_ROWS = 1 << 10
+#: Vectors of a row that a thread takes for second derivatives, at least, and threads that keep a GPU busy then.
+SECOND_VECTORS = 2
+SECOND_THREADS = 1 << 16
+#: Classes that a thread reads together then, as far as vectors are narrower.
+SECOND_CLASSES = 8
+#: Classes of rows that a thread takes alone though these are few: of each class it waits for memory.
+SECOND_FEW_CLASSES = 16
 #: Threads of a block that are no unit of their own.
 THREADS = 256
 #: Layouts whose gradients are computed again from the logits, because that reads no more than a residual would; and all
@@ -280,6 +296,11 @@ def row_layout(
         kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident, streamed, prefetch,
         per_thread=per_thread, shifted=shifted, gathered=gathers, turns=turns,
     )  # fmt: skip
+
+
+def pipelined_threads(lanes: int) -> int:
+    """Threads that a multiprocessor runs at once of rows that so many lanes share, in registers."""
+    return PIPELINED_SHARED_THREADS if lanes > WARP else PIPELINED_THREADS
 
 
 def _turns(kind: str, width: int, threads: int, cluster: int, vectors: int, rows: int) -> int:
@@ -559,6 +580,7 @@ def copied(
     softmax: bool,
     shares: bool = True,
     chip: Chip | None = None,
+    second: bool = False,
 ) -> bool:
     """True of rows that are copied, their classes next to each other, before kernels take them.
 
@@ -566,16 +588,18 @@ def copied(
     ``tensors``, operands and gradients, and either warps share them, or a row of the operands, the first ``read``
     tensors, fits into shared memory. So images (N, C, H, W) are taken as they are, small ones up to C = 192 in float32.
     A thread alone would read a longer row several times, at the speed of one thread if rows are few, and lose digits in
-    a long sum of number after number. ``shares`` is False of what is computed by threads alone. On a ``chip`` rows that
-    lie in memory of their own may be gathered.
+    a long sum of number after number. ``shares`` is False of what is computed by threads alone; ``second`` derivatives
+    of few rows are too slow then. On a ``chip`` rows that lie in memory of their own may be gathered.
     """
     rows = prod(shape)
     if not softmax:
         # Of the operand one element of each row is read, wherever it lies.
         tensors = tensors[read:]
-    if not rows or classes <= 1 or all(x.class_stride == 1 for x in tensors):
+    if not rows or classes <= 1:
         return False
     sizes, strides = merge(shape, [x.strides for x in tensors])
+    if all(x.class_stride == 1 for x in tensors):
+        return softmax and not (second and read == 2) and _padded(rows, classes, tensors, sizes, strides, read)
     if softmax and read == 1 and shares and chip is not None and gathered(classes, sizes, strides, tensors, chip):
         return False
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
@@ -584,7 +608,34 @@ def copied(
         return False
     if not softmax:
         return False
+    if second and rows < MANY_ROWS and classes > SECOND_FEW_CLASSES:
+        return True
     return classes * sum(x.itemsize for x in tensors[:read]) * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
+
+
+def _padded(
+    rows: int,
+    classes: int,
+    tensors: Sequence[RowStrides],
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    read: int,
+) -> bool:
+    """True of rows of contiguous classes that would be read class by class because there are gaps between rows of an
+    operand, one of the first ``read`` tensors, but not of a gradient: many rows of few classes, since warps move only
+    rows without gaps together; and rows of two operands in 16 bits, if gaps leave no vectors that lie alike in both.
+    """
+    few = rows >= MANY_ROWS and classes <= FEW_CLASSES
+    apart = [s for s in strides[:read] if not without_gaps(classes, sizes, s)]
+    if not few and not (read == 2 and classes > FEW_CLASSES and _scalar(tensors, sizes, strides)):
+        return False
+    alone = all(abs(x) >= classes for s in apart for x, n in zip(s, sizes, strict=True) if n > 1)
+    return bool(apart) and alone and all(without_gaps(classes, sizes, s) for s in strides[read:])
+
+
+def _scalar(tensors: Sequence[RowStrides], sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
+    """True of tensors in 16 bits without vectors that lie alike in all of them."""
+    return max(x.itemsize for x in tensors) == 2 and _alike(sizes, strides, tensors) == 1
 
 
 def classes_last(shape: Sequence[int], class_dim: int) -> tuple[int, ...]:
@@ -621,11 +672,15 @@ def label_only_layout(
                 "label_only_rows", vec_size, 1, threads, _chunks(-(-rows // (WARP * each))), threads // WARP,
                 threads * each * row, rank, words, resident=LABEL_ONLY_RESIDENT, per_thread=each,
             )  # fmt: skip
-        vectors, resident = next(x[1:] for x in LABEL_ONLY_TILES if row < x[0])
-        chunks = max(1, min(-(-rows * row // (16 * WARP * vectors)), LABEL_ONLY_CHUNKS))
+        vectors = next(x[1] for x in LABEL_ONLY_TILES if row < x[0])
+        tiles = -(-rows * row // (16 * WARP * vectors))
+        while vectors > LABEL_ONLY_LEAST_VECTORS and tiles < LABEL_ONLY_MANY_TILES:
+            vectors, tiles = vectors // 4, -(-rows * row // (16 * WARP * (vectors // 4)))
+        many = tiles >= LABEL_ONLY_MANY_TILES
+        threads, chunks = (THREADS, LABEL_ONLY_CHUNKS) if many else (4 * WARP, LABEL_ONLY_MANY_TILES // 2)
         return RowLayout(
-            "label_only_tiles", vec_size, 1, THREADS, chunks, THREADS // WARP, 0, rank, words,
-            resident=resident, per_thread=vectors,
+            "label_only_tiles", vec_size, 1, threads, max(1, min(tiles, chunks)), threads // WARP, 0, rank, words,
+            resident=LABEL_ONLY_TILE_RESIDENT, per_thread=vectors,
         )  # fmt: skip
     if gradients.class_stride == 1 and classes > 1:
         return RowLayout("label_only", 1, WARP, THREADS, _chunks(rows), THREADS // WARP, 0, rank, words)
@@ -773,6 +828,7 @@ def second_layout(
     directions: RowStrides,
     softmax: bool,
     capped: bool = False,
+    chip: Chip | None = None,
 ) -> RowLayout:
     """The layout of rows for second derivatives; directions may lie in any way. Rows that threads take alone stay in
     shared memory if they fit and have no cap, all others are read again. Without a softmax only the label's class is
@@ -782,7 +838,7 @@ def second_layout(
     rows = prod(shape)
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
     vec_size = vector_size(sizes, strides, logits, gradients, together) if together and softmax else 1
-    kind, width, threads = _read_again(classes, vec_size, together)
+    kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, logits.itemsize, chip)
     row = per_thread = 0  # bytes of a row in shared memory
     alone = softmax and not capped and kind == "thread_per_row_two_pass"
     if alone and together:
@@ -797,7 +853,8 @@ def second_layout(
     if row:
         threads = min(threads, power_of_two(SHARED_BYTES // row + 1) // 2)
     if not softmax:
-        kind, width, threads = "label_only", WARP if gradients.class_stride == 1 and classes > 1 else 1, THREADS
+        width, cluster = WARP if gradients.class_stride == 1 and classes > 1 else 1, 1
+        kind, threads = "label_only", THREADS
     per_block, units = _workers(kind, rows, width, threads)
     words = space_words(
         rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, directions.class_stride), sizes, strides
@@ -805,35 +862,58 @@ def second_layout(
     vec_size = 1 if "thread_per_row" in kind else vec_size
     return RowLayout(
         kind, vec_size, width, threads, _chunks(units), per_block, row * threads, space_rank(rows, sizes),
-        words, per_thread=per_thread,
+        words, cluster, per_thread=per_thread,
     )  # fmt: skip
 
 
 def dense_second_layout(
-    shape: Sequence[int], classes: int, operands: Sequence[RowStrides], others: Sequence[Sequence[int]]
+    shape: Sequence[int],
+    classes: int,
+    operands: Sequence[RowStrides],
+    others: Sequence[Sequence[int]],
+    chip: Chip | None = None,
 ) -> RowLayout:
     """The same with a target per class, and directions that lie as gradients do."""
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
     sizes, strides = merge(shape, rows_of)
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
-    vec_size = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands) if together else 1
-    kind, width, threads = _read_again(classes, vec_size, together)
+    # Operands that lie otherwise are loaded element by element.
+    vec_size = _alike(sizes, [strides[1], strides[5]], (gradients, target_gradients)) if together else 1
+    size = max(logits.itemsize, targets.itemsize)
+    kind, width, threads, cluster = _read_again(prod(shape), classes, vec_size, together, size, chip)
     per_block, units = _workers(kind, prod(shape), width, threads)
     apart = [x.class_stride for x in (logits, gradients, targets)]
     words = space_words(prod(shape), classes, (*apart, 0, 0, target_gradients.class_stride), sizes, strides)
     vec_size = 1 if kind == "thread_per_row_two_pass" else vec_size
     return RowLayout(
-        kind, vec_size, width, threads, _chunks(units), per_block, 0, space_rank(prod(shape), sizes), words
+        kind, vec_size, width, threads, _chunks(units), per_block, 0, space_rank(prod(shape), sizes), words, cluster
     )
 
 
-def _read_again(classes: int, vec_size: int, together: bool) -> tuple[str, int, int]:
-    """Kind, threads that share a row, and threads of a block, where nothing stays on chip."""
-    if not together or classes <= FEW_CLASSES:
-        return "thread_per_row_two_pass", 1, THREADS
-    width = power_of_two(max(2 * (vec_size - 1), -(-classes // (vec_size * VECTORS))))
-    return ("subwarp", width, THREADS) if width <= WARP else ("block", min(width, THREADS), min(width, THREADS))
+def _read_again(
+    rows: int, classes: int, vec_size: int, together: bool, size: int, chip: Chip | None
+) -> tuple[str, int, int, int]:
+    """Kind, threads that share a row, and threads of a block and blocks of a cluster, where nothing stays on chip. Few
+    rows are shared by more threads. ``size`` is that of the widest operand, in bytes.
+    """
+    if not together or classes <= (FEW_CLASSES if rows >= MANY_ROWS else SECOND_FEW_CLASSES):
+        return "thread_per_row_two_pass", 1, THREADS, 1
+    vectors, each, cluster = -(-classes // vec_size), VECTORS, 1
+    while each > SECOND_VECTORS and rows * vectors < SECOND_THREADS * each:
+        each //= 2
+    width = power_of_two(max(2 * (vec_size - 1), -(-vectors // each)))
+    if width <= WARP:
+        threads = THREADS
+        while threads > WARP and rows * width < 2 * MANY_BLOCKS * threads:
+            threads //= 2
+        return "subwarp", width, threads, 1
+    width = min(width, THREADS)
+    # Blocks of large clusters exchange more numbers with tangents than static shared memory holds in float64.
+    most = 1 if chip is None or not chip.clusters else MAX_CLUSTER // (2 if size == 8 else 1)
+    while cluster < most and rows * cluster < 4 * MANY_BLOCKS and vectors >= 2 * cluster * width * SECOND_VECTORS:
+        cluster *= 2
+    return "block", width, width, cluster
 
 
 def _workers(kind: str, rows: int, width: int, threads: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ the logits; of one with a dense target the gradients are computed again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -70,13 +70,16 @@ class SoftmaxPlan(Plan):
         self.divisor = 1.0 if known is None else known
         # An integer has the same bits whoever counts; a sum of weights has not.
         weighs = self.indices and static.weighted and self.loss.mean_of_weights
-        few = self.rows <= softmax_layout.SELF_COUNTING_ROWS and not (weighs or static.has_tangent)
+        most = softmax_layout.COUNTED_AT_ONCE if weighs else softmax_layout.SELF_COUNTING_ROWS
+        few = self.rows <= most and not static.has_tangent
         self.counted, self.self_counting = known is None and not few, known is None and few
         # Rows without a loss are found while the others are evaluated; a kernel counts them in 32 bits.
         self.tallies = self.counted and self.indices and not (weighs or static.has_tangent) and self.rows < 1 << 32
         self.differentiable = tuple([i < (1 if self.indices else 2) for i in range(len(tensors))])
         self.speculative = self.differentiable
         self.fused_hvp = bool(static.has_tangent)
+        if static.has_tangent and self.loss.affine and not self.loss.softmax:
+            self.vanishing = self.differentiable
         # The kernel of class indices has no variant without the gradient.
         self.always_written = tuple([self.indices and i == 0 for i in range(len(tensors))])
         self.single_use = static.inplace and self.indices
@@ -105,7 +108,9 @@ class SoftmaxPlan(Plan):
             self.layout = lay_out(masks, results)
         dense = self.input.strides == self.input.gradient.strides
         self.overwrites = self.single_use and dense and self.input.misalignment == self._misalignment
-        self.recomputes = self.layout.kind in softmax_layout.RECOMPUTED and not self.single_use
+        # Of log-probabilities four coefficients of a row are more than what is read of it.
+        recomputed = self.layout.kind in softmax_layout.RECOMPUTED or not self.loss.softmax
+        self.recomputes = recomputed and not self.single_use
         self.partials = self.layout.chunks
         # One for each chunk and block of a cluster, and the divisor.
         self.records = self.layout.chunks * self.layout.cluster + self.tallies
@@ -129,7 +134,7 @@ class SoftmaxPlan(Plan):
         if static.has_tangent:
             (tangent,) = self._tangents
             along = rows_of(tangent.strides, static.class_dim, size, tangent.misalignment)
-            return softmax_layout.second_layout(*given, along, self.loss.softmax, static.capped)
+            return softmax_layout.second_layout(*given, along, self.loss.softmax, static.capped, chip)
         if not self.loss.softmax:
             return softmax_layout.label_only_layout(*given, chip)
         kept = ITEMSIZE[self.compute] if self._once else 0
@@ -145,7 +150,7 @@ class SoftmaxPlan(Plan):
         given = self.rows_shape, self.classes, tensors, (masks, results)
         self._labels = (0,) * len(masks), masks
         if self.static.has_tangent:
-            return softmax_layout.dense_second_layout(*given)
+            return softmax_layout.dense_second_layout(*given, self.machine.chip)
         return softmax_layout.dense_layout(*given, self.machine.chip, self.loss.affine, self.static.capped)
 
     def _shared_misalignment(self) -> int:
@@ -223,7 +228,7 @@ class SoftmaxPlan(Plan):
             layout, shared, lanes, warps = "pipelined", 0, width, threads // gpu.WARP
             width = x.turns
             per_block = 1 if lanes > gpu.WARP else warps
-            blocks = min(-(-chunks // per_block), processors * (softmax_layout.PIPELINED_THREADS // threads))
+            blocks = min(-(-chunks // per_block), processors * (softmax_layout.pipelined_threads(lanes) // threads))
         elif stage == "unreduced" and layout in softmax_layout.IN_TILES:
             # Without gradients a row is a label and a number.
             layout, vec_size, chunks = "label_only", 1, max(1, -(-self.rows // gpu.WARP))
@@ -281,7 +286,7 @@ class SoftmaxPlan(Plan):
     @cached_property
     def count_chunks(self) -> int:
         """The partial sums of the count."""
-        return max(1, min(-(-self.rows // (8 * gpu.WARP)), softmax_layout.COUNT_CHUNKS))
+        return max(1, min(-(-self.rows // softmax_layout.COUNTED_AT_ONCE), softmax_layout.COUNT_CHUNKS))
 
 
 class CountingPlan(Plan):
@@ -317,6 +322,43 @@ def rows_of(strides: Sequence[int], dim: int, itemsize: int, misalignment: int) 
     return softmax_layout.RowStrides(without(strides, dim), strides[dim], itemsize, misalignment)
 
 
+def copies(
+    static: Static, tensors: Sequence[TensorSpec], softmax: bool, chip: gpu.Chip
+) -> Mapping[int, tuple[int, ...]]:
+    """The operands that kernels read from copies, with the strides of these: without gaps, in the order that they have,
+    in that of the first operand, or in that of the shape, if kernels take rows that lie so; otherwise with the classes
+    next to each other.
+    """
+    operands, dim = tensors[: 1 if static.kind == "indices" else 2], static.class_dim
+    if not copied(static, operands, softmax, chip):
+        return {}
+
+    def reads(laid_out: Sequence[TensorSpec]) -> bool:
+        return not copied(static, laid_out, softmax, chip)
+
+    first = operands[0]
+    orders = [[first.gradient.strides], [contiguous("", first.shape).strides]]
+    # Neighbouring rows are those of the shape, in whose order results lie.
+    rows = without(first.strides, dim)
+    if [*rows] != sorted(rows, reverse=True):
+        orders.reverse()
+    for order in ([x.gradient.strides for x in operands], *orders):
+        strides = order if len(order) > 1 else [*order] * len(operands)
+        laid_out = [TensorSpec(x.dtype, x.shape, s) for x, s in zip(operands, strides, strict=True)]
+        if not reads(laid_out):
+            continue
+        for i, x in enumerate(operands):
+            if reads(kept := [*laid_out[:i], x, *laid_out[i + 1 :]]):
+                laid_out = kept
+        pairs = zip(operands, laid_out, strict=True)
+        return {i: y.strides for i, (x, y) in enumerate(pairs) if x.strides != y.strides}
+    return {
+        i: softmax_layout.classes_last(x.shape, dim)
+        for i, x in enumerate(operands)
+        if not x.strides[dim] == x.gradient.strides[dim] == 1
+    }
+
+
 def copied(static: Static, tensors: Sequence[TensorSpec], softmax: bool, chip: gpu.Chip) -> bool:
     """True if kernels that write gradients read the rows from a copy."""
     operands = tensors[: 1 if static.kind == "indices" else 2]
@@ -326,5 +368,8 @@ def copied(static: Static, tensors: Sequence[TensorSpec], softmax: bool, chip: g
     rows = [rows_of(x, dim, size, 0) for x, size in zip(strides, sizes, strict=True)]
     shape = tensors[0].shape
     # Second derivatives, and gradients from a residual, are computed by threads alone.
-    shares = not (static.has_tangent or static.inplace)
-    return softmax_layout.copied(without(shape, dim), shape[dim], rows, len(operands), softmax, shares, chip)
+    second = bool(static.has_tangent)
+    # Rows that are read again in backward would be gathered twice.
+    gathers = None if static.reduction == "none" else chip
+    shares = not (second or static.inplace)
+    return softmax_layout.copied(without(shape, dim), shape[dim], rows, len(operands), softmax, shares, gathers, second)

@@ -37,6 +37,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "vectors": Layout((2, 3, 16, 64)),
     "volume": Layout((2, 5, 3, 5, 7)),
     "many": Layout((2, 27, 5, 7)),
+    "many, channels_last": Layout((2, 27, 5, 7), "last"),
     "channels_last": Layout((2, 3, 16, 64), "last"),
     "strided": Layout((2, 3, 16, 64), "strided"),
     "odd": Layout((2, 3, 16, 64), "odd"),

@@ -7,6 +7,8 @@ from itertools import product
 from typing import Any, ClassVar
 
 from cupylosses import checks, functional, interop
+from cupylosses.call import Call
+from cupylosses.engines.base import Wanted
 from cupylosses.engines.record import KernelRecorder, placeholder
 from cupylosses.engines.row_statistics.codegen import RowKernel, SumKernel
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
@@ -65,6 +67,17 @@ class StatisticsVariants(Variants):
         call = getattr(functional, self.loss.name).prepare(**operands, **options)
         floating = call.loss.engine.floating(call)
         recorder.call(call, [floating, tuple([w and i == 0 for i, w in enumerate(floating)])])
+        if options["reduction"] == "none":
+            self._second(recorder, call, floating)
+
+    def _second(self, recorder: KernelRecorder, call: Call, floating: Wanted) -> None:
+        """The kernels of second derivatives by the first operand, and by all."""
+        first = tuple([w and i == 0 for i, w in enumerate(floating)])
+        call = call._replace(static=call.static._replace(out_dtype="float64"))
+        for moving in (first, floating):
+            tangents = tuple([x for x, w in zip(call.arrays, moving, strict=True) if w])
+            along = call.loss.engine.jvp(call, moving, tangents)
+            recorder.call(along, [(*moving, *(False,) * len(tangents))], call.loss.engine.promoted(call))
 
     def broad(self, architecture: str, whole: bool = True) -> list[Any]:
         """Each kernel, layout and dtype for BROADEST; forward with gradients for others."""
@@ -119,10 +132,10 @@ class StatisticsVariants(Variants):
 def layout(variant: RowKernel | SumKernel) -> Iterator[Hashable]:
     """The kernel and its layout."""
     if isinstance(variant, SumKernel):
-        yield variant.kind
+        yield variant.kind, bool(variant.has_tangent)
         yield variant.columns
     else:
-        yield variant.kind
+        yield variant.kind, bool(variant.has_tangent)
         yield variant.layout, variant.held, variant.wide
 
 

@@ -1,0 +1,167 @@
+// The derivative of a loss of row statistics along tangents v of its operands, which is a loss of row statistics again:
+//
+//   D[r] = sum over k of a_k s'_k + sum over l of b_l t'_l      a_k = d f / d s_k,  b_l = d f / d t_l
+//   s'_k = sum over i of v_i d e_k / d x_i                      t': tangents of labels
+//
+// Its statistics are the s_k and then the s'_k, its vectors the x and then their tangents, and its labels likewise. Its
+// gradient with respect to x is the product of the second derivatives with the tangents:
+//
+//   hvp_i = sum over k of d D / d s_k  d e_k / d x_i  +  a_k  d (v_i d e_k / d x_i) / d x_i
+//
+// so kernels of rows take it as they take any loss. Both functors evaluate those of the loss on nested numbers.
+//
+// A norm of degree 1 or 2 is a function of a sum here. Other degrees have no derivative that is a sum: it depends on
+// the norm itself.
+#pragma once
+#include "core/nested.cuh"
+#include "row_statistics/row_statistics.cuh"
+
+// What is summed for a statistic that is a norm.
+template <int kForm, class Term>
+__device__ __forceinline__ auto summed_for_norm(const Term& term) {
+  if constexpr (kForm == kAbsolute) {
+    return abs(as_dual(term));
+  } else if constexpr (kForm == kEuclidean) {
+    return square(as_dual(term));
+  } else {
+    static_assert(kForm == kSum, "norms of other degrees are not functions of a sum");
+    return as_dual(term);
+  }
+}
+
+// The norm of that sum. A norm of 0, or an infinite one, has no direction: its derivatives are 0.
+template <int kForm, class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> norm_of_sum(const Dual<T, kMask>& sum) {
+  if constexpr (kForm == kSum) {
+    return sum;
+  } else {
+    const T norm = kForm == kEuclidean ? scalar_square_root(sum.value) : sum.value;
+    const bool nowhere = norm == T(0) || norm > scalar_max(T());
+    const T slope = kForm == kEuclidean ? T(0.5) / (nowhere ? T(1) : norm) : T(1);
+    return chain(sum, norm, nowhere ? T(0) : slope);
+  }
+}
+
+// The value of a nested number as a dual number, and its tangent.
+template <unsigned kMask>
+__device__ __forceinline__ Dual<double, kMask> without_tangent(const Dual<NestedDual<double>, kMask>& x) {
+  Dual<double, kMask> y;
+  y.value = x.value.value;
+#pragma unroll
+  for (int k = 0; k < kMaxOperands; ++k) {
+    if (has<kMask>(k)) y.tangent[k] = x.tangent[k].value;
+  }
+  return y;
+}
+template <unsigned kMask>
+__device__ __forceinline__ Dual<double, kMask> tangent_of(const Dual<NestedDual<double>, kMask>& x) {
+  Dual<double, kMask> y;
+  y.value = x.value.tangent;
+#pragma unroll
+  for (int k = 0; k < kMaxOperands; ++k) {
+    if (has<kMask>(k)) y.tangent[k] = x.tangent[k].tangent;
+  }
+  return y;
+}
+
+// A number in slot kSlot with a tangent, differentiated if x is.
+template <int kSlot, unsigned kMask>
+__device__ __forceinline__ auto with_tangent(const Dual<double, kMask>& x, double tangent) {
+  return variable<kMask == 0u ? 0u : 1u << kSlot, kSlot>(NestedDual<double>{x.value, tangent});
+}
+
+// The tangent of operand kSlot of kOwn, of which those in kHasTangent have one behind them all, from kFirst on; else 0.
+template <unsigned kHasTangent, int kFirst, int kOwn, int kSlot, class Arguments>
+__device__ __forceinline__ double tangent_in(const Arguments& arguments) {
+  if constexpr (has<kHasTangent>(kSlot)) {
+    return get<kFirst + kOwn + count_bits(kHasTangent & ((1u << kSlot) - 1u))>(arguments).value;
+  } else {
+    return 0.0;
+  }
+}
+
+// The terms of all statistics of D, from those of the loss: `Base` takes kOwn vectors. Arguments are the vectors, the
+// tangents of those in kHasTangent, and with kFirsts the first elements of all of these.
+template <class Base, int kOwn, unsigned kHasTangent>
+struct SummandsAlong {
+  static constexpr int kStatistics = 2 * Base::kStatistics, kForm = kSum;
+  static constexpr unsigned kNorms = 0u;
+  static constexpr bool kFirsts = Base::kFirsts;
+  Base base;
+
+  __device__ __forceinline__ double exponent() const {
+    return 2.0;
+  }
+  template <class... X>
+  __device__ __forceinline__ auto operator()(const X&... x) const {
+    return terms(make_tuple(x...), typename MakeIndices<kOwn>::type{}, typename MakeIndices<Base::kStatistics>::type{});
+  }
+
+ private:
+  static constexpr int kVectors = kOwn + count_bits(kHasTangent);
+
+  template <class Arguments, int... kSlot, int... kStatistic>
+  __device__ __forceinline__ auto terms(const Arguments& x, Indices<kSlot...>, Indices<kStatistic...>) const {
+    const auto found = of_base(x, Indices<kSlot...>{});
+    const auto nested = make_tuple(summed_for_norm<form_of<Base, kStatistic>()>(get<kStatistic>(found))...);
+    return make_tuple(without_tangent(get<kStatistic>(nested))..., tangent_of(get<kStatistic>(nested))...);
+  }
+  template <class Arguments, int... kSlot>
+  __device__ __forceinline__ auto of_base(const Arguments& x, Indices<kSlot...>) const {
+    if constexpr (kFirsts) {
+      return base(with_tangent<kSlot>(get<kSlot>(x), tangent_in<kHasTangent, 0, kOwn, kSlot>(x))...,
+                  constant<NestedDual<double>>(get<kVectors + kSlot>(x).value)...);
+    } else {
+      return base(with_tangent<kSlot>(get<kSlot>(x), tangent_in<kHasTangent, 0, kOwn, kSlot>(x))...);
+    }
+  }
+};
+
+// D from its statistics and labels, from the value of the loss: `Base` takes as many statistics as `Summands` has,
+// kLabels labels, and with kFirsts the first elements of kOwn vectors. D is NaN where the value is.
+template <class Base, class Summands, int kOwn, unsigned kHasTangent, int kLabels, unsigned kLabelHasTangent>
+struct ValueAlong {
+  Base base;
+
+  template <class... X>
+  __device__ __forceinline__ auto operator()(const X&... x) const {
+    return along<(X::kMask | ... | 0u)>(make_tuple(x...), typename MakeIndices<kStatistics>::type{},
+                                        typename MakeIndices<kLabels>::type{}, typename MakeIndices<kOwn>::type{});
+  }
+
+ private:
+  static constexpr int kStatistics = Summands::kStatistics, kFirstLabel = 2 * kStatistics;
+  static constexpr int kFirstOfFirsts = kFirstLabel + kLabels + count_bits(kLabelHasTangent);
+
+  template <unsigned kMask, class Arguments, int... kStatistic, int... kLabel, int... kSlot>
+  __device__ __forceinline__ auto along(const Arguments& x, Indices<kStatistic...>, Indices<kLabel...>,
+                                        Indices<kSlot...>) const {
+    const auto y =
+        of_base(x, Indices<kSlot...>{},
+                norm_of_sum<form_of<Summands, kStatistic>()>(
+                    with_tangent<kStatistic>(get<kStatistic>(x), get<kStatistics + kStatistic>(x).value))...,
+                with_tangent<kStatistics + kLabel>(get<kFirstLabel + kLabel>(x),
+                                                   tangent_in<kLabelHasTangent, kFirstLabel, kLabels, kLabel>(x))...);
+    Dual<double, kMask> z;
+    z.value = y.value.value != y.value.value ? y.value.value : y.value.tangent;
+#pragma unroll
+    for (int k = 0; k < kStatistics; ++k) {
+      const NestedDual<double> slope = tangent_or_zero(y, k);
+      if (has<kMask>(k)) z.tangent[k] = slope.tangent;
+      if (has<kMask>(kStatistics + k)) z.tangent[kStatistics + k] = slope.value;
+    }
+#pragma unroll
+    for (int k = 0; k < kLabels; ++k) {
+      if (has<kMask>(kFirstLabel + k)) z.tangent[kFirstLabel + k] = tangent_or_zero(y, kStatistics + k).tangent;
+    }
+    return z;
+  }
+  template <class Arguments, int... kSlot, class... X>
+  __device__ __forceinline__ auto of_base(const Arguments& x, Indices<kSlot...>, const X&... own) const {
+    if constexpr (Summands::kFirsts) {
+      return base(own..., constant<NestedDual<double>>(get<kFirstOfFirsts + kSlot>(x).value)...);
+    } else {
+      return base(own...);
+    }
+  }
+};

@@ -1,0 +1,42 @@
+"""Random sizes, shapes and dtypes of cases."""
+
+from __future__ import annotations
+
+from math import exp, log
+from random import Random
+
+#: Dtypes as often as they are drawn.
+DTYPES = ("float32", "float32", "bfloat16", "bfloat16", "float16", "float64")
+
+
+class Draw(Random):
+    """Random numbers with the shapes of operands."""
+
+    def size(self, low: int, high: int) -> int:
+        """A size of a dimension: uniform in its logarithm, a power of two or a multiple of 8 half of the time."""
+        found = round(exp(self.uniform(log(low), log(high))))
+        kind = self.random()
+        if kind < 0.3:
+            found = 1 << (found.bit_length() - 1)
+        elif kind < 0.5:
+            found = found // 8 * 8
+        return min(max(found, low), high)
+
+    def shape(self, elements: int, dims: int) -> tuple[int, ...]:
+        """A shape of about so many elements, with all of its dimensions of any size."""
+        sizes = []
+        for _ in range(dims - 1):
+            sizes.append(self.size(1, elements))
+            elements = max(1, elements // sizes[-1])
+        sizes.append(elements)
+        self.shuffle(sizes)
+        return tuple(sizes)
+
+    def pixels(self, elements: int) -> tuple[int, ...]:
+        """The dimensions of a signal, a square or a cube of about so many elements."""
+        dims = self.choice((1, 2, 2, 3))
+        return (max(1, round(elements ** (1 / dims))),) * dims
+
+    def dtype(self) -> str:
+        """A dtype."""
+        return self.choice(DTYPES)
