@@ -114,8 +114,8 @@ def layout(
 ) -> Layout:
     """The layout of voxels of ``shape``, samples first. ``streams`` are input, target, mask and the gradients of the
     first two, in the order of the kernel; ``number`` is the size of a number of the arithmetic; ``room`` the bytes of
-    shared memory that a block may ask for; ``heavy`` if voxels have losses of every class, or smoothed labels. Of second
-    derivatives, ``second`` are the classes that a thread keeps in registers and the registers for its logits, at
+    shared memory that a block may ask for; ``heavy`` if voxels have losses of every class, or smoothed labels. Of
+    second derivatives, ``second`` are the classes that a thread keeps in registers and the registers for its logits, at
     most, and the gradient of the input has one stream with its tangent.
     """
     samples, *rest = shape
