@@ -544,7 +544,7 @@ def test_a_normalizer_on_the_device_divides_the_sum():
         (F.dice_ce_loss, 4, "", {"ignore_index": 1, "label_smoothing": 0.1}),
         (F.dice_focal_loss, 4, "last", {"activation": "sigmoid", "alpha_focal": 0.25}),
         (F.generalized_dice_loss, 9, "tangent", {}),
-        (F.focal_tversky_loss, 9, "last", {"preset": "monai", "reduction": "none"}),
+        (F.focal_tversky_loss, 17, "last", {"preset": "monai", "reduction": "none"}),
         (F.dice_loss, 3, "dense", {"activation": "sigmoid", "overlap": "squared", "log_loss": True}),
     ],
 )

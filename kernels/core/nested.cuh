@@ -10,13 +10,14 @@
 //    So the values of first derivatives keep their conventions at kinks, and only the partial derivatives of a
 //    primitive are differentiated as they are written.
 //
-// A partial derivative of 0 and a tangent of 0 contribute nothing: 0 * inf does not arise. Everything is in registers;
-// no memory traffic.
+// A partial derivative of 0 and a tangent of 0 contribute nothing: 0 * inf does not arise. That takes three of four
+// instructions of a product. Without kGuarded they are multiplied, where no partial derivative is infinite, or what is
+// no number is noticed. Everything is in registers; no memory traffic.
 #pragma once
 #include "core/tuple.cuh"
 #include "primitives/primitives.cuh"
 
-template <class T>
+template <class T, bool kGuarded = true>
 struct NestedDual {
   T value;
   T tangent;
@@ -44,126 +45,143 @@ struct NestedDual {
   }
 };
 
-template <class T>
-constexpr bool kSingle<NestedDual<T>> = kSingle<T>;
-template <class T>
-constexpr bool kHasTangent<NestedDual<T>> = true;
+template <class T, bool kGuarded>
+constexpr bool kSingle<NestedDual<T, kGuarded>> = kSingle<T>;
+template <class T, bool kGuarded>
+constexpr bool kHasTangent<NestedDual<T, kGuarded>> = true;
 
 template <class T>
 __device__ __forceinline__ T scaled_tangent(T slope, T tangent) {
   return slope == T(0) || tangent == T(0) ? T(0) : slope * tangent;
 }
+template <bool kGuarded, class T>
+__device__ __forceinline__ T tangent_product(T slope, T tangent) {
+  if constexpr (!kGuarded) return slope * tangent;
+  return scaled_tangent(slope, tangent);
+}
 
-template <class T>
-__device__ __forceinline__ NestedDual<T> with_partials(NestedDual<T> value, NestedDual<T> slope, NestedDual<T> x) {
-  return {value.value, scaled_tangent(slope.value, x.tangent)};
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> with_partials(NestedDual<T, kGuarded> value,
+                                                                 NestedDual<T, kGuarded> slope,
+                                                                 NestedDual<T, kGuarded> x) {
+  return {value.value, tangent_product<kGuarded>(slope.value, x.tangent)};
 }
-template <class T, class... Ts>
-__device__ __forceinline__ NestedDual<T> with_partials(NestedDual<T> value, NestedDual<T> slope, NestedDual<T> x,
-                                                       Ts... others) {
-  return {value.value, scaled_tangent(slope.value, x.tangent) + with_partials(value, others...).tangent};
+template <class T, bool kGuarded, class... Ts>
+__device__ __forceinline__ NestedDual<T, kGuarded> with_partials(NestedDual<T, kGuarded> value,
+                                                                 NestedDual<T, kGuarded> slope,
+                                                                 NestedDual<T, kGuarded> x, Ts... others) {
+  return {value.value, tangent_product<kGuarded>(slope.value, x.tangent) + with_partials(value, others...).tangent};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> constant_if(bool condition, NestedDual<T> x) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> constant_if(bool condition, NestedDual<T, kGuarded> x) {
   return {x.value, condition ? T(0) : x.tangent};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> nan_result(NestedDual<T> nan) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> nan_result(NestedDual<T, kGuarded> nan) {
   return {nan.value, nan.value};
 }
-template <class T>
-__device__ __forceinline__ bool identical(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ bool identical(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   return x.value == y.value && x.tangent == y.tangent;
 }
-template <class T>
-__device__ __forceinline__ bool is_zero(NestedDual<T> x) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ bool is_zero(NestedDual<T, kGuarded> x) {
   return x.value == T(0) && x.tangent == T(0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Arithmetic
 
-template <class T>
-__device__ __forceinline__ NestedDual<T> operator-(NestedDual<T> x) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> operator-(NestedDual<T, kGuarded> x) {
   return {-x.value, -x.tangent};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> operator+(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> operator+(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   return {x.value + y.value, x.tangent + y.tangent};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> operator-(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> operator-(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   return {x.value - y.value, x.tangent - y.tangent};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> operator*(NestedDual<T> x, NestedDual<T> y) {
-  return {x.value * y.value, scaled_tangent(y.value, x.tangent) + scaled_tangent(x.value, y.tangent)};
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> operator*(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
+  return {x.value * y.value,
+          tangent_product<kGuarded>(y.value, x.tangent) + tangent_product<kGuarded>(x.value, y.tangent)};
 }
 
 // x / y, given the quotient of the values.
-template <class T>
-__device__ __forceinline__ NestedDual<T> quotient_with_tangent(T quotient, NestedDual<T> x, NestedDual<T> y) {
-  const T numerator_tangent = x.tangent - scaled_tangent(quotient, y.tangent);
-  return {quotient, numerator_tangent == T(0) ? T(0) : scalar_divide_in_range(numerator_tangent, y.value)};
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> quotient_with_tangent(T quotient, NestedDual<T, kGuarded> x,
+                                                                         NestedDual<T, kGuarded> y) {
+  const T numerator_tangent = x.tangent - tangent_product<kGuarded>(quotient, y.tangent);
+  const bool nothing = kGuarded && numerator_tangent == T(0);
+  return {quotient, nothing ? T(0) : scalar_divide_in_range(numerator_tangent, y.value)};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> operator/(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> operator/(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   return quotient_with_tangent(x.value / y.value, x, y);
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_divide(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_divide(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   return quotient_with_tangent(scalar_divide(x.value, y.value), x, y);
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_divide_roughly(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_divide_roughly(NestedDual<T, kGuarded> x,
+                                                                         NestedDual<T, kGuarded> y) {
   return quotient_with_tangent(scalar_divide_roughly(x.value, y.value), x, y);
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_divide_closely(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_divide_closely(NestedDual<T, kGuarded> x,
+                                                                         NestedDual<T, kGuarded> y) {
   return quotient_with_tangent(scalar_divide_closely(x.value, y.value), x, y);
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_divide_without_branch(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_divide_without_branch(NestedDual<T, kGuarded> x,
+                                                                                NestedDual<T, kGuarded> y) {
   return quotient_with_tangent(scalar_divide_without_branch(x.value, y.value), x, y);
 }
-template <class T>
-__device__ __forceinline__ QuotientAndInverse<NestedDual<T>> scalar_divide_and_invert(NestedDual<T> x,
-                                                                                      NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ QuotientAndInverse<NestedDual<T, kGuarded>> scalar_divide_and_invert(
+    NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   const QuotientAndInverse<T> by = scalar_divide_and_invert(x.value, y.value);
-  return {quotient_with_tangent(by.quotient, x, y), quotient_with_tangent(by.inverse, NestedDual<T>(T(1), T(0)), y)};
+  return {quotient_with_tangent(by.quotient, x, y),
+          quotient_with_tangent(by.inverse, NestedDual<T, kGuarded>(T(1), T(0)), y)};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_divide_in_range(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_divide_in_range(NestedDual<T, kGuarded> x,
+                                                                          NestedDual<T, kGuarded> y) {
   return quotient_with_tangent(scalar_divide_in_range(x.value, y.value), x, y);
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_fma(NestedDual<T> x, NestedDual<T> y, NestedDual<T> z) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_fma(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y,
+                                                              NestedDual<T, kGuarded> z) {
   return {scalar_fma(x.value, y.value, z.value),
-          scaled_tangent(y.value, x.tangent) + scaled_tangent(x.value, y.tangent) + z.tangent};
+          tangent_product<kGuarded>(y.value, x.tangent) + tangent_product<kGuarded>(x.value, y.tangent) + z.tangent};
 }
 
-template <class T>
-__device__ __forceinline__ bool operator<(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ bool operator<(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   return x.value < y.value;
 }
-template <class T>
-__device__ __forceinline__ bool operator>(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ bool operator>(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   return x.value > y.value;
 }
-template <class T>
-__device__ __forceinline__ bool operator<=(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ bool operator<=(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   return x.value <= y.value;
 }
-template <class T>
-__device__ __forceinline__ bool operator>=(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ bool operator>=(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   return x.value >= y.value;
 }
-template <class T>
-__device__ __forceinline__ bool operator==(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ bool operator==(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   return x.value == y.value;
 }
-template <class T>
-__device__ __forceinline__ bool operator!=(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ bool operator!=(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   return x.value != y.value;
 }
 
@@ -171,97 +189,101 @@ __device__ __forceinline__ bool operator!=(NestedDual<T> x, NestedDual<T> y) {
 // scalars.cuh
 
 // At 0 as on the right: primitives ask for x < 0 where a side matters, and what they compute of |x| is smooth there.
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_abs(NestedDual<T> x) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_abs(NestedDual<T, kGuarded> x) {
   return {scalar_abs(x.value), x.value < T(0) ? -x.tangent : x.tangent};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_sign(NestedDual<T> x) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_sign(NestedDual<T, kGuarded> x) {
   return {scalar_sign(x.value), T(0)};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> force_computed(NestedDual<T> x) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> force_computed(NestedDual<T, kGuarded> x) {
   return {force_computed(x.value), x.tangent};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> smaller_or_nan(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> smaller_or_nan(NestedDual<T, kGuarded> x,
+                                                                  NestedDual<T, kGuarded> y) {
   const T tied = T(0.5) * (x.tangent + y.tangent);
   return {smaller_or_nan(x.value, y.value), x.value < y.value ? x.tangent : (y.value < x.value ? y.tangent : tied)};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> larger_or_nan(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> larger_or_nan(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   const T tied = T(0.5) * (x.tangent + y.tangent);
   return {larger_or_nan(x.value, y.value), x.value > y.value ? x.tangent : (y.value > x.value ? y.tangent : tied)};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> min(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> min(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   return {min(x.value, y.value), x.value < y.value ? x.tangent : y.tangent};
 }
 // Of equal values, the one with the larger tangent, in whatever order they are compared: all threads must choose the
 // same.
-template <class T>
-__device__ __forceinline__ NestedDual<T> max_ignoring_nan(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> max_ignoring_nan(NestedDual<T, kGuarded> x,
+                                                                    NestedDual<T, kGuarded> y) {
   const T value = max_ignoring_nan(x.value, y.value);
   if (x.value == y.value) return {value, max_ignoring_nan(x.tangent, y.tangent)};
   return {value, value == x.value ? x.tangent : y.tangent};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> copysign(NestedDual<T> x, NestedDual<T> y) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> copysign(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   const T value = copysign(x.value, y.value);
   return {value, value == x.value ? x.tangent : -x.tangent};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_least(NestedDual<T>) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_least(NestedDual<T, kGuarded>) {
   return {scalar_least(T()), T(0)};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_max(NestedDual<T>) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_max(NestedDual<T, kGuarded>) {
   return {scalar_max(T()), T(0)};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_nan(NestedDual<T>) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_nan(NestedDual<T, kGuarded>) {
   return {scalar_nan(T()), T(0)};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_exp(NestedDual<T> x) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_exp(NestedDual<T, kGuarded> x) {
   const T y = scalar_exp(x.value);
-  return {y, scaled_tangent(y, x.tangent)};
+  return {y, tangent_product<kGuarded>(y, x.tangent)};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_expm1(NestedDual<T> x) {
-  return {scalar_expm1(x.value), scaled_tangent(scalar_exp(x.value), x.tangent)};
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_expm1(NestedDual<T, kGuarded> x) {
+  return {scalar_expm1(x.value), tangent_product<kGuarded>(scalar_exp(x.value), x.tangent)};
 }
 
 // log(x), given its value.
-template <class T>
-__device__ __forceinline__ NestedDual<T> log_with_tangent(T log, NestedDual<T> x) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> log_with_tangent(T log, NestedDual<T, kGuarded> x) {
   return {log, x.tangent == T(0) ? T(0) : scalar_divide_in_range(x.tangent, x.value)};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_log(NestedDual<T> x) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_log(NestedDual<T, kGuarded> x) {
   return log_with_tangent(scalar_log(x.value), x);
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_log1p(NestedDual<T> x) {
-  return log_with_tangent(scalar_log1p(x.value), NestedDual<T>(T(1) + x.value, x.tangent));
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_log1p(NestedDual<T, kGuarded> x) {
+  return log_with_tangent(scalar_log1p(x.value), NestedDual<T, kGuarded>(T(1) + x.value, x.tangent));
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_rsqrt(NestedDual<T> x) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_rsqrt(NestedDual<T, kGuarded> x) {
   const T y = scalar_rsqrt(x.value);
-  return {y, T(-0.5) * scaled_tangent(y * y * y, x.tangent)};
+  return {y, T(-0.5) * tangent_product<kGuarded>(y * y * y, x.tangent)};
 }
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_complement(NestedDual<T> z, NestedDual<T> e) {
-  return {scalar_complement(z.value, e.value), scaled_tangent(e.value, z.tangent)};
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_complement(NestedDual<T, kGuarded> z,
+                                                                     NestedDual<T, kGuarded> e) {
+  return {scalar_complement(z.value, e.value), tangent_product<kGuarded>(e.value, z.tangent)};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // math.cuh
 
-template <class T, unsigned kMask>
-__device__ __forceinline__ Dual<NestedDual<T>, 0> zero_unless_nan(const Dual<NestedDual<T>, kMask>& x) {
-  Dual<NestedDual<T>, 0> y;
-  y.value = NestedDual<T>(x.value.value != x.value.value ? x.value.value : T(0));
+template <class T, unsigned kMask, bool kGuarded>
+__device__ __forceinline__ Dual<NestedDual<T, kGuarded>, 0> zero_unless_nan(
+    const Dual<NestedDual<T, kGuarded>, kMask>& x) {
+  Dual<NestedDual<T, kGuarded>, 0> y;
+  y.value = NestedDual<T, kGuarded>(x.value.value != x.value.value ? x.value.value : T(0));
   return y;
 }
 
@@ -272,37 +294,42 @@ __device__ __forceinline__ T finite_or_zero(T x) {
 
 // An x of weight 0 contributes nothing to the value. The derivative with respect to the weight is x, and its tangent is
 // that of x: partial derivatives contribute where they and x are finite.
-template <class T, unsigned kA, unsigned kB>
-__device__ __forceinline__ Dual<NestedDual<T>, kA | kB> weighted(const Dual<NestedDual<T>, kA>& weight,
-                                                                 const Dual<NestedDual<T>, kB>& x) {
+template <class T, unsigned kA, unsigned kB, bool kGuarded>
+__device__ __forceinline__ Dual<NestedDual<T, kGuarded>, kA | kB> weighted(
+    const Dual<NestedDual<T, kGuarded>, kA>& weight, const Dual<NestedDual<T, kGuarded>, kB>& x) {
   const bool unused = weight.value.value == T(0);
   const bool defined = scalar_abs(x.value.value) <= scalar_max(T());
-  Dual<NestedDual<T>, kB> divisor_term = x;
+  Dual<NestedDual<T, kGuarded>, kB> divisor_term = x;
   if (unused) {
-    divisor_term.value = defined ? NestedDual<T>(x.value.value, finite_or_zero(x.value.tangent)) : NestedDual<T>(0);
+    divisor_term.value =
+        defined ? NestedDual<T, kGuarded>(x.value.value, finite_or_zero(x.value.tangent)) : NestedDual<T, kGuarded>(0);
 #pragma unroll
     for (int k = 0; k < kMaxOperands; ++k) {
-      if (has<kB>(k)) divisor_term.tangent[k] = NestedDual<T>(defined ? finite_or_zero(x.tangent[k].value) : T(0));
+      if (has<kB>(k))
+        divisor_term.tangent[k] = NestedDual<T, kGuarded>(defined ? finite_or_zero(x.tangent[k].value) : T(0));
     }
   }
-  return chain(weight, divisor_term, unused ? NestedDual<T>(0) : weight.value * x.value, divisor_term.value,
+  return chain(weight, divisor_term, unused ? NestedDual<T, kGuarded>(0) : weight.value * x.value, divisor_term.value,
                weight.value);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // boxes.cuh
 
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_angle(NestedDual<T> width, NestedDual<T> height) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_angle(NestedDual<T, kGuarded> width,
+                                                                NestedDual<T, kGuarded> height) {
   const T squared = width.value * width.value + height.value * height.value;
-  const T turned = scaled_tangent(height.value, width.tangent) - scaled_tangent(width.value, height.tangent);
+  const T turned =
+      tangent_product<kGuarded>(height.value, width.tangent) - tangent_product<kGuarded>(width.value, height.tangent);
   return {scalar_angle(width.value, height.value), turned == T(0) ? T(0) : scalar_divide_in_range(turned, squared)};
 }
 
 // Used in values only.
-template <bool kNowhere, class T>
-__device__ __forceinline__ NestedDual<T> scalar_direction(NestedDual<T> y, NestedDual<T> x) {
-  return NestedDual<T>(scalar_direction<kNowhere>(y.value, x.value));
+template <bool kNowhere, class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_direction(NestedDual<T, kGuarded> y,
+                                                                    NestedDual<T, kGuarded> x) {
+  return NestedDual<T, kGuarded>(scalar_direction<kNowhere>(y.value, x.value));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -321,91 +348,105 @@ __device__ __forceinline__ NestedDual<T> scalar_cosine(NestedDual<T> x) {
 // ---------------------------------------------------------------------------------------------------------------------
 // logistic.cuh
 
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_log_beyond_linear(NestedDual<T> p) {
-  return {scalar_log_beyond_linear(p.value), scaled_tangent(scalar_divide_roughly(p.value, T(1) - p.value), p.tangent)};
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_log_beyond_linear(NestedDual<T, kGuarded> p) {
+  return {scalar_log_beyond_linear(p.value),
+          tangent_product<kGuarded>(scalar_divide_roughly(p.value, T(1) - p.value), p.tangent)};
 }
 
-template <class T>
-__device__ __forceinline__ Logs<NestedDual<T>> scalar_minus_logs(NestedDual<T> p) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ Logs<NestedDual<T, kGuarded>> scalar_minus_logs(NestedDual<T, kGuarded> p) {
   const Logs<T> logs = scalar_minus_logs(p.value);
   const T per_p = min(scalar_divide_roughly(T(1), p.value), T(1e12));
   const T per_not_p = min(scalar_divide_roughly(T(1), T(1) - p.value), T(1e12));
-  return {{logs.success, -scaled_tangent(per_p, p.tangent)}, {logs.failure, scaled_tangent(per_not_p, p.tangent)}};
+  return {{logs.success, -tangent_product<kGuarded>(per_p, p.tangent)},
+          {logs.failure, tangent_product<kGuarded>(per_not_p, p.tangent)}};
 }
 
-template <class T>
-__device__ __forceinline__ Logistic<NestedDual<T>> scalar_logistic(NestedDual<T> x) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ Logistic<NestedDual<T, kGuarded>> scalar_logistic(NestedDual<T, kGuarded> x) {
   const Logistic<T> at = scalar_logistic(x.value);
   const T outwards = x.value < T(0) ? -x.tangent : x.tangent;
-  const T change = scaled_tangent(at.larger * at.smaller, outwards);
-  return {{at.excess, -scaled_tangent(at.smaller, outwards)}, {at.larger, change}, {at.smaller, -change}};
+  const T change = tangent_product<kGuarded>(at.larger * at.smaller, outwards);
+  return {{at.excess, -tangent_product<kGuarded>(at.smaller, outwards)}, {at.larger, change}, {at.smaller, -change}};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // focal.cuh
 
-template <class T>
-__device__ __forceinline__ Fraction<NestedDual<T>> scalar_fraction(NestedDual<T> n, NestedDual<T> e) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ Fraction<NestedDual<T, kGuarded>> scalar_fraction(NestedDual<T, kGuarded> n,
+                                                                             NestedDual<T, kGuarded> e) {
   const Fraction<T> x = scalar_fraction(n.value, e.value);
-  return {quotient_with_tangent(x.value, n, NestedDual<T>(1) + e), {x.relative_residual, T(0)}};
+  return {quotient_with_tangent(x.value, n, NestedDual<T, kGuarded>(1) + e), {x.relative_residual, T(0)}};
 }
 
 // The exponent is a parameter and has no tangent.
-template <class T>
-__device__ __forceinline__ Power<NestedDual<T>> scalar_power(const Fraction<NestedDual<T>>& x, NestedDual<T> t) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ Power<NestedDual<T, kGuarded>> scalar_power(const Fraction<NestedDual<T, kGuarded>>& x,
+                                                                       NestedDual<T, kGuarded> t) {
   const Power<T> power = scalar_power(Fraction<T>{x.value.value, x.relative_residual.value}, t.value);
   T tangent = t.value == T(1) ? x.value.tangent : T(0);
   if (x.value.value > T(0))
-    tangent = scaled_tangent(power.first * t.value, scalar_divide_in_range(x.value.tangent, x.value.value));
+    tangent = tangent_product<kGuarded>(power.first * t.value, scalar_divide_in_range(x.value.tangent, x.value.value));
   return {{power.first, tangent}, {power.second, T(0)}};
 }
 
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_minus_log_of_complement(NestedDual<T> q, NestedDual<T> complement) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_minus_log_of_complement(NestedDual<T, kGuarded> q,
+                                                                                  NestedDual<T, kGuarded> complement) {
   return {scalar_minus_log_of_complement(q.value, complement.value),
           scalar_divide_in_range(q.tangent, complement.value)};
 }
 
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_integral(NestedDual<T> s, NestedDual<T> q, NestedDual<T> inverse,
-                                                         NestedDual<T> e) {
-  return {scalar_integral(s.value, q.value, inverse.value, e.value), scaled_tangent(e.value, s.tangent)};
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_integral(NestedDual<T, kGuarded> s, NestedDual<T, kGuarded> q,
+                                                                   NestedDual<T, kGuarded> inverse,
+                                                                   NestedDual<T, kGuarded> e) {
+  return {scalar_integral(s.value, q.value, inverse.value, e.value), tangent_product<kGuarded>(e.value, s.tangent)};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // divergence.cuh
 
 // log(a / b), given its value.
-template <class T>
-__device__ __forceinline__ NestedDual<T> log_with_tangent(T log, NestedDual<T> a, NestedDual<T> b) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> log_with_tangent(T log, NestedDual<T, kGuarded> a,
+                                                                    NestedDual<T, kGuarded> b) {
   return {log, log_with_tangent(log, a).tangent - log_with_tangent(log, b).tangent};
 }
 
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_log_difference(NestedDual<T> a, NestedDual<T> b) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_log_difference(NestedDual<T, kGuarded> a,
+                                                                         NestedDual<T, kGuarded> b) {
   return log_with_tangent(scalar_log_difference(a.value, b.value), a, b);
 }
 
-template <class T>
-__device__ __forceinline__ Ratio<NestedDual<T>> scalar_ratio(NestedDual<T> a, NestedDual<T> b) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ Ratio<NestedDual<T, kGuarded>> scalar_ratio(NestedDual<T, kGuarded> a,
+                                                                       NestedDual<T, kGuarded> b) {
   const Ratio<T> ratio = scalar_ratio(a.value, b.value);
   return {quotient_with_tangent(ratio.quotient, a, b), log_with_tangent(ratio.log, a, b)};
 }
 
 // All fields but the logarithm are used in values only.
-template <class T>
-__device__ __forceinline__ LogRatio<NestedDual<T>> scalar_log_ratio(NestedDual<T> a, NestedDual<T> b,
-                                                                    NestedDual<T> difference, NestedDual<T> sum) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ LogRatio<NestedDual<T, kGuarded>> scalar_log_ratio(NestedDual<T, kGuarded> a,
+                                                                              NestedDual<T, kGuarded> b,
+                                                                              NestedDual<T, kGuarded> difference,
+                                                                              NestedDual<T, kGuarded> sum) {
   const LogRatio<T> ratio = scalar_log_ratio(a.value, b.value, difference.value, sum.value);
-  return {log_with_tangent(ratio.log, a, b), NestedDual<T>(ratio.tangent), NestedDual<T>(ratio.tail), ratio.near};
+  return {log_with_tangent(ratio.log, a, b), NestedDual<T, kGuarded>(ratio.tangent),
+          NestedDual<T, kGuarded>(ratio.tail), ratio.near};
 }
 
-template <class T>
-__device__ __forceinline__ Entropy<NestedDual<T>> scalar_entropy(NestedDual<T> a, NestedDual<T> m,
-                                                                 NestedDual<T> difference, NestedDual<T> inverse) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ Entropy<NestedDual<T, kGuarded>> scalar_entropy(NestedDual<T, kGuarded> a,
+                                                                           NestedDual<T, kGuarded> m,
+                                                                           NestedDual<T, kGuarded> difference,
+                                                                           NestedDual<T, kGuarded> inverse) {
   const Entropy<T> entropy = scalar_entropy(a.value, m.value, difference.value, inverse.value);
-  return {log_with_tangent(entropy.log, a, m), NestedDual<T>(entropy.value)};
+  return {log_with_tangent(entropy.log, a, m), NestedDual<T, kGuarded>(entropy.value)};
 }
 
 // The value is used in values only. In float it does without the quotient, as the tangents do.
@@ -450,52 +491,58 @@ __device__ __forceinline__ T scalar_trigamma_beyond(T t) {
 }
 
 // The values are used in values only.
-template <class T>
-__device__ __forceinline__ ValueAndSlope<NestedDual<T>> scalar_log_factorial(NestedDual<T> t) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ ValueAndSlope<NestedDual<T, kGuarded>> scalar_log_factorial(NestedDual<T, kGuarded> t) {
   const ValueAndSlope<T> x = scalar_log_factorial(t.value);
-  return {NestedDual<T>(x.value), {x.slope, scaled_tangent(scalar_trigamma_beyond(t.value), t.tangent)}};
+  return {NestedDual<T, kGuarded>(x.value),
+          {x.slope, tangent_product<kGuarded>(scalar_trigamma_beyond(t.value), t.tangent)}};
 }
-template <class T>
-__device__ __forceinline__ ValueAndSlope<NestedDual<T>> scalar_stirling_remainder(NestedDual<T> t) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ ValueAndSlope<NestedDual<T, kGuarded>> scalar_stirling_remainder(NestedDual<T, kGuarded> t) {
   const ValueAndSlope<T> x = scalar_stirling_remainder(t.value);
   const T change = scalar_trigamma_beyond(t.value) - scalar_divide_in_range(T(1), t.value);
-  return {NestedDual<T>(x.value), {x.slope, scaled_tangent(change, t.tangent)}};
+  return {NestedDual<T, kGuarded>(x.value), {x.slope, tangent_product<kGuarded>(change, t.tangent)}};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // robust.cuh
 
-template <class T>
-__device__ __forceinline__ NestedDual<T> scalar_limited(NestedDual<T> x) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_limited(NestedDual<T, kGuarded> x) {
   const T limited = scalar_limited(x.value);
   return {limited, limited == x.value ? x.tangent : T(0)};
 }
 
 // 1 - tanh(x)^2 would cancel.
-template <class T>
-__device__ __forceinline__ ValueAndSlope<NestedDual<T>> scalar_log_cosh(NestedDual<T> x) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ ValueAndSlope<NestedDual<T, kGuarded>> scalar_log_cosh(NestedDual<T, kGuarded> x) {
   const ValueAndSlope<T> y = scalar_log_cosh(x.value);
   const T e = scalar_exp(T(-2) * scalar_abs(x.value));
   const T sum = T(1) + e;
-  return {NestedDual<T>(y.value), {y.slope, scaled_tangent(scalar_divide_closely(T(4) * e, sum * sum), x.tangent)}};
+  return {NestedDual<T, kGuarded>(y.value),
+          {y.slope, tangent_product<kGuarded>(scalar_divide_closely(T(4) * e, sum * sum), x.tangent)}};
 }
 
-template <class T>
-__device__ __forceinline__ LogParts<NestedDual<T>> scalar_log_parts(NestedDual<T> x) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ LogParts<NestedDual<T, kGuarded>> scalar_log_parts(NestedDual<T, kGuarded> x) {
   const LogParts<T> parts = scalar_log_parts(x.value);
-  return {NestedDual<T>(parts.exponent), log_with_tangent(parts.remainder, x)};
+  return {NestedDual<T, kGuarded>(parts.exponent), log_with_tangent(parts.remainder, x)};
 }
-template <class T>
-__device__ __forceinline__ LogParts<NestedDual<T>> scalar_log1p_parts(NestedDual<T> u) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ LogParts<NestedDual<T, kGuarded>> scalar_log1p_parts(NestedDual<T, kGuarded> u) {
   const LogParts<T> parts = scalar_log1p_parts(u.value);
-  return {NestedDual<T>(parts.exponent), log_with_tangent(parts.remainder, NestedDual<T>(T(1) + u.value, u.tangent))};
+  return {NestedDual<T, kGuarded>(parts.exponent),
+          log_with_tangent(parts.remainder, NestedDual<T, kGuarded>(T(1) + u.value, u.tangent))};
 }
-template <class T>
-__device__ __forceinline__ Scaled<NestedDual<T>> scalar_power(const LogParts<NestedDual<T>>& x, NestedDual<T> t) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ Scaled<NestedDual<T, kGuarded>> scalar_power(const LogParts<NestedDual<T, kGuarded>>& x,
+                                                                        NestedDual<T, kGuarded> t) {
   const Scaled<T> power = scalar_power(LogParts<T>{x.exponent.value, x.remainder.value}, t.value);
   const T log = scalar_fma(x.exponent.value, T(0.69314718055994530942), x.remainder.value);
-  const T rate = scaled_tangent(log, t.tangent) + scaled_tangent(t.value, x.remainder.tangent);
-  return {{power.factor, scaled_tangent(power.factor, rate)}, NestedDual<T>(power.first), NestedDual<T>(power.second)};
+  const T rate = tangent_product<kGuarded>(log, t.tangent) + tangent_product<kGuarded>(t.value, x.remainder.tangent);
+  return {{power.factor, tangent_product<kGuarded>(power.factor, rate)},
+          NestedDual<T, kGuarded>(power.first),
+          NestedDual<T, kGuarded>(power.second)};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -601,12 +648,13 @@ struct NumberOf<Tuple<First, Others...>> : NumberOf<First> {};
 
 // x with its tangent, and without one.
 template <class T, unsigned kMask>
-__device__ __forceinline__ Dual<NestedDual<T>, kMask> nest(const Dual<T, kMask>& x, T tangent) {
-  Dual<NestedDual<T>, kMask> y;
+__device__ __forceinline__ auto nest(const Dual<T, kMask>& x, T tangent) {
+  using Number = NestedDual<T, (kMask & kTentative) == 0>;
+  Dual<Number, kMask> y;
   y.value = {x.value, tangent};
 #pragma unroll
   for (int k = 0; k < kMaxOperands; ++k) {
-    if (has<kMask>(k)) y.tangent[k] = NestedDual<T>(x.tangent[k], T(0));
+    if (has<kMask>(k)) y.tangent[k] = Number(x.tangent[k], T(0));
   }
   return y;
 }
@@ -637,14 +685,15 @@ __device__ __forceinline__ auto nest(const Tuple<X...>& x) {
 
 // From the nested value z of a loss, that of its derivative along the direction, whose derivatives are the tangents of
 // the loss's. Tentatively it is NaN where the value of the loss is not finite.
-template <class T, unsigned kMask>
-__device__ __forceinline__ Dual<T, kMask> along_direction(const Dual<NestedDual<T>, kMask>& z) {
+template <class T, bool kGuarded, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> along_direction(const Dual<NestedDual<T, kGuarded>, kMask>& z) {
   Dual<T, kMask> y;
   y.value = z.value.value != z.value.value ? z.value.value : z.value.tangent;
-  if constexpr ((kMask & kTentative) != 0) y.value = z.value.tangent + (z.value.value - z.value.value);
+  T sum = z.value.value;
 #pragma unroll
   for (int k = 0; k < kMaxOperands; ++k) {
-    if (has<kMask>(k)) y.tangent[k] = z.tangent[k].tangent;
+    if (has<kMask>(k)) sum += y.tangent[k] = z.tangent[k].tangent;
   }
+  if constexpr ((kMask & kTentative) != 0) y.value = z.value.tangent + (sum - sum);
   return y;
 }

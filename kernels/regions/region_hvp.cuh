@@ -9,7 +9,6 @@
 //    and gradients are the functions that compute them without a tangent.
 // 2. Storing a nested number stores its tangent.
 // 3. Few classes are in registers, as elsewhere, but fewer than elsewhere; others are read from memory at every use.
-//    The label's class is one like the others.
 //
 // Traffic: input, tangent and target twice in all; each product written once. Order of additions: by sizes alone.
 // Preconditions: tangents lie as the gradients of the input do, which have one stream with them.
@@ -21,8 +20,8 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Functions of groups and sums
 
-template <class T>
-__device__ __forceinline__ NestedDual<double> as_double(NestedDual<T> x) {
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<double> as_double(NestedDual<T, kGuarded> x) {
   return {static_cast<double>(x.value), static_cast<double>(x.tangent)};
 }
 __device__ __forceinline__ double without_tangent(NestedDual<double> x) {
@@ -53,8 +52,17 @@ __device__ __forceinline__ NestedDual<double> pow(NestedDual<double> x, double e
 // `Base` is a RegionProgram that computes on NestedDual.
 template <class Base>
 struct RegionHvpProgram : Base {
-  static constexpr bool kLabelApart = false;
+  using Compute = typename Base::Compute;
+  using Scalar = decltype(Compute::value);
   const typename Base::Input* tangents;
+
+  // The logit of a class of a voxel.
+  __device__ __forceinline__ Compute logit(const VectorOffsets<Base::kVecSize, Base::kWide>& offset, int i,
+                                           int64 c) const {
+    const auto& stride = this->space.class_stride;
+    return {widen<Scalar>(this->input[offset.at(kInputs, i) + c * stride[kInputs]]),
+            widen<Scalar>(tangents[offset.at(kGradientsOfInputs, i) + c * stride[kGradientsOfInputs]])};
+  }
 };
 
 // The classes of kVecSize neighbouring voxels with their tangents, as they are stored.
@@ -80,8 +88,25 @@ struct ClassesWithTangents {
       t[c] = load_voxels<kLast, Program>(program.target + c * stride[kTargets], offset, kTargets);
     }
   }
+  static __device__ __forceinline__ int count() {
+    return Program::kClasses;
+  }
   __device__ __forceinline__ Compute input(int c, int i) const {
     return {widen_element<Scalar>(x[c], i), widen_element<Scalar>(v[c], i)};
+  }
+  __device__ __forceinline__ Compute largest(int i) const {
+    Compute y = input(0, i);
+#pragma unroll
+    for (int c = 1; c < Program::kClasses; ++c) y = max_ignoring_nan(y, input(c, i));
+    return y;
+  }
+  // Zeros in place of the logits and tangents of voxels that do not count.
+  __device__ __forceinline__ void keep(const PackMask<typename Program::Input, kVecSize>& mask) {
+#pragma unroll
+    for (int c = 0; c < Program::kClasses; ++c) {
+      mask.apply(x[c]);
+      mask.apply(v[c]);
+    }
   }
   __device__ __forceinline__ Compute target(int c, int i) const {
     return Compute(widen<Scalar>(t[Program::kDense ? c : 0].element[i]));
@@ -126,13 +151,31 @@ struct ClassesWithTangents<Program, false> {
 // ---------------------------------------------------------------------------------------------------------------------
 // Sums
 
+// The targets of a vector. With kLabelApart the logits of voxels that do not count are cleared.
+template <class Program, class Classes>
+__device__ __forceinline__ void find_targets(const Program& program, Classes& classes,
+                                             const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
+                                             VoxelTarget (&targets)[Program::kVecSize]) {
+  bool whole = true;
+#pragma unroll
+  for (int i = 0; i < Program::kVecSize; ++i) {
+    targets[i] = voxel_target(program, classes, offset, i);
+    whole = whole && targets[i].sound;
+  }
+  if constexpr (Program::kLabelApart) {
+    if (!whole) classes.keep(PackMask<typename Program::Input, Program::kVecSize>(targets));
+  }
+}
+
 // The sums of chunks of `vectors_per_chunk` of few classes, as sum_in_registers has them. Threads of a warp exchange
-// them by shuffles: no label is reported here, so the loop over voxels has no atomic.
+// them by shuffles: no label is reported here, so the loop over voxels has no atomic. `columns` are those of
+// ThreadSums.
 template <class Program>
 __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 chunks, int64 vectors_per_chunk,
-                                                  NestedDual<double>* partials) {
+                                                  NestedDual<double>* partials, typename Program::Compute* columns) {
   using Compute = typename Program::Compute;
-  constexpr int kVecSize = Program::kVecSize, kNumbers = 3 * Program::kClasses + 3;
+  using Sums = ThreadSums<Program>;
+  constexpr int kVecSize = Program::kVecSize, kNumbers = Sums::kInColumns + Sums::kInRegisters;
   __shared__ double memory_of_warps[2 * kSumWarps * kNumbers];  // NestedDual has constructors
   NestedDual<double>(*const of_warp)[kNumbers] = reinterpret_cast<NestedDual<double>(*)[kNumbers]>(memory_of_warps);
   const int64 vectors = program.space.voxels / kVecSize;
@@ -141,7 +184,7 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
 #pragma unroll 1
   for (unsigned chunk = blockIdx.x; chunk < total; chunk += gridDim.x) {
     const int64 sample = chunk / of_sample, first = (chunk - sample * of_sample) * vectors_per_chunk;
-    ThreadSums<Program> sums(nullptr);
+    Sums sums(columns);
 #pragma unroll 1
     for (int64 turn = threadIdx.x; turn < vectors_per_chunk; turn += kSumThreads) {
       const int64 vector = first + turn;
@@ -150,19 +193,29 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
       program.space.offsets(sample, vector * kVecSize, offset);
       ClassesWithTangents<Program> classes;
       classes.template load<false>(program, offset);
+      VoxelTarget targets[kVecSize];
+      find_targets(program, classes, offset, targets);
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        const VoxelTarget target = voxel_target(program, classes, offset, i);
-        if (target.spoilt) sums.spoilt += Compute(1);
-        add_voxel(program, classes, target, i, [](VoxelSoftmax<Program>&, int) {}, sums);
+        if (targets[i].spoilt) sums.spoilt += Compute(1);
+        const auto find_softmax = [&](VoxelSoftmax<Program>& softmax, int i) {
+          if constexpr (Program::kLabelApart) {
+            const Compute logit = program.logit(offset, i, targets[i].label);
+            softmax.template find_apart<false>(classes, i, targets[i], logit);
+          }
+        };
+        add_voxel(program, classes, targets[i], i, find_softmax, sums);
       }
     }
     __syncwarp();
     __syncthreads();  // the numbers of the chunk before have been read
 #pragma unroll
     for (int k = 0; k < kNumbers; ++k) {
-      const NestedDual<double> sum = warp_total(as_double(sums.number(k)));
-      if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp][k] = sum;
+      // Columns are read by the thread that wrote them.
+      const Compute own = k < Sums::kInColumns ? columns[k * kSumThreads + threadIdx.x]
+                                               : sums.number(k < Sums::kInColumns ? 0 : k - Sums::kInColumns);
+      const NestedDual<double> sum = warp_total(as_double(own));
+      if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp][Sums::place(k)] = sum;
     }
     __syncthreads();
     if (threadIdx.x < kNumbers) {
@@ -201,7 +254,7 @@ __device__ __forceinline__ void load_with_tangents(const Program& program, const
   }
 }
 
-// The tangents of the gradients of kCount voxels.
+// The tangents of the gradients of kCount voxels; below of one voxel, in memory.
 template <bool kInput, bool kTarget, int kCount, class Program>
 struct StoreTangents {
   using Compute = typename Program::Compute;
@@ -215,12 +268,30 @@ struct StoreTangents {
   }
 };
 
+template <bool kInput, bool kTarget, class Program>
+struct StoreTangentsInMemory {
+  using Compute = typename Program::Compute;
+  typename Program::Input* inputs;
+  typename Program::Target* targets;
+  int64 stride, target_stride;
+  __device__ __forceinline__ void operator()(int c, Compute by_input, Compute by_target) const {
+    if constexpr (kInput) inputs[c * stride] = Narrow<typename Program::Input>::from(by_input.tangent);
+    if constexpr (kTarget) targets[c * target_stride] = Narrow<typename Program::Target>::from(by_target.tangent);
+  }
+};
+
+// The products of a voxel. With kLabelApart those of one that does not count are for the caller to clear.
 template <bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
 __device__ __forceinline__ void voxel_products(const Program& program, const Classes& classes,
+                                               const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
                                                const VoxelTarget& target, int i, const Coeffs& coeffs,
                                                typename Program::Compute voxel_scale, const Store& store) {
   using Compute = typename Program::Compute;
-  if (target.sound) {
+  if constexpr (Program::kLabelApart) {
+    VoxelSoftmax<Program> softmax;
+    softmax.template find_apart<false>(classes, i, target, program.logit(offset, i, target.label));
+    label_gradient<0u>(program, classes, softmax, target, i, coeffs, voxel_scale, store);
+  } else if (target.sound) {
     gradient_of_classes<0u, kInput, kTarget>(program, classes, target, i, coeffs, voxel_scale, store);
   } else {
 #pragma unroll(Program::kUnroll)
@@ -259,6 +330,8 @@ __device__ __forceinline__ void write_products(const Program& program, const Gro
     if constexpr (Program::kClasses > 0) {
       Pack<typename Program::Input, kVecSize> of_inputs[Program::kUnroll];
       Pack<typename Program::Target, kVecSize> of_targets[Program::kUnroll];
+      VoxelTarget targets[kVecSize];
+      find_targets(program, classes, offset, targets);
 #pragma unroll
       for (int at = 0; at < kVecSize; at += kTogether) {
         Scalar by_input[Program::kUnroll][kTogether];
@@ -266,8 +339,8 @@ __device__ __forceinline__ void write_products(const Program& program, const Gro
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           const StoreTangents<kInput, kTarget, kTogether, Program> store{by_input, by_target, i};
-          const VoxelTarget target = voxel_target(program, classes, offset, at + i);
-          voxel_products<kInput, kTarget>(program, classes, target, at + i, coeffs, voxel_scale, store);
+          voxel_products<kInput, kTarget>(program, classes, offset, targets[at + i], at + i, coeffs, voxel_scale,
+                                          store);
         }
 #pragma unroll
         for (int c = 0; c < Program::kClasses; ++c) {
@@ -275,6 +348,7 @@ __device__ __forceinline__ void write_products(const Program& program, const Gro
           if constexpr (kTarget) put(by_target[c], at, of_targets[c]);
         }
       }
+      if constexpr (Program::kLabelApart && kInput) clear_uncounted<Program>(targets, of_inputs);
 #pragma unroll
       for (int c = 0; c < Program::kClasses; ++c) {
         if constexpr (kInput) {
@@ -287,12 +361,12 @@ __device__ __forceinline__ void write_products(const Program& program, const Gro
         }
       }
     } else {
-      const StoreInMemory<kInput, kTarget, Program> store{
+      const StoreTangentsInMemory<kInput, kTarget, Program> store{
           kInput ? input_gradients + offset.at(kGradientsOfInputs, 0) : nullptr,
           kTarget ? target_gradients + offset.at(kGradientsOfTargets, 0) : nullptr, stride[kGradientsOfInputs],
           stride[kGradientsOfTargets]};
       const VoxelTarget target = voxel_target(program, classes, offset, 0);
-      voxel_products<kInput, kTarget>(program, classes, target, 0, coeffs, voxel_scale, store);
+      voxel_products<kInput, kTarget>(program, classes, offset, target, 0, coeffs, voxel_scale, store);
     }
   }
 }

@@ -168,7 +168,8 @@ class RegionKernel(Kernel):
 def number_of(kernel: RegionKernel) -> str:
     """The type of the numbers of voxels."""
     compute = STORAGE[kernel.compute][0]
-    return f"NestedDual<{compute}>" if kernel.kind in SECOND else compute
+    # No derivative of an overlap is infinite; those of a voxel's own loss may be.
+    return f"NestedDual<{compute}, {_bool(kernel.static.voxel)}>" if kernel.kind in SECOND else compute
 
 
 def _functor(kernel: RegionKernel) -> Iterator[str]:
@@ -274,11 +275,12 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
         given += ["status" if labels else "nullptr", "site"]
         yield f"                        {', '.join(given)}{'}, tangents' * second}}};"
     if kind == "hvp_sums":
+        yield "  extern __shared__ uint4 staged[];"
         yield "  NestedDual<double>* const sums = reinterpret_cast<NestedDual<double>*>(partials);"
         if kernel.held:
-            yield "  sum_with_tangents(program, chunks, per_chunk, sums);"
+            columns = "reinterpret_cast<Program::Compute*>(staged)"
+            yield f"  sum_with_tangents(program, chunks, per_chunk, sums, {columns});"
         else:
-            yield "  extern __shared__ uint4 staged[];"
             yield "  sum_in_tiles<Program, ClassesWithTangents<Program>>("
             yield "      program, chunks, per_chunk, sums, reinterpret_cast<NestedDual<double>*>(staged));"
     if kind in ("value", "sums"):

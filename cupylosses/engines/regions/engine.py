@@ -17,10 +17,11 @@ from cupylosses.engines.regions import reference as region_reference
 from cupylosses.engines.regions.call import Regions, Static, names, shape_of_groups, without
 from cupylosses.engines.regions.definition import PARAMETERS, RegionLoss
 from cupylosses.engines.regions.plan import RegionPlan, residual_shape
-from cupylosses.engines.regions.second import RegionHvpPlan
+from cupylosses.engines.regions.second import RegionHvpPlan, voxels_far_apart
 from cupylosses.engines.softmax import checks as softmax_checks
 from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax.engine import row_major
+from cupylosses.engines.strides import dense_strides
 
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
@@ -76,11 +77,17 @@ class RegionEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
-        """Class weights with gaps, and a tangent that does not lie as the gradient of the input does."""
+        """Class weights with gaps; of second derivatives a tangent that does not lie as the gradient of the input does,
+        and both where the voxels of many classes lie apart.
+        """
         last, found = 2 + call.static.class_weighted + call.static.weighted, {}
-        strides = tensors[0].gradient.strides
-        if any(call.static.has_tangent[:1]) and tensors[-1].strides != strides:
-            found[len(tensors) - 1] = strides
+        if any(call.static.has_tangent[:1]):
+            x, strides = tensors[0], tensors[0].gradient.strides
+            in_order = dense_strides(x.shape, (0,) * x.ndim)
+            if voxels_far_apart(x, call.static.class_dim) and x.strides != in_order:
+                found[0] = strides = in_order
+            if tensors[-1].strides != strides:
+                found[len(tensors) - 1] = strides
         return found | {i: (1,) for i in range(2, last) if tensors[i].strides != (1,) and tensors[i].shape[0] > 1}
 
     def raise_reported(self, device: Device) -> None:

@@ -45,10 +45,14 @@ GRADIENT_BLOCKS = 64
 RECORD = 6
 #: The same of second derivatives, whose numbers have tangents.
 SECOND_RECORD = 10
-#: Classes that a thread keeps in registers in second derivatives, as :data:`IN_REGISTERS`, and blocks of a
-#: multiprocessor that write products of these.
-SECOND_IN_REGISTERS = {4: (6, 3), 8: (3, 2)}
+#: Classes that a thread keeps in registers in second derivatives, by the bytes of a number of the arithmetic: of labels
+#: that are kept apart (``kLabelApart``), of other labels or with a loss of every class besides, and of a target per
+#: class. Blocks of a multiprocessor that write products of these.
+SECOND_IN_REGISTERS = {4: (14, 6, 3), 8: (6, 3, 2)}
 SECOND_BLOCKS = 3
+#: Registers for the logits of a thread in second derivatives, at most, without a loss of voxels and with one; tangents
+#: take as many again.
+SECOND_VECTOR_REGISTERS = (14, 10)
 #: Shared memory that the kernels declare, at most.
 DECLARED_BYTES = 24 << 10
 #: Shared memory of a block beside that which it asks for: what the kernels declare that add up classes in registers,
@@ -106,18 +110,19 @@ def layout(
     dense: bool,
     room: int,
     heavy: bool = False,
-    second: bool = False,
+    second: tuple[int, int] | None = None,
 ) -> Layout:
     """The layout of voxels of ``shape``, samples first. ``streams`` are input, target, mask and the gradients of the
     first two, in the order of the kernel; ``number`` is the size of a number of the arithmetic; ``room`` the bytes of
     shared memory that a block may ask for; ``heavy`` if voxels have losses of every class, or smoothed labels. Of
-    ``second`` derivatives the stream of the gradient of the input is that of its tangent, too.
+    second derivatives, ``second`` are the classes that a thread keeps in registers and the registers for its logits, at
+    most, and the gradient of the input has one stream with its tangent.
     """
     samples, *rest = shape
     voxels = prod(rest)
-    held = classes if classes <= (SECOND_IN_REGISTERS if second else IN_REGISTERS)[number][dense] else 0
+    held = classes if classes <= (second[0] if second else IN_REGISTERS[number][dense]) else 0
     roomy = streams[0].itemsize >= 4 and not (dense or heavy)
-    registers = VECTOR_REGISTERS // 2 if second else WIDE_VECTOR_REGISTERS if roomy else VECTOR_REGISTERS
+    registers = second[1] if second else WIDE_VECTOR_REGISTERS if roomy else VECTOR_REGISTERS
     vec_size = _vec_size(voxels, held, streams[: 1 + dense], registers) if held else 1
     sizes, strides = merge(rest, [x.strides[1:] for x in streams])
     packed = False, False

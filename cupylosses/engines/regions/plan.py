@@ -102,16 +102,19 @@ class RegionPlan(Plan):
         input, of_input, target, of_target = streams
         if not (dense and self.differentiable[1]):
             of_target = none
-        second = any(self.static.has_tangent)
-        if second:
+        second, number = None, ITEMSIZE[self.compute]
+        heavy = self.static.smoothed or self.static.voxel in ("term", "element")
+        if any(self.static.has_tangent):
+            of_labels = 1 if heavy or not self.static.label_apart else 0
+            classes = region_layout.SECOND_IN_REGISTERS[number][2 if dense else of_labels]
+            second = classes, region_layout.SECOND_VECTOR_REGISTERS[bool(self.static.voxel)]
             of_input = replace(of_input, misalignment=self.tensors[-1].misalignment)
         mask = none
         if self.mask is not None:
             strides = broadcast_strides(self.mask.shape, self.mask.strides, self.voxels_shape)
             mask = region_layout.VoxelStream(strides, vector=False)
         room = self.machine.chip.shared - region_layout.DECLARED_BYTES
-        number, streams = ITEMSIZE[self.compute], [input, target, mask, of_input, of_target]
-        heavy = self.static.smoothed or self.static.voxel in ("term", "element")
+        streams = [input, target, mask, of_input, of_target]
         return region_layout.layout(self.voxels_shape, self.classes, streams, number, dense, room, heavy, second)
 
     @cached_property

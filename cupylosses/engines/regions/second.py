@@ -18,6 +18,17 @@ from cupylosses.engines.regions.plan import RegionPlan
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 
+#: Classes next to each other and bytes of a logit from which on voxels are read from a copy where they are neighbours:
+#: each lane of a warp reads its own line, many times.
+FAR_CLASSES = 16
+FAR_ITEMSIZE = 4
+
+
+def voxels_far_apart(x: TensorSpec, class_dim: int) -> bool:
+    """True if neighbouring voxels lie so far apart that a copy is read in second derivatives."""
+    many = x.shape[class_dim] > FAR_CLASSES and ITEMSIZE[x.dtype] >= FAR_ITEMSIZE
+    return many and 0 not in x.shape and x.strides[class_dim] == 1
+
 
 class RegionHvpPlan(RegionPlan):
     """The plan of the derivative of a region loss along a tangent of the input, which runs itself."""
@@ -38,7 +49,8 @@ class RegionHvpPlan(RegionPlan):
         chunks, per_chunk = x.chunks, x.per_chunk
         if stage == "hvp_sums":
             blocks = min(x.samples * x.chunks, 32 * self.machine.processors)
-            shared = 0 if x.held else 48 * x.classes
+            columns = 2 * x.held * self.static.label_apart
+            shared = columns * threads * 2 * ITEMSIZE[self.compute] if x.held else 48 * x.classes
         elif stage == "hvp":
             threads, shared = region_layout.GRADIENT_THREADS, 6 * x.classes * ITEMSIZE[self.compute]
             chunks, per_chunk = region_layout.gradient_chunks(x, self.machine.processors)
