@@ -624,7 +624,7 @@ def products(function: Callable[..., Any], operands: Sequence[torch.Tensor], **o
         (COSINE, "edges"),
         (TRIPLET, "edges"),
     ],
-    ids=str,
+    ids=lambda x: x if isinstance(x, str) else x.__name__,
 )
 def test_products_with_second_derivatives(function: Any, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By kernels, those of the formula in float64."""
