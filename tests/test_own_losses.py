@@ -499,16 +499,19 @@ def test_losses_of_vectors_without_a_reference() -> None:
     exact = x.double().var(dim=-1, correction=0)
     found = spread(x, reduction="none")
     torch.testing.assert_close(found, exact.float())
-    gradients = [torch.autograd.grad(v.sum(), x, create_graph=v is found)[0] for v in (found, exact)]
+    gradients = [torch.autograd.grad(v.sum(), x, create_graph=True)[0] for v in (found, exact)]
     torch.testing.assert_close(*gradients)
+    moved = torch.randn(x.shape, device=x.device)
+    products = [torch.autograd.grad(g, x, moved, create_graph=g is gradients[0])[0] for g in gradients]
+    torch.testing.assert_close(*products)
     from_first = ((x - x[:, :1]).double() ** 2).mean()
     torch.testing.assert_close(spread(x, centred=False), from_first.float())
-    missing = r"^spread: this loss was defined without a `reference`, .* and second derivatives take"
+    missing = r"^spread: this loss was defined without a `reference`, .* and third derivatives, .* take"
     with pytest.raises(NotImplementedError, match=missing):
-        torch.autograd.grad(gradients[0].sum(), x)
+        torch.autograd.grad(products[0].sum(), x)
     with pytest.raises(NotImplementedError, match=missing):
         spread(x.detach().cpu().numpy())
-    assert "NotImplementedError: The operands are on the CPU, or second derivatives" in spread.__doc__
+    assert "NotImplementedError: The operands are on the CPU, or third derivatives" in spread.__doc__
 
 
 @pytest.mark.parametrize(

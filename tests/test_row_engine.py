@@ -705,10 +705,13 @@ def test_labels_that_are_counted(rows: int, counts: int, ran: list[str]) -> None
 
 
 def test_weights_are_summed_by_a_launch_before(ran: list[str]) -> None:
-    """In an order of their own, which a kernel that counts does not keep."""
-    given = draw((7, 4), 1, device=KERNELS)
-    given.function(**given.arguments, weight=torch.arange(4.0, device=KERNELS))
-    assert ran == ["denominator", "value"]
+    """In an order of their own, which a kernel that counts keeps if one warp takes them all."""
+    weight = torch.arange(4.0, device=KERNELS)
+    for rows, kernels in ((256, ["value"]), (257, ["denominator", "value"])):
+        given = draw((rows, 4), 1, device=KERNELS)
+        ran.clear()
+        given.function(**given.arguments, weight=weight)
+        assert ran == kernels
 
 
 # ----------------------------------------------------------------------------------------------------------------------

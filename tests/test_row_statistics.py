@@ -562,12 +562,12 @@ def test_blocks_that_have_a_part_of_a_row_each_change_no_bit(
             of_call = []
             for factor in (1.0, 1.0, 3.0):
                 value = loss(*leaves)
-                upstream = torch.tensor(factor)
+                upstream = torch.full_like(value, factor)
                 of_call.append([value, *torch.autograd.grad(value, wanted, upstream)])
             with torch.no_grad():
                 assert same_bits(loss(*leaves), of_call[0][0])
             values = loss(*leaves, reduction="none")
-            upstream = torch.full((3,), 1.0 / 3)
+            upstream = torch.full_like(values, 1.0 / 3)
             of_call.append([values, *torch.autograd.grad(values, wanted, upstream)])
             found.append(of_call)
     for others in found[1:]:
