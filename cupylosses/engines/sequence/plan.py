@@ -60,7 +60,7 @@ MOST_READING = 2
 MOST_FRAMES = 2
 #: Classes that are few (``kShortClasses``).
 SHORT_CLASSES = 1024
-#: Classes of frames whose log-sum-exps the gradient's kernel finds, at least; and bytes of shared memory for one of them
+#: Classes of frames whose log-sum-exps the gradient's kernel finds, at least; and bytes of shared memory for a frame
 #: and its posteriors, at most.
 FRAME_LEAST, FRAME_BYTES = 3000, 48000
 #: Frames of a block there, at most, by bytes of a logit.
