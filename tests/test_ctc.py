@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
-from math import inf, log, nan, sqrt
+from math import inf, isnan, log, nan, sqrt
 from typing import Any, NamedTuple
 
 import numpy
@@ -947,9 +947,11 @@ def test_results_are_the_same_on_any_grid() -> None:
 def test_log_sum_exps_beside_both_halves(labels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from cupylosses.testing import host
 
-    # Many classes, whose elements the first half keeps; of 70 labels two blocks share a direction of a sample.
+    # Many classes, whose elements the first half keeps, taken for more than the gradient's kernel finds the sums of; of
+    # 70 labels two blocks share a direction of a sample.
     given = batch(150, 3, 1030, labels)
     found = []
+    monkeypatch.setattr(sequence_plan, "FRAME_BYTES", 0)
     for least, processors in ((0, 2), (0, 200), (sequence_plan.SPLIT_BYTES, 2)):
         monkeypatch.setattr(sequence_plan, "SPLIT_BYTES", least)
         with host.execution(processors, seed=processors):
@@ -964,3 +966,40 @@ def test_log_sum_exps_beside_both_halves(labels: int, monkeypatch: pytest.Monkey
                 assert value[0].isnan() and slope[:, 0].isnan().all() and value[1:].isfinite().all()
     for a, b in pairwise(found):
         assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+
+
+@kernels
+@pytest.mark.parametrize(("dtype", "classes"), [(f32, 1101), (torch.bfloat16, 1040)])
+def test_log_sum_exps_beside_gradients(dtype: torch.dtype, classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The value has the bits of that without gradients; a NaN counts in all frames of its sample, whether that has
+    alignments or not, and whichever launch writes the gradient; and both are what log-sum-exps in advance give.
+    """
+    given = batch(23, 3, classes, 7)
+    x, targets, frames, labels = [t.to(KERNELS) for t in (given.x.to(dtype), *given[1:])]
+    frames[1] = 23
+    monkeypatch.setattr(sequence_plan, "SPLIT_BYTES", 0)
+    x[5, :, 3] += 20.0  # has most of softmax
+    x[6, 2, 0] += 20.0  # and of the posteriors
+    x[:, 1, targets[1, 0]] = -inf
+    x[3, :, 40:] = -inf
+    for wrong, layout in ((0.0, (0, 1, 2)), (0.0, (1, 2, 0)), (nan, (0, 1, 2))):
+        x[22, :2, 39] += wrong
+        y = x.permute(layout).contiguous().permute([layout.index(d) for d in range(3)])
+        found = []
+        for least in (0, 1 << 20):
+            monkeypatch.setattr(sequence_plan, "FRAME_LEAST", least)
+            plans.forget()
+            leaf = y.clone().requires_grad_()
+            for reduction in ("none", "sum"):
+                options: Any = {"reduction": reduction, "out_dtype": "float64"}
+                value = F.ctc_loss_with_logits(leaf, targets, frames, labels, **options)
+                alone = F.ctc_loss_with_logits(y, targets, frames, labels, **options)
+                assert torch.equal(value.nan_to_num(-1.0), alone.nan_to_num(-1.0))
+                assert value.isnan().any() == isnan(wrong)
+                for factor in (1.0, 3.0):
+                    slope = torch.autograd.grad(factor * value.sum(), leaf, retain_graph=True)[0]
+                    found.append((value.sum(), slope.double() / factor))
+        for (value, slope), (other, also) in zip(found[:4], found[4:], strict=True):
+            torch.testing.assert_close(value, other, rtol=1e-7, atol=1e-6, equal_nan=True)
+            torch.testing.assert_close(slope, also, rtol=1e-2, atol=1e-6, equal_nan=True)
+            assert slope[:, :2].isnan().all() == isnan(wrong) and slope[:, 2].isfinite().all()

@@ -180,22 +180,37 @@ __device__ __forceinline__ void add_vectors(RunningSum<Compute>& sum, const Stor
   }
 }
 
-// The sums of a frame, in each of the `lanes` lanes that share it. Preconditions: all lanes of the warp; `lanes` is a
-// power of two.
-template <class Compute, class Storage>
-__device__ __forceinline__ FrameSum<Compute> read_frame(const Storage* row, int classes, int64 step, int lanes) {
-  constexpr int kVec = 16 / sizeof(Storage);
-  const int lane = threadIdx.x % 32, rank = lane % lanes;
-  const int head = step == 1 ? classes_before_vectors(row, classes) : 0;
-  const int vectors = step == 1 ? (classes - head) / kVec : 0;
-  RunningSum<Compute> sum;
-  if (lanes == 32) {
-    add_vectors(sum, row + head, vectors, rank, 32);
-  } else {
-    add_vectors(sum, row + head, vectors, rank, lanes);
+// A frame as lanes share it: of `sharing` a lane takes the vector of its rank among them, every `sharing`-th one
+// behind, and classes around the vectors in the same way.
+template <class Storage>
+struct SharedFrame {
+  static constexpr int kVec = 16 / sizeof(Storage);
+  const Storage* row;
+  int classes;
+  int64 step;
+  int head, vectors;  // classes in front of the first vector
+
+  __device__ __forceinline__ SharedFrame(const Storage* row, int classes, int64 step)
+      : row(row),
+        classes(classes),
+        step(step),
+        head(step == 1 ? classes_before_vectors(row, classes) : 0),
+        vectors(step == 1 ? (classes - head) / kVec : 0) {
   }
+};
+
+// The sums of what the `lanes` lanes around this one take of a frame, in each of them: its vectors are in `sum`. The
+// largest may be -inf. Preconditions: all lanes of the warp; `lanes` is a power of two.
+template <class Compute, class Storage>
+__device__ __forceinline__ FrameSum<Compute> sums_of_lanes(RunningSum<Compute> sum, const SharedFrame<Storage>& frame,
+                                                           int lanes, int rank, int sharing) {
+  constexpr int kVec = 16 / sizeof(Storage);
+  const Storage* const row = frame.row;
+  const int classes = frame.classes, head = frame.head, vectors = frame.vectors, lane = threadIdx.x % 32;
+  const int64 step = frame.step;
   // Of the other classes a place is -1 - c.
-  for (int i = rank; i < classes - vectors * kVec; i += lanes) {
+#pragma unroll 1
+  for (int i = rank; i < classes - vectors * kVec; i += sharing) {
     const int c = i < head ? i : i + vectors * kVec;
     Compute x[1] = {widen<Compute>(row[c * step])};
     sum.add(x, -1 - c);
@@ -213,17 +228,28 @@ __device__ __forceinline__ FrameSum<Compute> read_frame(const Storage* row, int 
   const bool ordinary = largest <= kLimit && largest >= Compute(1000) - kLimit;
   if (__any_sync(0xffffffffu, !ordinary)) {
     RunningSum<Compute> limited;
-    for (int c = rank; c < classes; c += lanes) {
+    // The classes that the lane has had above, since lanes of other warps may have no such logits.
+    const int all = (vectors - rank + sharing - 1) / sharing * kVec;
+#pragma unroll 1
+    for (int i = 0; rank < vectors && i < all; ++i) {
+      const int c = head + (rank + i / kVec * sharing) * kVec + i % kVec;
+      Compute x[1] = {logit<Compute>(row[c * step])};
+      limited.add(x, -1 - c);
+    }
+#pragma unroll 1
+    for (int i = rank; i < classes - vectors * kVec; i += sharing) {
+      const int c = i < head ? i : i + vectors * kVec;
       Compute x[1] = {logit<Compute>(row[c * step])};
       limited.add(x, -1 - c);
     }
     if (!ordinary) sum = limited;
     largest = largest_of_lanes();
   }
-  const int own_first = lane - rank;
+  const int own_first = lane - lane % lanes;
   const unsigned have = __ballot_sync(0xffffffffu, sum.largest == largest) >> own_first & (0xffffffffu >> (32 - lanes));
   const int winner = own_first + max(__ffs(static_cast<int>(have)) - 1, 0);
-  // Of a frame whose logits are all -inf the largest is finite, so that no difference is NaN.
+  const Compute found = largest;
+  // Of logits that are all -inf the largest is finite, so that no difference is NaN.
   largest = larger_or_nan(largest, -kLimit);
   Compute others = sum.others * power(-largest, -sum.shift);
   if (lane != winner) others += power(Compute(0), scaled(largest - sum.largest));
@@ -231,13 +257,71 @@ __device__ __forceinline__ FrameSum<Compute> read_frame(const Storage* row, int 
   // One that the others do not outweigh is the only one so large.
   int at = -1 - sum.place;
   if (lane == winner && sum.place >= 0 && others < Compute(1)) {
-    for (int v = sum.place; v < vectors && v < sum.place + lanes * kReadTogether<Storage>; v += lanes) {
+    for (int v = sum.place; v < vectors && v < sum.place + sharing * kReadTogether<Storage>; v += sharing) {
       const int c = head + v * kVec;
 #pragma unroll
       for (int k = 0; k < kVec; ++k) at = widen<Compute>(row[c + k]) == largest ? c + k : at;
     }
   }
-  return {largest, others, __shfl_sync(0xffffffffu, at, winner)};
+  return {found, others, __shfl_sync(0xffffffffu, at, winner)};
+}
+
+// The sums of a frame, in each of the `lanes` lanes that share it. Preconditions: those of sums_of_lanes.
+template <class Compute, class Storage>
+__device__ __forceinline__ FrameSum<Compute> read_frame(const Storage* row, int classes, int64 step, int lanes) {
+  const SharedFrame<Storage> frame(row, classes, step);
+  const int rank = threadIdx.x % 32 % lanes;
+  RunningSum<Compute> sum;
+  if (lanes == 32) {
+    add_vectors(sum, row + frame.head, frame.vectors, rank, 32);
+  } else {
+    add_vectors(sum, row + frame.head, frame.vectors, rank, lanes);
+  }
+  FrameSum<Compute> found = sums_of_lanes(sum, frame, lanes, rank, lanes);
+  found.largest = larger_or_nan(found.largest, -static_cast<Compute>(kLargestLogit));
+  return found;
+}
+
+// The warps of a block that writes the gradient of a frame of many classes, and takes its sums with it (kFindsSums): a
+// part for each. They are added in the same order where a warp reads a frame by itself.
+constexpr int kParts = 4;
+template <class Compute>
+__device__ __forceinline__ FrameSum<Compute> joined(const FrameSum<Compute> (&parts)[kParts]) {
+  constexpr Compute kLeast = -static_cast<Compute>(kLargestLogit);
+  FrameSum<Compute> all = {kLeast, Compute(0), -1};
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) all.largest = larger_or_nan(all.largest, parts[i].largest);
+  bool is_found = false;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    const Compute largest = parts[i].largest;
+    all.others += parts[i].others * power(Compute(0), scaled(all.largest - larger_or_nan(largest, kLeast)));
+    if (!is_found && largest == all.largest) {
+      is_found = true;
+      all.at = parts[i].at;
+    } else {
+      all.others += power(Compute(0), scaled(all.largest - largest));
+    }
+  }
+  return all;
+}
+// The sums of a frame of many classes, in all lanes of a warp that reads it. Precondition: all lanes.
+template <class Compute, class Storage>
+__device__ __forceinline__ FrameSum<Compute> read_parts(const Storage* row, int classes, int64 step) {
+  const SharedFrame<Storage> frame(row, classes, step);
+  FrameSum<Compute> parts[kParts];
+#pragma unroll 1
+  for (int i = 0; i < kParts; ++i) {
+    const int rank = 32 * i + threadIdx.x % 32;
+    RunningSum<Compute> sum;
+    add_vectors(sum, row + frame.head, frame.vectors, rank, 32 * kParts);
+    const FrameSum<Compute> part = sums_of_lanes(sum, frame, 32, rank, 32 * kParts);
+#pragma unroll
+    for (int j = 0; j < kParts; ++j) {
+      if (i == j) parts[j] = part;
+    }
+  }
+  return joined(parts);
 }
 
 // Parts of all frames, of which either half takes a few: the first `share` of every kShares places are the first
@@ -247,11 +331,11 @@ constexpr unsigned kShares = 8;
 // The sums of the frames of a half, by blocks `block`, `block` + `blocks`, ...: each warp takes a few of a sample at a
 // time, one place. kFirst: from both ends to the middle, as the recursion goes there, which finds its elements in L2 or
 // leaves them there; the second half goes the other way.
-template <bool kFirst, class Compute, class Storage>
+template <bool kFirst, bool kInParts, class Compute, class Storage>
 __device__ __forceinline__ void read_frames(const Sequences& shape, const Storage* x, const Sample* samples,
                                             FrameSum<Compute>* sums, unsigned* broken, unsigned share, unsigned block,
                                             unsigned blocks) {
-  const int lanes = lanes_of<Storage>(shape);
+  const int lanes = kInParts ? 32 : lanes_of<Storage>(shape);
   const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), of_block = blockDim.x / 32;
   const unsigned together = 32u / static_cast<unsigned>(lanes);
   const unsigned runs = (static_cast<unsigned>(shape.frames) + together - 1) / together;
@@ -269,8 +353,14 @@ __device__ __forceinline__ void read_frames(const Sequences& shape, const Storag
     // Lanes behind the last frame read that once more.
     const int64 t = first + threadIdx.x % 32 / lanes;
     const int64 row = t < frames ? t : frames - 1;
-    const FrameSum<Compute> sum =
-        read_frame<Compute>(logits + row * shape.x_frame, static_cast<int>(shape.classes), shape.x_class, lanes);
+    const Storage* const from = logits + row * shape.x_frame;
+    const int classes = static_cast<int>(shape.classes);
+    FrameSum<Compute> sum;
+    if constexpr (kInParts) {
+      sum = read_parts<Compute>(from, classes, shape.x_class);
+    } else {
+      sum = read_frame<Compute>(from, classes, shape.x_class, lanes);
+    }
     if (t < frames && threadIdx.x % lanes == 0) {
       sums[n * shape.frames + t] = sum;
       if (sum.others != sum.others) atomicOr(broken + kByLogits * shape.samples + n, kNanLogit);
@@ -301,9 +391,9 @@ __device__ __forceinline__ double alignments(const StoredNumber<Mantissa>* alpha
 }
 
 // The loss of sample n in `losses`, weighted and divided by its labels if it averages, and in `values` if that is not
-// null; its final outcome in `outcomes`. The block that comes last adds the losses up. Preconditions: blocks of 128
-// threads; one block for each sample.
-template <bool kLogits, class Mantissa, class Result>
+// null; its final outcome in `outcomes`. The block that comes last adds the losses up. A thread loads the sums of
+// kAtOnce frames at once. Preconditions: blocks of 128 threads; one block for each sample.
+template <bool kLogits, int kAtOnce, class Mantissa, class Result>
 __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, const Sample* samples, const int* labels,
                                               const StoredNumber<Mantissa>* meeting, const FrameSum<Mantissa>* sums,
                                               const unsigned* broken, double* losses, Result* values, Result* value,
@@ -318,9 +408,21 @@ __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, c
     const double z = alignments(alpha, beta, labels + sample.first, sample.labels + 1, exponent);
     double rows = 0.0;
     if constexpr (kLogits) {
-      for (int64 t = threadIdx.x; t < sample.frames; t += blockDim.x) {
-        const FrameSum<Mantissa> sum = sums[n * shape.frames + t];
-        rows += static_cast<double>(sum.largest) + log1p(static_cast<double>(sum.others));
+      const FrameSum<Mantissa>* const of_sample = sums + n * shape.frames;
+#pragma unroll 1
+      for (int first = threadIdx.x; first < sample.frames; first += kAtOnce * blockDim.x) {
+        FrameSum<Mantissa> sum[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int t = min(first + i * static_cast<int>(blockDim.x), sample.frames - 1);
+          sum[i].largest = of_sample[t].largest;
+          sum[i].others = of_sample[t].others;
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (first + i * static_cast<int>(blockDim.x) < sample.frames)
+            rows += static_cast<double>(sum[i].largest) + log1p(static_cast<double>(sum[i].others));
+        }
       }
       rows = block_sum(rows);
       __syncthreads();
@@ -393,12 +495,12 @@ struct PositionPosteriors {
 };
 
 constexpr int kLongThreads = 128;
-// Blocks for frames of many classes that a multiprocessor is to hold. Others than those of compute capability 9.0 would
-// spill registers with six.
+// Blocks for frames of many classes that a multiprocessor is to hold, and those that find sums too. Others than those
+// of compute capability 9.0 would spill registers with more.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
-constexpr int kLongBlocks = 5;
+constexpr int kLongBlocks = 5, kFindingBlocks = 4;
 #else
-constexpr int kLongBlocks = 6;
+constexpr int kLongBlocks = 6, kFindingBlocks = 5;
 #endif
 // The sums of what all threads of a block have. Preconditions: there is a barrier behind the use of the result. Ends in
 // a barrier.
@@ -418,6 +520,20 @@ __device__ __forceinline__ PositionPosteriors<Mantissa> add_posteriors(PositionP
     all.label += of_warps[w].label;
     all.others += of_warps[w].others;
   }
+  return all;
+}
+
+// The sum of what all threads of a block have. Preconditions: there is a barrier behind the use of the result. Ends in
+// a barrier.
+template <class Mantissa>
+__device__ __forceinline__ Mantissa add_others(Mantissa mine) {
+  __shared__ Mantissa of_warps[kLongThreads / 32];
+  mine = warp_sum(mine);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = mine;
+  __syncthreads();
+  Mantissa all = 0;
+#pragma unroll
+  for (int w = 0; w < kLongThreads / 32; ++w) all += of_warps[w];
   return all;
 }
 
@@ -474,14 +590,95 @@ struct LongRows {
   }
 };
 
+// A frame in shared memory, for blocks that find its sums too: a thread copies and reads its own vectors, and starts to
+// copy those of the next frame once it has written the gradient of this one's.
+template <class Storage>
+struct CopiedFrame {
+  static constexpr int kVec = 16 / sizeof(Storage);
+  using Vector = Pack<Storage, kVec>;
+  Vector* own;  // of the thread's vectors the first; the others lie kLongThreads apart
+
+  // Behind a number for each class, and a few more (write_long_frames).
+  template <class Mantissa>
+  static __device__ __forceinline__ CopiedFrame of_block(const Sequences& shape) {
+    extern __shared__ uint4 staged[];
+    Mantissa* const numbers = reinterpret_cast<Mantissa*>(staged);
+    return {reinterpret_cast<Vector*>(numbers + (static_cast<int>(shape.classes) + 15) / 8 * 8) + threadIdx.x};
+  }
+
+  // Starts to copy those of the thread.
+  __device__ __forceinline__ void begin(const SharedFrame<Storage>& frame) const {
+#pragma unroll 1
+    for (int v = threadIdx.x; v < frame.vectors; v += kLongThreads) copy(frame, v);
+  }
+  // Starts to copy vector `v`, if there is one.
+  __device__ __forceinline__ void copy(const SharedFrame<Storage>& frame, int v) const {
+    if (v >= frame.vectors) return;
+    Vector* const to = own + (v - static_cast<int>(threadIdx.x));
+    const Storage* const from = frame.row + frame.head + v * kVec;
+    if constexpr (kHasCpAsync) {
+      cp_async_bytes<16>(to, from);
+    } else {
+      *to = load_vector<kVec>(from);
+    }
+  }
+  // The sums of what the warp has of `frame`, which has arrived.
+  template <class Compute>
+  __device__ __forceinline__ FrameSum<Compute> sums(const SharedFrame<Storage>& frame) const {
+    constexpr int kTogether = kReadTogether<Storage>;
+    const int rank = threadIdx.x;
+    RunningSum<Compute> sum;
+#pragma unroll 1
+    for (int v = 0; v < frame.vectors; v += kTogether * kLongThreads) {
+      Compute x[kTogether * kVec];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const bool exists = v + rank + kLongThreads * i < frame.vectors;
+        Vector raw;
+        if (exists) raw = own[v + kLongThreads * i];
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) {
+          const Compute read = widen<Compute>(raw.element[k]);
+          x[i * kVec + k] = exists ? read : -infinity(read);
+        }
+      }
+      sum.add(x, v + rank);
+    }
+    return sums_of_lanes(sum, frame, 32, rank, kLongThreads);
+  }
+};
+
+// Stores the sums of a frame, and flags them if they are NaN. Precondition: one thread.
+template <class Compute>
+__device__ __forceinline__ void tell_sum(const FrameSum<Compute>& sum, FrameSum<Compute>* to, unsigned* broken) {
+  *to = sum;
+  if (sum.others != sum.others) atomicOr(broken, kNanLogit);
+}
+// Finds those of a frame whose gradient is not. Precondition: all threads of a block of kLongThreads.
+template <class Compute, class Storage>
+__device__ __forceinline__ void find_sum(const Storage* row, int classes, int64 step, FrameSum<Compute>* to,
+                                         unsigned* broken) {
+  __shared__ FrameSum<Compute> parts[kParts];
+  const SharedFrame<Storage> frame(row, classes, step);
+  const int rank = threadIdx.x;
+  RunningSum<Compute> sum;
+  add_vectors(sum, row + frame.head, frame.vectors, rank, kLongThreads);
+  const FrameSum<Compute> part = sums_of_lanes(sum, frame, 32, rank, kLongThreads);
+  if (rank % 32 == 0) parts[rank / 32] = part;
+  __syncthreads();
+  if (rank == 0) tell_sum(joined(parts), to, broken);
+  __syncthreads();
+}
+
 // The gradients of classes begin, begin + 1, ... before begin + count in frames first, first + step, ... before `end`.
-// Posteriors are on their way a frame ahead. Preconditions: all threads of a block of kLongThreads; dynamic shared
-// memory of count + 8 numbers, which no thread uses before.
-template <GradientKind kKind, class Mantissa, class Storage>
+// Posteriors are on their way a frame ahead. kFindsSums: `sums` are found, and flagged in `broken` if they are NaN;
+// else read. Preconditions: all threads of a block of kLongThreads; dynamic shared memory of count + 8 numbers, which
+// no thread uses before; with kFindsSums, all classes, and copies of the first frame have begun (CopiedFrame).
+template <GradientKind kKind, bool kFindsSums, class Mantissa, class Storage>
 __device__ __forceinline__ void write_long_frames(const Sequences& shape, const Storage* x, Storage* g,
                                                   const int* labels, const unsigned* links, const Mantissa* states,
-                                                  int size, const FrameSum<Mantissa>* sums, Mantissa scale, int first,
-                                                  int step, int end, int begin, int count) {
+                                                  int size, FrameSum<Mantissa>* sums, unsigned* broken, Mantissa scale,
+                                                  int first, int step, int end, int begin, int count) {
   using Rows = LongRows<kKind, Storage>;
   constexpr int kVec = Rows::kVec;
   extern __shared__ uint4 staged[];
@@ -509,22 +706,35 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
     const Mantissa* const posteriors = states + 2 * wide_product(t, size);
     if (rank < size) next_blank = posteriors[rank];
     if (has_label) next_label = posteriors[size + rank];
-    if constexpr (kKind == kSoftmax) next_sum = sums[t];
+    if constexpr (kKind == kSoftmax && !kFindsSums) next_sum = sums[t];
   };
   load_next(first);
   int head = head_of(g);
   Rows rows;
+  const CopiedFrame<Storage> copied = CopiedFrame<Storage>::template of_block<Mantissa>(shape);
+  auto frame_of = [&](const Storage* row) {
+    return SharedFrame<Storage>(row, static_cast<int>(shape.classes), shape.x_class);
+  };
+  if constexpr (!kFindsSums) {
 #pragma unroll
-  for (int i = 0; i < Rows::kAhead; ++i) rows.load(x + head + rank * kVec, (count - head) / kVec, i);
+    for (int i = 0; i < Rows::kAhead; ++i) rows.load(x + head + rank * kVec, (count - head) / kVec, i);
+  }
   for (int i = rank; i < count + kVec; i += kLongThreads) occ[i] = Mantissa(0);
 #pragma unroll 1
   for (int t = first; t < end; t += step) {
-    const FrameSum<Mantissa> sum = next_sum;
+    FrameSum<Mantissa> sum = next_sum;
     const Mantissa* const posteriors = states + 2 * wide_product(t, size);
     PositionPosteriors<Mantissa> mine = {next_blank, next_label, Mantissa(0)};
     if (t + step < end) load_next(t + step);
+    __shared__ FrameSum<Mantissa> parts[kParts];
+    if constexpr (kFindsSums) {
+      cp_async_wait_all();
+      const FrameSum<Mantissa> part = copied.template sums<Mantissa>(frame_of(x));
+      if (rank % 32 == 0) parts[rank / 32] = part;
+    }
     // The class that has more than half of softmax, or none.
-    const int likely = kKind == kSoftmax && sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
+    int likely = kKind == kSoftmax && sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
+    if constexpr (kFindsSums) likely = -1;
     auto others_of = [&](Mantissa at_blank, Mantissa at_label, int c) {
       return (likely != blank ? at_blank : Mantissa(0)) + (likely != c ? at_label : Mantissa(0));
     };
@@ -547,7 +757,22 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
       if (likely >= 0) mine.others += others_of(at_blank, at_label, j < size - 1 ? labels[j] : blank);
     }
     // Behind its barrier no thread needs the occ of the frame before.
-    const auto all = add_posteriors(mine, likely >= 0);
+    auto all = add_posteriors(mine, likely >= 0);
+    if constexpr (kFindsSums) {
+      sum = joined(parts);
+      if (rank == 0 && broken != nullptr) tell_sum(sum, sums + t, broken);
+      likely = sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
+      if (likely >= 0) {
+        // Few frames of a model that is not sure come here.
+        mine = {};
+#pragma unroll 1
+        for (int j = rank; j < size; j += kLongThreads) {
+          mine.others += others_of(posteriors[j], j < size - 1 ? posteriors[size + j] : Mantissa(0),
+                                   j < size - 1 ? labels[j] : blank);
+        }
+        all.others = add_others(mine.others);
+      }
+    }
     const Mantissa share = scale / (all.blank + all.label);
     // Place of the window's first class in `occ`, so that vectors are aligned there too. All frames have the same
     // labels: other places stay 0 unless that moves.
@@ -591,16 +816,38 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
     }
     const FrameSoftmax<kKind, Mantissa> softmax(sum);
     const Mantissa multiple = softmax.factor * scale;
-    rows.write(x + head + rank * kVec, g + head + rank * kVec, occ + (rank + 1) * kVec, vectors,
-               x + of_step_x + next_head + rank * kVec, t + step < end ? (count - next_head) / kVec : 0,
-               [&](const Pack<Storage, kVec>& raw, const Pack<Mantissa, kVec>& of_labels) {
-                 Mantissa found[kVec];
+    const auto gradient = [&](const Pack<Storage, kVec>& raw, const Pack<Mantissa, kVec>& of_labels) {
+      Mantissa found[kVec];
 #pragma unroll
-                 for (int k = 0; k < kVec; ++k) {
-                   found[k] = softmax.of(raw.element[k], multiple) - of_labels.element[k];
-                 }
-                 return NarrowPack<Storage, kVec>::from(found);
-               });
+      for (int k = 0; k < kVec; ++k) found[k] = softmax.of(raw.element[k], multiple) - of_labels.element[k];
+      return NarrowPack<Storage, kVec>::from(found);
+    };
+    if constexpr (kFindsSums) {
+      SharedFrame<Storage> next = frame_of(x + of_step_x);
+      if (t + step >= end) next.vectors = 0;
+      constexpr int kAtOnce = 2;
+#pragma unroll 1
+      for (int v = rank; v - rank < max(vectors, next.vectors); v += kLongThreads * kAtOnce) {
+        Pack<Storage, kVec> raw[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (v + kLongThreads * i < vectors) raw[i] = copied.own[v - rank + kLongThreads * i];
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int own = v + kLongThreads * i;
+          if (own < vectors) {
+            store_pack(g + head + own * kVec,
+                       gradient(raw[i], *reinterpret_cast<const Pack<Mantissa, kVec>*>(occ + (own + 1) * kVec)));
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) copied.copy(next, v + kLongThreads * i);
+      }
+    } else {
+      rows.write(x + head + rank * kVec, g + head + rank * kVec, occ + (rank + 1) * kVec, vectors,
+                 x + of_step_x + next_head + rank * kVec, t + step < end ? (count - next_head) / kVec : 0, gradient);
+    }
 #pragma unroll 1
     for (int i = rank; i < count - vectors * kVec; i += kLongThreads) {
       const int c = i < head ? i : i + vectors * kVec;
@@ -840,7 +1087,8 @@ __device__ __forceinline__ void write_short_frames(const Sequences& shape, const
 // among `reasons`.
 __device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sample& sample, const unsigned* broken,
                                                int64 n, unsigned reasons, bool& is_nan) {
-  const unsigned found = broken[kByMeeting * shape.samples + n] | broken[kByLogits * shape.samples + n];
+  unsigned found = broken[kByMeeting * shape.samples + n];
+  if ((reasons & kNanLogit) != 0u) found |= broken[kByLogits * shape.samples + n];
   is_nan = sample.outcome != kBad && sample.outcome != kSkipped && (found & reasons) != 0u;
   return sample.outcome == kRuns && (found & kNoAlignment) == 0u;
 }
@@ -857,14 +1105,14 @@ __device__ __forceinline__ unsigned runs_of(const Sequences& shape, int frames) 
 //
 // Preconditions: blocks of 128 threads; dynamic shared memory has a ShortFrames, whose labels and classes suffice, or
 // with kMany what write_long_frames needs; no warp reads shared memory of an earlier call.
-template <GradientKind kKind, bool kMany, class Mantissa, class Storage, class Result>
+template <GradientKind kKind, bool kMany, bool kFindsSums, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradient(const Sequences& shape, const Storage* x, Storage* g,
                                                const Sample* samples, const int* labels, const unsigned* links,
-                                               const Mantissa* lattice, const FrameSum<Mantissa>* sums,
-                                               const unsigned* broken, const Result* grad_output, const double* used,
-                                               int64 per_sample, double multiple, const double* count, int frames,
+                                               const Mantissa* lattice, FrameSum<Mantissa>* sums, unsigned* broken,
+                                               const Result* grad_output, const double* used, int64 per_sample,
+                                               double multiple, const double* count, int frames, bool again,
                                                unsigned block) {
-  const unsigned windows = windows_of<kMany, Mantissa>(shape);
+  const unsigned windows = windows_of < kMany && !kFindsSums, Mantissa > (shape);
   const unsigned row = block / windows, samples_in_all = static_cast<unsigned>(shape.samples);
   const int64 n = row % samples_in_all;
   // Frames of many classes lie apart, so that blocks which run at the same time share parts of memory.
@@ -873,9 +1121,15 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   const int all_frames = static_cast<int>(shape.frames),
             end = kMany ? all_frames : first + min(frames, all_frames - first);
   // Windows take whole vectors.
-  const int window = kMany ? ((classes - 1) / static_cast<int>(windows) + 8) / 8 * 8 : classes;
-  const int begin = kMany ? static_cast<int>(block % windows) * window : 0, width = min(window, classes - begin);
+  const int window = kMany && !kFindsSums ? ((classes - 1) / static_cast<int>(windows) + 8) / 8 * 8 : classes;
+  const int begin = kMany && !kFindsSums ? static_cast<int>(block % windows) * window : 0,
+            width = min(window, classes - begin);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  if constexpr (kFindsSums) {
+    // In front of all that waits for loads.
+    CopiedFrame<Storage>::template of_block<Mantissa>(shape).begin(
+        SharedFrame<Storage>(x + shape.x_offset(n) + first * shape.x_frame, classes, shape.x_class));
+  }
   const Sample sample = samples[n];
   const double divisor = count == nullptr ? multiple : multiple * __ldcg(count);
   double scale = grad_output == nullptr ? *used : widen<double>(grad_output[per_sample != 0 ? n : 0]);
@@ -884,14 +1138,14 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   if (shape.averages != 0 && sample.labels > 1) scale /= static_cast<double>(sample.labels);
   bool is_nan;
   const bool exists =
-      has_alignments(shape, sample, broken, n, kKind == kSoftmax ? kNanLogit | kNanLoss : kNanLoss, is_nan);
+      has_alignments(shape, sample, broken, n, kKind == kSoftmax && again ? kNanLogit | kNanLoss : kNanLoss, is_nan);
   const int size = sample.labels + 1;
   x += shape.x_offset(n);
   g += shape.g_offset(n);
   const int* const own = labels + sample.first;
   const unsigned* const next = links + sample.first;
   const Mantissa* const states = lattice + Lattice<Mantissa>::row(sample, shape.frames, 0);
-  const FrameSum<Mantissa>* const frame_sums = sums + n * shape.frames;
+  FrameSum<Mantissa>* const frame_sums = sums + n * shape.frames;
   const int filled = exists && !is_nan ? min(end, sample.frames) : first;
   // Frames of this run that have no gradient: all from one on.
   const int empty = filled > first ? first + (filled - first + step - 1) / step * step : first;
@@ -900,9 +1154,16 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
     const Storage fill = Narrow<Storage>::from(is_nan && t < sample.frames ? not_a_number(Mantissa(0)) : Mantissa(0));
     for (int64 c = lane; c < width; c += 32) row[c * shape.g_class] = fill;
   }
+  unsigned* const broken_logits = again ? nullptr : broken + kByLogits * shape.samples + n;
+  if constexpr (kFindsSums) {
+    // Frames without a gradient have a loss, too.
+    for (int t = filled > first ? end : first; !again && t < min(end, sample.frames); t += step)
+      find_sum(x + t * shape.x_frame, classes, shape.x_class, frame_sums + t, broken_logits);
+    if (filled <= first) cp_async_wait_all();
+  }
   if constexpr (kMany) {
-    write_long_frames<kKind>(shape, x, g, own, next, states, size, frame_sums, static_cast<Mantissa>(scale), first,
-                             step, filled, begin, width);
+    write_long_frames<kKind, kFindsSums>(shape, x, g, own, next, states, size, frame_sums, broken_logits,
+                                         static_cast<Mantissa>(scale), first, step, filled, begin, width);
   } else {
     using Short = ShortFrames<Mantissa>;
     Short& few = Short::of_block();
@@ -933,18 +1194,35 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   }
 }
 
+// NaN in the gradient of sample n, if a launch before this one has met a NaN among the logits of its frames: in every
+// `blocks`-th of them from `block` on. Precondition: all threads of a block.
+template <class Compute, class Storage>
+__device__ __forceinline__ void write_nan(const Sequences& shape, Storage* g, const Sample* samples,
+                                          const unsigned* broken, int64 n, int64 block, int64 blocks) {
+  const Sample sample = samples[n];
+  if ((broken[kByLogits * shape.samples + n] & kNanLogit) == 0u) return;
+  if (sample.outcome == kBad || sample.outcome == kSkipped) return;
+  const Storage nan = Narrow<Storage>::from(not_a_number(Compute(0)));
+  for (int64 t = block; t < sample.frames; t += blocks) {
+    Storage* const row = g + shape.g_offset(n) + t * shape.g_frame;
+    for (int64 c = threadIdx.x; c < shape.classes; c += blockDim.x) row[c * shape.g_class] = nan;
+  }
+}
+
 // The gradients of windows of runs `block`, `block` + `blocks`, ... of all samples.
-template <GradientKind kKind, bool kMany, class Mantissa, class Storage, class Result>
+template <GradientKind kKind, bool kMany, bool kFindsSums, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradients(const Sequences& shape, const Storage* x, Storage* g,
                                                 const Sample* samples, const int* labels, const unsigned* links,
-                                                const Mantissa* lattice, const FrameSum<Mantissa>* sums,
-                                                const unsigned* broken, const Result* grad_output, const double* used,
-                                                int64 per_sample, double multiple, const double* count, int frames,
+                                                const Mantissa* lattice, FrameSum<Mantissa>* sums, unsigned* broken,
+                                                const Result* grad_output, const double* used, int64 per_sample,
+                                                double multiple, const double* count, int frames, bool again,
                                                 int64 block, int64 blocks) {
-  const int64 all = static_cast<int64>(runs_of(shape, frames)) * shape.samples * windows_of<kMany, Mantissa>(shape);
+  const int64 all = static_cast<int64>(runs_of(shape, frames)) * shape.samples * windows_of < kMany && !kFindsSums,
+              Mantissa > (shape);
   for (; block < all; block += blocks) {
-    write_gradient<kKind, kMany>(shape, x, g, samples, labels, links, lattice, sums, broken, grad_output, used,
-                                 per_sample, multiple, count, frames, static_cast<unsigned>(block));
+    write_gradient<kKind, kMany, kFindsSums>(shape, x, g, samples, labels, links, lattice, sums, broken, grad_output,
+                                             used, per_sample, multiple, count, frames, again,
+                                             static_cast<unsigned>(block));
     __syncthreads();
   }
 }

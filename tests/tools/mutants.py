@@ -685,8 +685,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "largest logit of all counted among the others",
         FRAMES,
-        "read_frame",
+        "sums_of_lanes",
         r"if \(lane != winner\) ",
+        "",
+        ("sequences, logits",),
+    ),
+    Mutant(
+        "largest logits of parts of a frame not among the others",
+        FRAMES,
+        "joined",
+        r"all\.others \+= power\(Compute\(0\), scaled\(all\.largest - largest\)\);",
         "",
         ("sequences, logits",),
     ),

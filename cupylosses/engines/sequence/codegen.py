@@ -24,8 +24,9 @@ MOST_SPLIT = 3
 #: Frames of a chunk, by arithmetic (``kChunkFrames``).
 CHUNK = {"float32": 8, "float64": 4}
 #: Blocks that a multiprocessor is to hold, of float32 and float64 arithmetic. Most GPUs hold fewer that write gradients
-#: of many classes (``kLongBlocks``).
-BLOCKS = {"first": (4, 2), "second": (4, 2), "gradient": (6, 3), "gradient of many": (6, 3)}
+#: of many classes (``kLongBlocks``, ``kFindingBlocks``).
+BLOCKS = {"first": (4, 2), "second": (4, 2), "gradient": (6, 3),
+          "gradient of many": (6, 3), "gradient in parts": (5, 2)}  # fmt: skip
 
 #: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
 PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
@@ -42,7 +43,8 @@ class SequenceKernel(Kernel):
     "finish" it says whether frames have a log-sum-exp, and of halves whether they find any. ``stores`` is True if the
     first half stores its products, ``prepares`` if it does what "prepare" does, and ``keeps`` if it keeps elements for
     the second half. ``roles`` is the number of threads for each position of the recursion. ``many`` is True if
-    gradients are of many classes or labels.
+    gradients are of many classes or labels. With ``in_parts`` sums of frames are added up as the block does that writes
+    a frame's gradient, and "gradient" finds them, behind which "finish" writes what only all frames tell.
     """
 
     loss: Definition
@@ -55,6 +57,7 @@ class SequenceKernel(Kernel):
     many: bool = False
     prepares: bool = False
     keeps: bool = False
+    in_parts: bool = False
 
     compute = property(lambda self: "float64" if self.dtype == "float64" else "float32")
     storage = property(lambda self: (self.dtype,))
@@ -80,7 +83,7 @@ class SequenceKernel(Kernel):
             parts.append(self.added[1:].lower())
         if self.kind == "first":
             parts.append("stores" if self.stores else "value")
-        parts += ["prepares"] * self.prepares + ["keeps"] * self.keeps
+        parts += ["prepares"] * self.prepares + ["keeps"] * self.keeps + ["in_parts"] * self.in_parts
         if self.many:
             parts.append("many")
         if self.kind == "second":
@@ -90,7 +93,8 @@ class SequenceKernel(Kernel):
     @property
     def resident(self) -> int:
         """Blocks that a multiprocessor is to hold."""
-        return BLOCKS[f"{self.kind} of many" if self.many else self.kind][self.compute == "float64"]
+        suffix = "" if not self.many else " in parts" if self.in_parts else " of many"
+        return BLOCKS[self.kind + suffix][self.compute == "float64"]
 
     @property
     def entry(self) -> str:
@@ -109,7 +113,7 @@ class SequenceKernel(Kernel):
             "prepare": [*given, memory],
             "first": [*(given if self.prepares else []), x, memory, lattice, "int* exponents"],
             "second": [x, memory, lattice, "int* exponents"],
-            "finish": [memory, f"{result}* values", f"{result}* value", *divisor],
+            "finish": [memory, *[f"{dtype}* g"] * self.in_parts, f"{result}* values", f"{result}* value", *divisor],
             "gradient": [x, f"{dtype}* g", memory, f"const {lattice}", grad_output, "int64 per_sample",
                          "double* expected", f"{result}* value", *divisor],
         }[self.kind]  # fmt: skip
@@ -119,14 +123,16 @@ class SequenceKernel(Kernel):
             "prepare": ["int64 words"],
             "first": ["int64 walks", "int64 most", "int64 share"],
             "second": ["int64 walks", "int64 links", "int64 share"],
-            "gradient": ["int64 finishes", "int64 frames"],
+            "gradient": ["int64 finishes", "int64 frames", "int64 again"],
+            "finish": ["int64 blocks"] * self.in_parts,
         }
         fixed = ["const Sequences shape", *more.get(self.kind, [])]
         signature = ", ".join([*self.arguments, *fixed])
         bounds = str(self.roles * BAND if self.kind == "second" else THREADS[self.kind])
         if self.kind in BLOCKS:
             blocks = min(self.resident, MOST_SPLIT) if self.roles == ROLES["second"] else self.resident
-            bounds += f", {'kLongBlocks' if self.many and self.compute == 'float32' else blocks}"
+            of_many = "kFindingBlocks" if self.in_parts else "kLongBlocks"
+            bounds += f", {of_many if self.many and self.compute == 'float32' else blocks}"
         body = "\n".join(f"  {line}" for line in self._body())
         return (
             f"using Compute = {STORAGE[self.compute][0]};\n"
@@ -144,21 +150,30 @@ class SequenceKernel(Kernel):
             return self._half()
         logits = str(self.added == SOFTMAX).lower()
         finish = (
-            f"finish_sample<{logits}, Compute, {STORAGE[self.result][0]}>(shape, blockIdx.x, at.samples, at.labels, "
-            "at.meeting, at.sums, at.broken, at.losses, {values}, value, multiple, count, at.ticket);"
+            f"finish_sample<{logits}, {8 if self.kind == 'finish' else 4}, Compute, {STORAGE[self.result][0]}>(shape, "
+            "blockIdx.x, at.samples, at.labels, at.meeting, at.sums, at.broken, at.losses, {values}, value, multiple, "
+            "count, at.ticket);"
         )
+        if self.kind == "finish" and self.in_parts:
+            return ["const int64 n = blockIdx.x % shape.samples, block = blockIdx.x / shape.samples;",
+                    "write_nan<Compute>(shape, g, at.samples, at.broken, n, block, blocks);",
+                    f"if (block == 0) {finish.format(values='values')}"]  # fmt: skip
         if self.kind == "finish":
             return [finish.format(values="values")]
+        written = (
+            f"write_gradients<{self.added}, {str(self.many).lower()}, {str(self.in_parts).lower()}>(shape, x, g, "
+            "at.samples, at.labels, at.links, lattice, at.sums, at.broken, grad_output, at.used, per_sample, multiple, "
+            "count, static_cast<int>(frames), again != 0, blockIdx.x - finishes, gridDim.x - finishes);"
+        )
         return [
             f"using Result = {STORAGE[self.result][0]};",
             "if (expected != nullptr) {",
             "  if (is_fresh(grad_output, at.used)) return;",
             "  if (blockIdx.x == 0 && threadIdx.x == 0) *expected = widen<double>(*grad_output);",
             "}",
-            f"if (blockIdx.x < finishes) {finish.format(values='static_cast<Result*>(nullptr)')}",
-            f"else write_gradients<{self.added}, {str(self.many).lower()}>(shape, x, g, at.samples, at.labels, "
-            "at.links, lattice, at.sums, at.broken, grad_output, at.used, per_sample, multiple, count, "
-            "static_cast<int>(frames), blockIdx.x - finishes, gridDim.x - finishes);",
+            *[f"if (blockIdx.x < finishes) {finish.format(values='static_cast<Result*>(nullptr)')}", "else"]
+            * (not self.in_parts),
+            written,
         ]
 
     def _half(self) -> list[str]:
@@ -193,7 +208,8 @@ class SequenceKernel(Kernel):
             lines.append(f"else if (task < {behind}) link_labels(at.samples[task - all], at.labels, at.links);")
         if self.added == SOFTMAX:
             lines.append(
-                f"else read_frames<{str(not second).lower()}, Compute>(shape, x, at.samples, at.sums, at.broken, "
+                f"else read_frames<{str(not second).lower()}, {str(self.in_parts).lower()}, Compute>(shape, x, "
+                "at.samples, at.sums, at.broken, "
                 f"static_cast<unsigned>(share), task - {behind}, gridDim.x - {behind});"
             )
         return lines

@@ -60,6 +60,11 @@ MOST_READING = 2
 MOST_FRAMES = 2
 #: Classes that are few (``kShortClasses``).
 SHORT_CLASSES = 1024
+#: Classes of frames whose log-sum-exps the gradient's kernel finds, at least; and bytes of shared memory for a frame
+#: and its posteriors, at most.
+FRAME_LEAST, FRAME_BYTES = 3000, 48000
+#: Frames of a block there, at most, by bytes of a logit.
+FRAMES_IN_PARTS = {2: 4, 4: 2, 8: 2}
 #: Bytes of shared memory for a window of more classes, at most (``kWindow``).
 WINDOW_BYTES = 32768
 #: Frames that a lane takes at once where classes are few (``kAtOnce``; where that is less, blocks take more rounds).
@@ -100,16 +105,9 @@ class Speculation:
         if stream != 0 and not self._captured and device.capturing():
             return False
         expected = device.expectation(self._plan.slot)
-        self._plan.write_again(
-            device,
-            pointers[0],
-            self._memory,
-            self.lattice,
-            self._divisor,
-            grad_output,
-            self.gradient,
-            expected=expected,
-        )  # fmt: skip
+        self._plan.write(
+            device, pointers[0], self._memory, self.lattice, self._divisor, self.gradient, grad_output, 0, expected
+        )
         return True
 
     def release(self) -> None:
@@ -270,6 +268,8 @@ class SequencePlan(CompositePlan):
         if kind in ("first", "second"):
             share = self.share if stores or kind == "second" else SHARES
             part = share if kind == "first" else SHARES - share
+            # The kernel of the gradient finds them.
+            part *= not self.in_parts or not (stores or kind == "second")
             added = added if part else PLAIN
             readers = self._reading_blocks(threads, part) * (added == SOFTMAX)
             # Walks that leave room for the others' blocks, and not half of all multiprocessors, are spread evenly.
@@ -279,15 +279,21 @@ class SequencePlan(CompositePlan):
             blocks += readers + sized.every * (kind == "second")
         if kind == "gradient":
             frames = self.gradient_frames(self.input.dtype)
-            blocks = sized.every * (self.windows * -(-sized.frames // frames) + finishes)
-            fixed += [sized.every * finishes, frames]
+            finishing = finishes and not self.in_parts
+            blocks = sized.every * (self.windows * -(-sized.frames // frames) + finishing)
+            fixed += [sized.every * finishing, frames, int(verifies or not self.in_parts)]
             shared = self.gradient_shared
+        in_parts = self.in_parts and added == SOFTMAX and (kind in ("first", "gradient") or finishes)
+        if kind == "finish" and finishes:
+            shares = max(self.machine.processors // sized.every, 1)
+            blocks *= shares
+            fixed += [shares]
         dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
         result = self.result if stores or kind not in ("prepare", "first") else "float32"
         many = kind == "gradient" and self.many
         prepares = kind == "first" and stores and self.prepares
         keeps = (stores or kind == "second") and self.keeps
-        kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores, roles, many, prepares, keeps)
+        kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores, roles, many, prepares, keeps, in_parts)
         if kind == "gradient" and verifies:
             blocks = min(blocks, kernel.resident * self.machine.processors)
         return self.machine.launcher(kernel, blocks, threads, fixed, shared)
@@ -313,7 +319,7 @@ class SequencePlan(CompositePlan):
         """True if the first half prepares the samples, so that no launch does. Its blocks would need to wait for each
         other where targets are concatenated, or several share a direction of a sample.
         """
-        return self.bands == 1 and not self.static.concatenated and not self.splits
+        return self.bands == 1 and not self.static.concatenated and not (self.splits and not self.in_parts)
 
     def _reading_blocks(self, threads: int, part: int) -> int:
         """Blocks that find the log-sum-exps of so many parts of all frames (``read_frames``)."""
@@ -330,7 +336,14 @@ class SequencePlan(CompositePlan):
             return SHORT_BYTES
         # Windows take whole vectors, and one more.
         window = (-(-self.sizes.classes // self.windows) + 7) // 8 * 8
-        return (window + 8) * ITEMSIZE[self.compute]
+        return (window + 8) * ITEMSIZE[self.compute] + window * ITEMSIZE[self.input.dtype] * self.in_parts
+
+    @property
+    def in_parts(self) -> bool:
+        """True if the kernel of the gradient finds log-sum-exps of frames of many classes, for which it has room."""
+        count, stored = self.sizes.classes, ITEMSIZE[self.input.dtype]
+        fits = count >= FRAME_LEAST and count * (ITEMSIZE[self.compute] + stored) <= FRAME_BYTES
+        return self.splits and self.many and fits
 
     @property
     def many(self) -> bool:
@@ -347,7 +360,10 @@ class SequencePlan(CompositePlan):
         found = self.sizes
         resident = SequenceKernel(self.loss, "gradient", many=self.many, dtype=dtype).resident * self.machine.processors
         if self.many:
-            return min(max(found.every * self.windows * found.frames // resident, 1), MOST_FRAMES)
+            return min(
+                max(found.every * self.windows * found.frames // resident, 1),
+                FRAMES_IN_PARTS[ITEMSIZE[dtype]] if self.in_parts else MOST_FRAMES,
+            )
         # As many rounds of its warps, which take several frames each where classes are few (``write_short_frames``), as
         # make waves of blocks short. To begin takes as long as a round.
         vectors = found.classes * ITEMSIZE[dtype] // 16
@@ -434,31 +450,33 @@ class SequencePlan(CompositePlan):
         check = Speculation(self, device, arrays, memory, divisor)
         gradients = [device.empty(*self.allocation(0)), *[None] * (len(wanted) - 1)]
         check.gradient, check.lattice = gradients[0], lattice
-        self._launch("gradient", False, True)(
-            device.stream(), *[device.address(x) for x in (arrays[0], gradients[0], memory, lattice)], 0, 0, 0,
-            device.address(value), *_arguments(divisor),
-        )  # fmt: skip
+        at = [device.address(x) for x in (arrays[0], value)]
+        self.write(device, at[0], memory, lattice, divisor, gradients[0], value=at[1])
         return value, (check, gradients)
 
-    def write_again(
+    def write(
         self,
         device: Device,
         x: int,
         memory: Any,
         lattice: Any,
         divisor: Divisor,
-        grad_output: int,
         gradient: Any,
+        grad_output: int = 0,
         per_sample: int = 0,
         expected: int = 0,
+        value: int = 0,
     ) -> None:
-        """The gradient for a ``grad_output``, from a call's memory and posteriors; with ``expected`` only if it is
-        another than the one that the gradient was written for, and is expected from now on.
+        """The gradient for a ``grad_output``, or for the expected one, from a call's memory and posteriors; and the
+        value. With ``expected`` it was written before, and is written only if that was for another one, which is
+        expected from now on.
         """
-        self._launch("gradient", verifies=expected != 0)(
-            device.stream(), x, device.address(gradient), device.address(memory), device.address(lattice), grad_output,
-            per_sample, expected, 0, *_arguments(divisor),
-        )  # fmt: skip
+        at = [device.address(y) for y in (gradient, memory, lattice)]
+        self._launch("gradient", finishes=value != 0, verifies=expected != 0)(
+            device.stream(), x, *at, grad_output, per_sample, expected, value, *_arguments(divisor)
+        )
+        if self.in_parts and not expected:
+            self._launch("finish", finishes=True)(device.stream(), at[1], at[0], 0, value, *_arguments(divisor))
 
     def run_gradients(
         self,
@@ -476,7 +494,7 @@ class SequencePlan(CompositePlan):
             return speculation[1]
         gradients = [device.empty(*self.allocation(0)), *[None] * (len(wanted) - 1)]
         memory, lattice = self.walk(device, arrays, 0, 0)
-        self.write_again(device, pointers[0], memory, lattice, divisor, grad_output, gradients[0], int(per_row))
+        self.write(device, pointers[0], memory, lattice, divisor, gradients[0], grad_output, int(per_row))
         return gradients
 
 

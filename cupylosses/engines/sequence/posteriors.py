@@ -224,9 +224,9 @@ class PosteriorKernel(Kernel):
             # The gradient of a loss for -1.
             nothing = f"static_cast<const {compute}*>(nullptr)"
             call = (
-                f"write_gradient<kPlain, {str(self.many).lower()}>(shape, {nothing}, out, at.samples, at.labels, "
-                "at.links, lattice, at.sums, at.broken, static_cast<const double*>(nullptr), at.used, 0, -1.0, "
-                "nullptr, static_cast<int>(frames), blockIdx.x);"
+                f"write_gradient<kPlain, {str(self.many).lower()}, false>(shape, {nothing}, out, at.samples, "
+                "at.labels, at.links, lattice, at.sums, at.broken, static_cast<const double*>(nullptr), at.used, 0, "
+                "-1.0, nullptr, static_cast<int>(frames), false, blockIdx.x);"
             )
         return (
             f'extern "C" __global__ void __launch_bounds__({THREADS["gradient"]}, {RESIDENT})\n'

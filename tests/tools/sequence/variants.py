@@ -15,10 +15,12 @@ from cupylosses.jit.gpu import Chip
 from tools.gate_subsets import BROADEST, cover
 from tools.variants import Compiled, Variants
 
-#: Frames, samples and labels, on which no kernel depends; few classes and many.
-FRAMES, SAMPLES, LABELS, FEW, MANY = 256, 8, 40, 64, 5000
+#: Frames, samples and labels, on which no kernel depends.
+FRAMES, SAMPLES, LABELS = 1200, 8, 40
+#: Few classes, many, and more than shared memory has room for beside their posteriors.
+CLASSES = 64, 4000, 20000
 #: Properties of kernels that their description lists.
-LAYOUTS = ("stores", "many", "prepares", "keeps")
+LAYOUTS = ("stores", "many", "prepares", "keeps", "in_parts")
 
 
 class SequenceVariants(Variants):
@@ -31,7 +33,7 @@ class SequenceVariants(Variants):
         dtypes = ("float32", "bfloat16") if fast else checks.FLOATING
         results = (None, "float32") if fast else (None, *checks.FLOATING)
         kinds = [{}] if self.loss.logits else [{}, {"gradient": "logits"}]
-        for dtype, result, kind, reduction, classes in product(dtypes, results, kinds, ("mean", "none"), (FEW, MANY)):
+        for dtype, result, kind, reduction, classes in product(dtypes, results, kinds, ("mean", "none"), CLASSES):
             self._call(recorder, dtype, classes, {**kind, "reduction": reduction, "out_dtype": result})
         # Divisors are found by kernels of the pointwise engine.
         found = [x for x in recorder.kernels if isinstance(x, SequenceKernel)]
@@ -96,16 +98,16 @@ class SequenceVariants(Variants):
 def kind(variant: SequenceKernel) -> Iterator[Hashable]:
     """The kernel."""
     yield variant.kind
-    yield variant.kind, variant.stores, variant.roles, variant.many, variant.prepares, variant.keeps
+    yield variant.kind, variant.roles, *[getattr(variant, x) for x in LAYOUTS]
 
 
 def structure(variant: SequenceKernel) -> Iterator[Hashable]:
     """Besides, the kind of gradient."""
     yield from kind(variant)
-    yield variant.kind, variant.added, variant.many
+    yield variant.kind, variant.added, variant.many, variant.in_parts
 
 
 def dtypes(variant: SequenceKernel) -> Iterator[Hashable]:
     """Besides, the dtypes."""
     yield from structure(variant)
-    yield variant.kind, variant.dtype, variant.result, variant.many
+    yield variant.kind, variant.dtype, variant.result, variant.many, variant.in_parts
