@@ -324,6 +324,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "sequences, logits": hosted(
         partial(sequence_properties.agrees_with_truth, logits=True), (61, 9), (61, 9, 1101, 20.0)
     ),
+    "sequences, logits in parts": hosted(sequence_properties.agrees_with_truth_in_parts, (61, 9, 1101, 20.0)),
     "alignments": hosted(sequence_properties.aligns_as_truth, (61, 9), (150, 70)),
     "records": partial(host_properties.goes_by_the_note_of_each_warp, FUNCTION, FUNCTION.loss, shape=(2503,)),
 }

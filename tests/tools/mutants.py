@@ -696,7 +696,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "joined",
         r"all\.others \+= power\(Compute\(0\), scaled\(all\.largest - largest\)\);",
         "",
-        ("sequences, logits",),
+        ("sequences, logits in parts",),
     ),
     Mutant(
         "sum that keeps its scale behind a larger logit",

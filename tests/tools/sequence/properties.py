@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import torch
 
 from cupylosses import functional
+from cupylosses.engines.sequence import plan
 from tools.sequence.truth import best_path, in_float64
 
 
@@ -34,6 +37,12 @@ def agrees_with_truth(frames: int, labels: int, classes: int = 5, scale: float =
         right = rows.exp() - torch.from_numpy(occ) if logits else -torch.from_numpy(occ)
         assert abs(float(found[n].detach()) - loss) <= 1e-5 + 1e-6 * abs(loss)
         assert float((slope[:end, n].double() - right).abs().max()) <= 2e-6
+
+
+def agrees_with_truth_in_parts(frames: int, labels: int, classes: int, scale: float) -> None:
+    """As :func:`agrees_with_truth`, with log-sum-exps in the kernel of the gradient."""
+    with patch.object(plan, "SPLIT_BYTES", 0), patch.object(plan, "FRAME_LEAST", 0):
+        agrees_with_truth(frames, labels, classes, scale, logits=True)
 
 
 def aligns_as_truth(frames: int, labels: int) -> None:
