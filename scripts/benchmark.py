@@ -8,7 +8,7 @@
     python scripts/benchmark.py --sections sequences   CTC losses, in half a minute
     python scripts/benchmark.py --sections cliffs cases off the headline, the worst first, in less than four
     python scripts/benchmark.py --sections cliffs --cases "few classes"   some of them, in seconds
-    python scripts/benchmark.py --sections random_cases --count 400 --seed 7   random cases, in two minutes
+    python scripts/benchmark.py --sections random_cases --seed 7   random cases, as many as the budget allows
     python scripts/benchmark.py --plot            draw the pictures from the stored rows; needs no GPU
 
 Sections: startup (first loss of a new process), memory (peak beyond the results), host (µs per call), graph (µs in a
