@@ -72,7 +72,7 @@ def test_examples_show_every_entry_point_of_two_losses(generate: ModuleType) -> 
     examples = generate.examples()
     assert {(x.loss.name, x.kind) for x in examples} == set(product((generate.PLAIN, generate.RICH), KINDS))
     assert len({x.title for x in examples}) == len(examples)
-    assert {x.layout for x in examples} == {"flat", "matrix", "tiles"}
+    assert {x.layout for x in examples} == {"flat", "matrix", "strips", "tiles"}
     assert {x.result for x in examples} == {"float32", "bfloat16"}
     rich, plain = registry(Loss)[generate.RICH], registry(Loss)[generate.PLAIN]
     assert rich.flags and rich.let and not (plain.flags or plain.parameters)

@@ -94,6 +94,15 @@ def masked(**setting: Any) -> Callable[[], None]:
     return executed(check)
 
 
+def weighted(**setting: Any) -> Callable[[], None]:
+    """Value and gradients, of the weights, too, against the truth: a sum of their own where they are broadcast."""
+
+    def check(function: Any, loss: Loss) -> None:
+        properties.agrees_with_truth(function, modified(loss, weight="array"), **setting)
+
+    return executed(check)
+
+
 def every_second_of_rows_apart() -> None:
     """Rows of every second element, with gaps between rows."""
     operands = [x[:, :258:2] for x in torch.randn(len(FUNCTION.loss.operands), 67, 261)]
@@ -249,6 +258,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "normalizer": executed(properties.weighs_masks_and_reduces, normalizer=7.0),
     "truth, column of a mask": masked(layout="column"),
     "truth, column of a mask along a dimension": masked(layout="column", dim=(1,)),
+    "truth, row of weights, elements": weighted(shape=(1301, 5), layout="row", reduction="none"),
     "truth, along a dimension": truth((67, 129), dim=(0,)),
     "one pass or two": executed(properties.writes_one_gradient_in_one_pass_or_two, shape=(2503,)),
     "beyond 32 bits": executed(properties.reads_beyond_32_bits),

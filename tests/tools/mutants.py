@@ -54,7 +54,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "_shared_sums",
         r"slices=-\(-x\.length // length\)",
         "slices=x.length // length",
-        ("truth, row, elements",),
+        ("truth, row of weights, elements",),
     ),
     Mutant("last partial sum lost", POINTWISE, "combine_sums", r"step < how\.terms", r"\g<0> - 1", ("truth, row",)),
     Mutant(
@@ -148,7 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "evaluate",
         r"if constexpr \(kScaledPerElement\) return [^;]*;",
         "",
-        ("truth, row, elements",),
+        ("truth, row of weights, elements",),
     ),
     # Weights and masks
     Mutant(

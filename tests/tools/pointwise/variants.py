@@ -10,7 +10,7 @@ from typing import ClassVar
 from cupylosses import checks, interop
 from cupylosses.call import Call
 from cupylosses.definition.registry import registry
-from cupylosses.engines.pointwise.codegen import PointwiseKernel
+from cupylosses.engines.pointwise.codegen import COMBINED, PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss, modified
 from cupylosses.engines.pointwise.reduction import Static
 from cupylosses.engines.record import KernelRecorder, Placeholder, placeholder
@@ -88,16 +88,17 @@ class PointwiseVariants(Variants):
 
     @staticmethod
     def wide_accesses(variant: PointwiseKernel) -> tuple[int, int]:
-        """Those that one vector takes."""
+        """Those that one vector takes. Gradients that are summed are not stored in vectors."""
 
         def words(dtype: str) -> int:
             return variant.vec_size * interop.ITEMSIZE[dtype] // 16
 
-        if variant.layout != "flat":
+        only_combines = variant.kind == COMBINED or (variant.kind == "verify_gradient" and not any(variant.stored))
+        if variant.layout != "flat" or only_combines:  # Partial sums are read one by one.
             return 0, 0
         read = [*variant.storage, variant.result]
         loads = sum(words(x) for x, access in zip(read, variant.access, strict=True) if access not in ("splat", "none"))
-        stores = sum(words(x) for x, wanted in zip(variant.storage, variant.gradients, strict=True) if wanted)
+        stores = sum(words(x) for x, stored in zip(variant.storage, variant.stored, strict=True) if stored)
         return loads, stores + (words(variant.result) if variant.kind == "elements" else 0)
 
     @staticmethod
@@ -144,18 +145,22 @@ def dtype_settings(loss: Loss, fast: bool) -> Iterator[tuple[str, ...]]:
 
 
 def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeholder, ...]]:
-    """Contiguous operands; each broadcast along rows, along columns, to all; misaligned; permuted; and with a step."""
+    """Contiguous operands; each broadcast along rows, along columns, to all; misaligned, also beside operands that are
+    broadcast, whose gradients are then sums of their own; permuted; and with a step.
+    """
     contiguous = tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes)
     yield contiguous
     for i, dtype in enumerate(dtypes):
         for shape in [(COLUMNS,)] if fast else [(COLUMNS,), (ROWS, 1), ()]:
             yield (*contiguous[:i], placeholder(dtype, shape), *contiguous[i + 1 :])
     first, *others = contiguous
+    misaligned = Placeholder(first.dtype, first.shape, first.strides, interop.ITEMSIZE[first.dtype])
+    if others:
+        yield misaligned, *(placeholder(x.dtype, (COLUMNS,)) for x in others)
     if fast:
         yield Placeholder(first.dtype, first.shape, first.strides[::-1], 0), *others
         return
-    itemsize = interop.ITEMSIZE[first.dtype]
-    yield Placeholder(first.dtype, first.shape, first.strides, itemsize % 16), *others
+    yield misaligned, *others
     yield Placeholder(first.dtype, first.shape, first.strides[::-1], 0), *others
     for step in (COLUMNS + 1, 2 * COLUMNS):  # Rows of a larger matrix, odd and even: without and with vectors.
         yield Placeholder(first.dtype, first.shape, (step, 1), 0), *others
