@@ -67,6 +67,8 @@ def selection(loss: Loss, device: str) -> Iterator[Check]:
         yield replace(base, dim=dim, layout=layout, loss=both)
     for dim, shape in (((0,), (1 << 15, 5)), ((1,), (5, 1 << 15)), ((0,), BLOCKS), ((1,), BLOCKS)):
         yield replace(base, dim=dim, shape=shape, reduction="sum")
+    # Rows of so few columns that the gradient of a row has a kernel of its own, of one block or two.
+    yield from (replace(base, shape=(1 << 15, x), layout="row") for x in (5, 9))
     yield replace(base, dim=tuple(range(1, 8)), shape=BLOCKS, layout="eight_d", reduction="sum")
 
 

@@ -541,7 +541,9 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
     after = f"partials + {stored_numbers} * rows"
     yield f"using Sources = Tuple<{', '.join(sources)}>;"
     yield ""
-    yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS})'
+    # Terms with tangents take 166 registers: by itself the compiler leaves room for two blocks, and spills.
+    bounds = f"{MAX_THREADS}, 1" if kernel.has_tangent else f"{MAX_THREADS}"
+    yield f'extern "C" __global__ void __launch_bounds__({bounds})'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
     yield f"  const SumOver<Loss, Sources, Absent, {slot}, {rank}, {rank}, {kernel.vec_size}> program{{"
     yield f"      {functor}, make_tuple({made}), Absent{{}}, kept, reduced}};"
