@@ -62,6 +62,7 @@ def selection(loss: Loss, device: str) -> Iterator[Check]:
     both = modified(loss, weight="array", mask=True)
     for reduction, layout in product(("none", "mean", "weighted_mean"), ("contiguous", "row", "row_aligned", "column")):
         yield replace(base, loss=both, reduction=reduction, layout=layout)
+    yield replace(base, loss=both, shape=(4, 5), layout="row")
     for dim, layout in product(((0,), (1,)), ("contiguous", "row", "column")):
         yield replace(base, dim=dim, layout=layout)
         yield replace(base, dim=dim, layout=layout, loss=both)
