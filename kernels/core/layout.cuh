@@ -200,7 +200,7 @@ struct GatheredLayout {
     return (elements + kVecSize - 1) / kVecSize;
   }
   __device__ __forceinline__ bool whole_batch(const Cursor&, int64 vector) const {
-    return (vector + 1) * kVecSize <= elements;
+    return vector * kVecSize + kVecSize <= elements;
   }
   __device__ __forceinline__ Cursor at(int64 vector) const {
     return at_element(vector * kVecSize);
