@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 from devices import HOST, KERNELS
-from grids import short_or_full
+from grids import in_turn, short_or_full
 from mpmath import mp
 from tools import cupy_stand_in as stand_in
 from tools.sequence import truth
@@ -434,8 +434,9 @@ def test_sure_samples_keep_their_digits(device: str, classes: int) -> None:
         assert ((slope.cpu().double() - right).abs() <= 1e-6 * parts + around).all()
 
 
-@pytest.mark.parametrize("classes", [6, 96, 4107])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("classes", "dtype"), in_turn([6, 96, 4107], [torch.float16, torch.bfloat16, torch.float64], times=2), ids=str
+)
 @paths
 def test_dtypes(device: str, dtype: torch.dtype, classes: int) -> None:
     """Halves are read as they are and computed in float32; the gradient has their dtype."""
@@ -943,7 +944,7 @@ def test_results_are_the_same_on_any_grid() -> None:
 
 
 @kernels
-@pytest.mark.parametrize("labels", (12, 70))
+@pytest.mark.parametrize("labels", short_or_full((70,), (12, 70)))
 def test_log_sum_exps_beside_both_halves(labels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from cupylosses.testing import host
 

@@ -199,7 +199,7 @@ def test_impossible_classes(shape: tuple[int, ...], direction: float, no_formula
     torch.testing.assert_close(torch.cat([found[:, :2], found[:, 3:]], 1), expected)
 
 
-@pytest.mark.parametrize("layout", WAYS)
+@pytest.mark.parametrize("layout", short_or_full(WAYS[::2], WAYS))
 def test_rows_that_do_not_count(layout: str, no_formula: None) -> None:
     """They are not read: their derivatives are 0, whatever they, their directions and their grad_outputs hold."""
     given = row_properties.of_layout(layout, device=KERNELS)
