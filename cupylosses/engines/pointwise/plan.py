@@ -356,7 +356,7 @@ class PointwisePlan(Plan):
         return found
 
     def _summing_launch_of(self, grad_output: pointwise_layout.Stream) -> ElementLaunch | None:
-        """The same with partial sums of the gradients of broadcast operands, if it can leave any."""
+        """A launch of gradients that leaves partial sums of those of broadcast operands, if it can leave any."""
         if grad_output not in self._summing_launches:
             self._summing_launches[grad_output] = self._summing_launch(grad_output)
         return self._summing_launches[grad_output]

@@ -43,7 +43,7 @@ GRADIENT_NUMBERS = 28
 GRADIENT_BLOCKS = 64
 #: Doubles of a group's record (``GroupRecord``).
 RECORD = 6
-#: The same of second derivatives, whose numbers have tangents.
+#: Doubles of such a record in second derivatives, whose numbers have tangents.
 SECOND_RECORD = 10
 #: Classes that a thread keeps in registers in second derivatives, by the bytes of a number of the arithmetic: of labels
 #: that are kept apart (``kLabelApart``), of other labels or with a loss of every class besides, and of a target per

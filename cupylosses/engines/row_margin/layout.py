@@ -56,7 +56,7 @@ MANY_ROWS = 512
 MIN_BLOCK_THREADS = 64
 #: Threads that a multiprocessor runs at once, by the registers that they are given.
 RESIDENT_THREADS = 512
-#: The same where a thread takes a row that its warp has moved to shared memory: nothing else is under way meanwhile.
+#: Threads where each takes a row that its warp has moved to shared memory: nothing else is under way meanwhile.
 RESIDENT_OF_WARPS = {"thread_per_list": 768, "thread_per_label": 768}
 #: Partial sums of such rows, and of the number of rows that count, at most: the last block adds them up alone.
 CHUNKS_OF_WARPS = 1 << 12

@@ -320,7 +320,7 @@ SELF_COUNTED = {
     "from_residual": ["  const double scale = reciprocal_or_zero(self_count(program));"],
 }
 
-#: The same of a kernel that adds weights of labels.
+#: Preparations of a kernel that counts, where it adds weights of labels instead.
 _SELF_WEIGHED = {
     kind: [x.replace("<Program>", "<Program, true>").replace("self_count(", "self_count<true>(") for x in lines]
     for kind, lines in SELF_COUNTED.items()
