@@ -634,7 +634,7 @@ __device__ __forceinline__ auto jvp(const Base& base, bool active, const X&... o
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The same, of elements of several components
+// Nested numbers of elements of several components
 
 // The number that an operand of a functor is made of: a dual number, or a tuple of them.
 template <class X>

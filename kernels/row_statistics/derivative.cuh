@@ -16,7 +16,7 @@
 #include "core/nested.cuh"
 #include "row_statistics/row_statistics.cuh"
 
-// What is summed for a statistic that is a norm.
+// The term that is summed for a statistic that is a norm.
 template <int kForm, class Term>
 __device__ __forceinline__ auto summed_for_norm(const Term& term) {
   if constexpr (kForm == kAbsolute) {
