@@ -36,6 +36,8 @@ from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise.codegen import KINDS
 from cupylosses.engines.pointwise.definition import Loss, counting
 
+INSTALLED_TOOLKIT = Path("/usr/local/cuda")
+
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 #: initcheck needs this option to watch only some kernels of a program that allocates and fills memory with others.
@@ -107,7 +109,7 @@ def find_sanitizer() -> Path | None:
 
 def _candidates() -> Iterator[Path]:
     toolkits = [Path(os.environ[x]) for x in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(x)]
-    for root in (*toolkits, Path("/usr/local/cuda")):
+    for root in (*toolkits, INSTALLED_TOOLKIT):
         yield root / "bin" / "compute-sanitizer"
         yield root / "compute-sanitizer" / "compute-sanitizer"
     for packages in dict.fromkeys([*site.getsitepackages(), site.getusersitepackages(), *sys.path]):

@@ -39,6 +39,7 @@ launched: list[Any] = []
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    monkeypatch.setattr(compiler, "is_compiled", lambda variant: False)
     monkeypatch.setattr(compiler, "current_device", lambda: 3)
     monkeypatch.setattr(compiler, "use_device", lambda device: devices.append(device))
     devices.clear()

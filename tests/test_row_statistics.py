@@ -577,7 +577,7 @@ def test_blocks_that_have_a_part_of_a_row_each_change_no_bit(
                 assert same_bits(a, b)
     # Of half the value.
     for a, b in zip(found[0][0][1:], exact(loss, operands)[1:], strict=False):
-        torch.testing.assert_close(a.double(), b / 0.5, rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(a.cpu().double(), b / 0.5, rtol=1e-5, atol=1e-9)
 
 
 def test_many_rows_have_few_chunks() -> None:

@@ -130,6 +130,7 @@ def test_sanitizer_is_found(script: ModuleType, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CUDA_PATH", str(tmp_path / "toolkit"))
     monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr(script, "INSTALLED_TOOLKIT", tmp_path / "none")
     monkeypatch.setattr(script.site, "getsitepackages", lambda: [str(tmp_path / "packages")])
     for place in ("packages/nvidia/cu13/bin", "toolkit/bin", "path"):
         (tmp_path / place).mkdir(parents=True)

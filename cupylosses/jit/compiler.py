@@ -63,6 +63,11 @@ def _compile(variant: Kernel) -> Any:
         return module.get_function(variant.entry)
 
 
+def is_compiled(variant: Kernel) -> bool:
+    """Whether this process has compiled the variant, or read it from CuPy's cache."""
+    return variant in _kernels
+
+
 @contextmanager
 def _explained(variant: Kernel, text: str) -> Iterator[None]:
     """Turns errors of CuPy into a :class:`KernelError` with a remedy."""
@@ -192,7 +197,7 @@ class Launcher:
         self, variant: Kernel, grid: int, block: int, fixed: Sequence[int | float | Sequence[int]], shared: int = 0
     ) -> None:
         geometry = grid, 1, 1, block, 1, 1, shared
-        if getattr(_background, "active", False) and variant not in _kernels:
+        if getattr(_background, "active", False) and not is_compiled(variant):
             self._launch: Callable[..., None] = _Loading(self, variant, geometry)
         else:
             self._launch = _located(self.load(variant, shared), geometry)
