@@ -45,11 +45,13 @@ l1_loss = define(
 
 
 def _smooth_l1_reference(xp, input, target, beta):
-    d = xp.abs(input - target)
+    difference = input - target
+    d = xp.abs(difference)
     if beta == 0:
         return d
     # Each branch gets its own elements only: the square of a large d, not chosen, would still make the gradient NaN.
-    small = xp.where(d < beta, d, xp.zeros_like(d))
+    # That of d in place of the difference would have no second derivative at 0.
+    small = xp.where(d < beta, difference, xp.zeros_like(d))
     return xp.where(d < beta, 0.5 * small * (small / beta), d - 0.5 * beta)
 
 
@@ -78,10 +80,11 @@ smooth_l1_loss = define(
 
 
 def _huber_reference(xp, input, target, delta):
-    d = xp.abs(input - target)
+    difference = input - target
     if delta == float("inf"):
-        return 0.5 * d * d
-    small = xp.where(d <= delta, d, xp.zeros_like(d))  # as in smooth L1
+        return 0.5 * difference * difference
+    d = xp.abs(difference)
+    small = xp.where(d <= delta, difference, xp.zeros_like(d))  # as in smooth L1
     return xp.where(d <= delta, 0.5 * small * small, delta * (d - 0.5 * delta))
 
 

@@ -122,8 +122,8 @@ __device__ __forceinline__ Dual<T, kX | kT> poisson_of_rate(const Dual<T, kX>& x
   const ValueAndSlope<T> loss = scalar_poisson(x.value, epsilon.value, log_rate, log_ratio, t.value, terms);
   const T by_x = t.value == T(0) ? T(1) : T(1) - scalar_divide_in_range(t.value, rate);
   // If the rate is 0 too, nothing contributes.
-  const T inverse = t.value == T(0) && rate == T(0) ? T(0) : scalar_divide_in_range(T(1), rate);
-  return chain(x, t, loss.value,
-               with_partials(by_x, scalar_divide_in_range(t.value, rate) * inverse, x.value, -inverse, t.value),
-               loss.slope);
+  const bool nothing = t.value == T(0) && rate == T(0);
+  const T inverse = nothing ? T(0) : scalar_divide_in_range(T(1), rate);
+  const T per_rate = nothing ? T(0) : scalar_divide_in_range(t.value, rate);
+  return chain(x, t, loss.value, with_partials(by_x, per_rate * inverse, x.value, -inverse, t.value), loss.slope);
 }

@@ -12,14 +12,15 @@ __device__ __forceinline__ double scalar_least(double) {
 }
 
 // x^2 / (2 beta) where |x| < beta, else |x| - beta / 2; slope = 1 / beta. By the rules of products and of a choice
-// between numbers with both derivatives it takes twice the instructions. With a beta of 0 the derivative at 0 is 0.
+// between numbers with both derivatives it takes twice the instructions. With a beta of 0 both derivatives at 0 are 0.
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> smooth_abs(const Dual<T, kMask>& x, const Dual<T, 0>& beta,
                                                      const Dual<T, 0>& slope) {
   const T size = scalar_abs(x.value);
   const bool near = size < max_ignoring_nan(beta.value, scalar_least(T()));
   // The product with the slope first: otherwise a beta of inf gives inf * 0, and the derivative of a tiny x is flushed.
-  const T ratio = x.value * min(slope.value, scalar_max(T())), side = copysign(T(1), x.value);
+  const T steepest = beta.value > T(0) ? min(slope.value, scalar_max(T())) : T(0);
+  const T ratio = x.value * steepest, side = copysign(T(1), x.value);
   return chain(x, near ? T(0.5) * (x.value * ratio) : size - T(0.5) * beta.value, near ? ratio : side);
 }
 
