@@ -117,7 +117,8 @@ class Plan(ABC):
         records: Recorded values of the ``grad_output`` that a speculative gradient was written for.
         slot: The entry for it in the table of expected values.
         auxiliary: The outputs besides the value, in the kernels' order; None for those that this call leaves out.
-        residual: The per-row coefficients from which backward writes gradients; None for engines that recompute.
+        residual: What forward leaves for backward to write gradients from, such as coefficients of each row; None for
+            plans that recompute.
         keeps_residual: True if backward of one number, too, writes gradients from the residual; forward writes none.
         recomputes: True if backward of a value with dimensions leaves the residual out, because its gradients are found
             as fast from the operands.

@@ -396,6 +396,11 @@ def residual(plan: Plan, device: Device) -> Any:
     return device.empty(plan.residual.shape, plan.residual.strides, plan.residual.dtype)
 
 
+def passed(plan: Plan, device: Device, residual: Any) -> Any:
+    """The residual as the plan takes it: a composite plan may need the array, others its address."""
+    return residual if plan.composite else device.address(residual)
+
+
 def from_residual(
     plan: Plan,
     device: Device,
@@ -403,7 +408,7 @@ def from_residual(
     scalars: Sequence[float],
     divisor: Divisor,
     wanted: Wanted,
-    residual: int,
+    residual: Any,
     grad_output: int,
     per_row: bool,
     over: Any = None,
