@@ -160,6 +160,8 @@ SECOND_THREADS = 1 << 16
 SECOND_CLASSES = 8
 #: Classes of rows that a thread takes alone though these are few: of each class it waits for memory.
 SECOND_FEW_CLASSES = 16
+#: Elements whose classes may lie apart though warps share rows, at most: copies of so few take longer.
+SECOND_APART = 1 << 16
 #: Threads of a block that are no unit of their own.
 THREADS = 256
 #: Layouts whose gradients are computed again from the logits, because that reads no more than a residual would; and all
@@ -609,7 +611,7 @@ def copied(
     if not softmax:
         return False
     if second and rows < MANY_ROWS and classes > SECOND_FEW_CLASSES:
-        return True
+        return rows * classes > SECOND_APART
     return classes * sum(x.itemsize for x in tensors[:read]) * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
 
 
@@ -897,7 +899,8 @@ def _read_again(
     """Kind, threads that share a row, and threads of a block and blocks of a cluster, where nothing stays on chip. Few
     rows are shared by more threads. ``size`` is that of the widest operand, in bytes.
     """
-    if not together or classes <= (FEW_CLASSES if rows >= MANY_ROWS else SECOND_FEW_CLASSES):
+    few = FEW_CLASSES if rows >= MANY_ROWS else SECOND_FEW_CLASSES
+    if classes <= few or not (together or rows * classes <= SECOND_APART):
         return "thread_per_row_two_pass", 1, THREADS, 1
     vectors, each, cluster = -(-classes // vec_size), VECTORS, 1
     while each > SECOND_VECTORS and rows * vectors < SECOND_THREADS * each:
