@@ -22,6 +22,7 @@ from cupylosses.engines.softmax.layout import (
     LABEL_ONLY_RESIDENT,
     LABEL_ONLY_TILE_RESIDENT,
     PACKED_THREADS,
+    ROLLED_RESIDENT,
     SECOND_CLASSES,
     STREAMED_THREADS,
     STRIDED,
@@ -37,6 +38,7 @@ from cupylosses.engines.softmax.layout import (
     packed_buffers,
     packed_rows_of_lane,
     pipelined_threads,
+    rolled,
     strided_size,
     thread_per_row_blocks,
     thread_per_row_threads,
@@ -595,6 +597,8 @@ class _Indices:
             threads = thread_per_row_threads(classes, vec_size, size)
             return f"{threads}, {thread_per_row_blocks(threads, classes * vec_size * size * threads)}"
         if layout == "packed_rows":
+            if rolled(kernel.per_thread, kernel.smoothed or kernel.capped, kernel.shifted):
+                return f"{PACKED_THREADS}, {int(ROLLED_RESIDENT / PACKED_THREADS / fewer)}"
             return f"{PACKED_THREADS}"
         if layout == "columns":
             return f"{COLUMN_THREADS}, {COLUMN_RESIDENT // COLUMN_THREADS}"

@@ -125,6 +125,11 @@ PACKED_CLASSES = 112
 PACKED_CLASSES_NARROW = 160
 #: Fewer classes of rows that consist of whole vectors, which few lanes of a warp share well.
 PACKED_CLASSES_WHOLE = 72
+#: Classes of rows that a lane keeps in registers if more is computed than a loss, at most, as ``kMaxKept`` of
+#: ``kernels/softmax/register_rows.cuh``; and threads that a multiprocessor runs of longer rows, which stay in shared
+#: memory.
+PACKED_CLASSES_HEAVY = 32
+ROLLED_RESIDENT = 640
 COLUMN_REGISTERS = 64
 #: Classes of columns that a lane takes alone, at most: with more, shared memory serves them better.
 COLUMN_CLASSES = 8
@@ -341,6 +346,8 @@ def _in_registers(
         shifted = gradients.misalignment == 0 and vec_size < 16 // size
         each = packed_rows_of_lane(classes)
         units, resident = -(-rows // (WARP * each)), 65536 // packed_registers(classes)
+        if rolled(classes, heavy, shifted):
+            resident = ROLLED_RESIDENT // (2 if size == 8 else 1)
         few = packed_buffers(classes) > 1 or (units <= FEW_TILES and size <= 4)
         chunks = _chunks(units, WARP_CHUNKS if few else _most_chunks(resident))
         row = each * packed_pitch(classes * size) * packed_buffers(classes)
@@ -413,6 +420,11 @@ def packed_buffers(classes: int) -> int:
     way while one is evaluated. Tiles of a row per lane would pay more for that than they wait.
     """
     return 2 if packed_rows_of_lane(classes) > 1 else 1
+
+
+def rolled(classes: int, heavy: bool, shifted: bool) -> bool:
+    """True of contiguous rows that a lane reads from shared memory again, some classes at a time."""
+    return heavy and not shifted and classes > PACKED_CLASSES_HEAVY
 
 
 def packed_registers(classes: int) -> int:
