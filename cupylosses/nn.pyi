@@ -2017,7 +2017,8 @@ class LinearCrossEntropyLoss(torch.nn.Module):
     classes; and the logits input @ linear_weight.T + linear_bias in place of `input`.
 
     The logits exist in chunks of rows, whose gradient is written over them; backward computes nothing again unless it
-    is called twice or without a reduction. `max_memory` bounds the chunks.
+    is called twice or without a reduction. `max_memory` bounds the chunks. Logits of up to 4 MiB and half of
+    `max_memory` are kept for backward instead.
 
     Module of ``cupylosses.functional.linear_cross_entropy``.
 

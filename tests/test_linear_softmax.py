@@ -540,6 +540,22 @@ def test_chunks_keep_to_the_memory(memory: int, monkeypatch: pytest.MonkeyPatch)
     assert sum(len(shape) == 2 and shape not in results for shape, _ in sizes) == 1
 
 
+@kernels
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"reduction": "sum", "mask": torch.arange(41) % 3 > 0}])
+def test_few_logits_are_kept(options: dict[str, Any]) -> None:
+    """Backward multiplies nothing again, and may be repeated."""
+    given = operands()
+    if "mask" in options:
+        options = {**options, "mask": options["mask"].to(KERNELS)}
+    leaves = [x for x in given.values() if x.requires_grad]
+    with products() as shapes:
+        value = F.linear_cross_entropy(**given, **options).sum()
+        first, second = (torch.autograd.grad(value, leaves, retain_graph=True) for _ in range(2))
+    assert len(shapes) == 5
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    agrees(given, **options)
+
+
 def test_rows_of_a_chunk() -> None:
     """A chunk is a multiple of 1024 rows where there are so many, and chunks are equal."""
     from cupylosses.call import Call

@@ -74,10 +74,11 @@ def _value_and_gradients(
     keeps = plan.single_use or plan.keeps_residual or not (plan.scalar or plan.recomputes)
     if plan.residual is not None and True in wanted and keeps:
         residual = execute.residual(plan, device)
-        value = execute.reduced_or_not(*launch, [*auxiliary[:-1], device.address(residual)])
+        left = execute.passed(plan, device, residual)
+        value = execute.reduced_or_not(*launch, [*auxiliary[:-1], left])
         one = device.one(plan.result)
         over = call.arrays[0] if plan.overwrites else None
-        return value, execute.from_residual(*launch, wanted, device.address(residual), one.data.ptr, False, over)
+        return value, execute.from_residual(*launch, wanted, left, one.data.ptr, False, over)
     speculation, strides = None, None
     if not plan.scalar:
         value = execute.unreduced(*launch, auxiliary)

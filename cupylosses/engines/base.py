@@ -15,6 +15,7 @@ Every kernel takes its arguments in one order, so that a launch is one concatena
     gradient             grad_output [, partials]               no
     from_residual        residual, grad_output, stride          no
     hvp                  value, grad_output                     no
+    product              grad_output                            no
 
 "Used" is the address of the recorded values of ``grad_output``. Behind them the value's kernel leaves the partial sums
 of gradients that are summed beside the value (`Plan.summed`), and ``verify_gradient`` combines them: both kernels take
@@ -117,14 +118,16 @@ class Plan(ABC):
         records: Recorded values of the ``grad_output`` that a speculative gradient was written for.
         slot: The entry for it in the table of expected values.
         auxiliary: The outputs besides the value, in the kernels' order; None for those that this call leaves out.
-        residual: The per-row coefficients from which backward writes gradients; None for engines that recompute.
+        residual: What forward leaves for backward to write gradients from, such as coefficients of each row; None for
+            plans that recompute.
         keeps_residual: True if backward of one number, too, writes gradients from the residual; forward writes none.
         recomputes: True if backward of a value with dimensions leaves the residual out, because its gradients are found
             as fast from the operands.
         empty: True if there is nothing to compute, which is the reference's to do.
         takes_status: True if kernels take the address of the device's status words as the last scalar, to report bad
             data (labels out of range) there; ``reports`` if they do for this call, ``waits`` if the call waits for it.
-        fused_hvp: True if one kernel computes the value and the gradients of a derivative along tangents.
+        fused_hvp: True if one kernel computes the value and the gradients of a derivative along tangents;
+            ``has_product`` if another one leaves the value out.
         contracts: True if the value of a derivative along tangents has no kernel: it is `Engine.contracted`.
         always_written: The gradients that this kernel writes whether they are wanted or not.
         vanishing: The gradients of a derivative along tangents that are 0 wherever they exist, without a kernel.
@@ -165,6 +168,7 @@ class Plan(ABC):
     reports: bool = False
     waits: bool = False
     fused_hvp: bool = False
+    has_product: bool = False
     contracts: bool = False
     always_written: Wanted
     vanishing: Wanted

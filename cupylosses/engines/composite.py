@@ -15,7 +15,9 @@ from cupylosses.jit import compiler
 
 
 class CompositePlan(Plan):
-    """A plan that runs itself. ``arrays`` are those of the call, ``auxiliary`` the addresses of auxiliary outputs."""
+    """A plan that runs itself. ``arrays`` are those of the call, ``auxiliary`` the addresses of auxiliary outputs; of a
+    plan with a residual, its array is the last one.
+    """
 
     composite = True
 
@@ -26,7 +28,7 @@ class CompositePlan(Plan):
         arrays: Sequence[Any],
         scalars: Sequence[float],
         divisor: Divisor,
-        auxiliary: Sequence[int],
+        auxiliary: Sequence[Any],
     ) -> Any:
         """The value, reduced or not."""
 
@@ -63,7 +65,7 @@ class CompositePlan(Plan):
         scalars: Sequence[float],
         divisor: Divisor,
         wanted: Wanted,
-        residual: int,
+        residual: Any,
         grad_output: int,
         per_row: bool,
     ) -> list[Any]:

@@ -391,9 +391,14 @@ def _run(
 
 
 def residual(plan: Plan, device: Device) -> Any:
-    """A new array for the coefficients from which `from_residual` writes gradients."""
+    """A new array for what forward leaves for `from_residual`."""
     assert plan.residual is not None
     return device.empty(plan.residual.shape, plan.residual.strides, plan.residual.dtype)
+
+
+def passed(plan: Plan, device: Device, residual: Any) -> Any:
+    """The residual as the plan takes it: a composite plan may need the array, others its address."""
+    return residual if plan.composite else device.address(residual)
 
 
 def from_residual(
@@ -403,7 +408,7 @@ def from_residual(
     scalars: Sequence[float],
     divisor: Divisor,
     wanted: Wanted,
-    residual: int,
+    residual: Any,
     grad_output: int,
     per_row: bool,
     over: Any = None,
@@ -441,11 +446,14 @@ def hvp(
     if plan.composite:
         return plan.run_hvp(device, pointers, scalars, wanted, grad_output)
     if plan.fused_hvp:
-        value = device.empty(plan.shape, plan.strides, plan.result)
+        value, own = None, [grad_output]
+        alone = plan.has_product and not has_value
+        if not alone:
+            value = device.empty(plan.shape, plan.strides, plan.result)
+            own = [device.address(value), grad_output]
         wanted = tuple([w or a for w, a in zip(wanted, plan.always_written, strict=True)])
         changed, addresses = gradient_buffers(plan, device, wanted)
-        launcher = plan.launcher("hvp", wanted, divisor.counted)
-        own = device.address(value), grad_output
+        launcher = plan.launcher("product" if alone else "hvp", wanted, divisor.counted)
         launcher(device.stream(), *pointers, *addresses, *own, *scalars, *divisor.arguments)
         return value, changed
     launch = plan, device, pointers, scalars, divisor

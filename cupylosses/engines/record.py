@@ -164,6 +164,8 @@ class KernelRecorder:
             scalars = (*call.scalars, 0) if plan.takes_status else call.scalars
             launch = plan, self._device, self._operands(plan, call.arrays), scalars, plan.constant
             execute.hvp(*launch, wanted, 0, dense, has_value=False)
+            if plan.has_product:
+                execute.hvp(*launch, wanted, 0, dense)
 
     def _make(self, call: Call, wanted: Wanted | None, promoted: str, summed: bool) -> None:
         engine, device = call.loss.engine, self._device

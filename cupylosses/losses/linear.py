@@ -27,7 +27,8 @@ linear_cross_entropy = define_linear(
     module="LinearCrossEntropyLoss",
     notes=(
         "The logits exist in chunks of rows, whose gradient is written over them; backward computes nothing again "
-        "unless it is called twice or without a reduction. `max_memory` bounds the chunks."
+        "unless it is called twice or without a reduction. `max_memory` bounds the chunks. Logits of up to 4 MiB and "
+        "half of `max_memory` are kept for backward instead."
     ),
     source="E. Wijmans et al., Cut your losses in large-vocabulary language models, ICLR 2025.",
 )

@@ -306,6 +306,9 @@ struct DenseRowProgram {
                                : kRoom >= 2                                          ? 2
                                : kRoom == 1 && kKnown && kNarrow && Term_::kBalanced ? 1
                                                                                      : 0;
+  // True if neither the gradients nor the outputs need SumPass, and if there is a value (dense_second_derivatives.cuh).
+  static constexpr bool kSkipsSums = false;
+  static constexpr bool kValued = true;
   using Row = DenseRow<Compute, kSoftmaxes>;
 
   Term term;
@@ -769,19 +772,22 @@ struct SoftmaxVjp {
 // `Place` takes the gradients, as GradientsInMemory.
 template <bool kOnChip, class Program, class Place, class Compute = typename Program::Compute>
 struct GradientPass {
-  static constexpr bool kReadsTargets = true;
+  static constexpr bool kReadsTargets = !Program::kSkipsSums || Program::kValued;
   const Program& program;
   const typename Program::Row& row;
   const Place& place;
   bool active;
+  // The value of the row, to which Program::add_to_value adds.
+  Compute* value;
   SoftmaxVjp<Compute> of_logits, of_teacher;
 
   __device__ __forceinline__ GradientPass(const Program& program, const typename Program::Row& row, const Place& place,
-                                          bool active)
+                                          bool active, Compute* value = nullptr)
       : program(program),
         row(row),
         place(place),
         active(active),
+        value(value),
         of_logits(row.softmax[0], row.sums.grad_log_p, row.slope, row.factor * program.logit.common_slope()),
         of_teacher(row.softmax[Program::kSoftmaxes - 1], row.sums.grad_log_q, Compute(0),
                    row.factor * program.logit.common_slope()) {
@@ -799,7 +805,12 @@ struct GradientPass {
     }
     Compute raw[kVecSize], target[kVecSize];
     unpack(x, raw);
-    unpack(t, target);
+    if constexpr (kReadsTargets) {
+      unpack(t, target);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) target[i] = Compute(0);
+    }
     if constexpr (kOnChip && Program::kKnown) {
       evaluate_known(first, raw, target, grad_z, grad_t);
     } else {
@@ -849,8 +860,12 @@ struct GradientPass {
       const auto y = program.evaluate(row, z[i], Program::kTeacher ? second[i] : target[i], first + i);
       grad_z[i] = tangent_or_zero(y, 0);
       grad_t[i] = tangent_or_zero(y, 1);
+      if constexpr (Program::kSkipsSums) {
+        if constexpr (Program::kValued) Program::add_to_value(y.value, *value);
+        grad_z[i] *= of_logits.factor;
+      }
     }
-    if constexpr (Program::kInputGradient) of_logits.apply(program.logit, z, grad_z);
+    if constexpr (Program::kInputGradient && !Program::kSkipsSums) of_logits.apply(program.logit, z, grad_z);
     if constexpr (Program::kTeacher && Program::kTargetGradient) of_teacher.apply(program.logit, second, grad_t);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
@@ -1018,16 +1033,23 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       }
     }
     Sums sum_pass{program, row};
-    if constexpr (kKept > 0) {
+    if constexpr (Program::kSkipsSums) {
+#pragma unroll
+      for (int i = 0; i < Program::kSoftmaxes; ++i) {
+        row.sums.value += row.softmax[i].max_logit - row.softmax[i].max_logit;
+      }
+    } else if constexpr (kKept > 0) {
       classes.template for_each_kept<kKept>(sum_pass);
     } else if constexpr (kGradient) {
       classes.for_each(sum_pass);
     } else {
       classes.final_pass(sum_pass);
     }
-    group_reduce_sums<Sums>(group, row.sums, sync);
+    if constexpr (!Program::kSkipsSums) group_reduce_sums<Sums>(group, row.sums, sync);
   }
-  program.finish(row, offset, classes.active, exists && group.thread_rank() == 0);
+  const bool first = exists && group.thread_rank() == 0;
+  constexpr bool kAddsLast = Program::kSkipsSums && Program::kValued;
+  program.finish(row, offset, classes.active, first && !kAddsLast);
   if constexpr (kGradient) {
     // As in resident_rows.cuh: a narrower gradient lies over logits that other lanes read.
     if constexpr (Program::kInPlace && !Group::kMultiWarp) __syncwarp();
@@ -1041,8 +1063,15 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     } else if constexpr (Classes::kPlacesGradients) {
       classes.final_pass_all(GradientPass<kOnChip, Program, Classes>(program, row, classes, classes.active));
     } else {
+      Compute value = Compute(0);
       classes.final_pass_all(
-          GradientPass<kOnChip, Program, GradientsInMemory<Program>>(program, row, memory, classes.active));
+          GradientPass<kOnChip, Program, GradientsInMemory<Program>>(program, row, memory, classes.active, &value));
+      if constexpr (kAddsLast) {
+        DenseSums<Compute> sums{value, Compute(0), Compute(0)};
+        group_reduce_sums<SumPass<false, kOnChip, 0, Program>>(group, sums, sync);
+        row.sums.value += sums.value;
+        program.finish(row, offset, classes.active, first);
+      }
     }
   }
   return row.value;

@@ -1,10 +1,11 @@
 // Second derivatives for dense targets, as second_derivatives.cuh for class indices: tangents v of the logits and w of
 // the targets (or of a teacher's logits). Either may be missing.
 //
-//   jvp    sum over c of v_c dL/dx_c + w_c dL/dt_c                    per row
+//   jvp    sum over c of v_c dL/dx_c + w_c dL/dt_c                    per row, if kValued
 //   hvp    grad_output times the tangents of dL/dx_c and dL/dt_c along v and w together
 //
-// Steps and ownership are those of dense_rows.cuh, on nested numbers. What is added and written for each class besides
+// Steps and ownership are those of dense_rows.cuh, on nested numbers. If the derivatives h_1 of a term sum to 0,
+// nothing but the jvp is a sum of terms, and the last pass adds it. What is added and written for each class besides
 // its term is written out for them, as in hvp_rows.cuh:
 //
 //   S' = sum of e_c u_c                          e_c = exp(z_c - m),  u_c = z_c' - m'        m: the largest logit
@@ -110,14 +111,19 @@ struct SoftmaxVjp<NestedDual<T>> {
 
 // The program of these rows. Base: a DenseRowProgram that computes on NestedDual.
 // kInputMoves, kTargetMoves: the operand has tangents.
-template <class Base, bool kInputMoves, bool kTargetMoves>
+template <class Base, bool kInputMoves, bool kTargetMoves, bool kValued_>
 struct DenseHvpProgram : Base {
   using Number = typename Base::Compute;
   using Input = WithTangent<typename Base::Input, kInputMoves>;
   using Target = WithTangent<typename Base::Target, kTargetMoves>;
+  static constexpr bool kValued = kValued_;
+  static constexpr bool kSkipsSums = Base::Term::kBalanced && Base::kInputGradient && !Base::kTargetGradient;
   const typename Base::Input* tangents;
   const typename Base::Target* target_tangents;
 
+  static __device__ __forceinline__ void add_to_value(Number of_class, Number& value) {
+    value.tangent += of_class.tangent;
+  }
   __device__ __forceinline__ auto logits(const int64 (&offset)[kRowStreams]) const {
     return with_tangent<kInputMoves>(Base::logits(offset), Base::step(), tangents, offset[kGradients],
                                      this->space.class_stride[kGradients]);

@@ -1,5 +1,5 @@
 // Rows in registers, of few contiguous classes: a lane takes a row, and its warp moves many rows together. Value and
-// gradient of softmax.cuh, by register_rows.cuh.
+// gradient of softmax.cuh, by register_rows.cuh; by rolled_rows.cuh if more is computed of many classes than a loss.
 //
 //   32 kRows rows of kClasses classes = one contiguous stretch per warp, a tile; lane l takes its rows l, 32 + l, ...
 //
@@ -15,6 +15,7 @@
 // other without gaps, logits and gradients, which begin at multiples of their words.
 #pragma once
 #include "softmax/register_rows.cuh"
+#include "softmax/rolled_rows.cuh"
 
 // The rows of a lane in shared memory: the first one, the others kWarp rows apart. kAligned: the tile begins at a
 // multiple of 16 bytes, so a row may be read in words.
@@ -261,6 +262,8 @@ struct PackedReader {
         __syncwarp();
         const LoadedRows<Place, Storage> loaded{place, x};
         total = visit_register_rows<kGradient>(program, loaded, labels, scale, count_of(here), ahead);
+      } else if constexpr ((Program::kCapped || Program::kSmoothed) && kRows == 1 && kClasses > kMaxKept) {
+        total = visit_rolled_row<kGradient>(program, place, labels, scale, count_of(here), ahead);
       } else {
         total = visit_register_rows<kGradient>(program, place, labels, scale, count_of(here), ahead);
       }

@@ -38,13 +38,10 @@ struct ExpSlopeProducts<Compute, Pack<Storage, kVecSize>> {
                                                   int half) {
     Compute raw[kVecSize], z[kVecSize], slopes[kVecSize], e[kVecSize];
     unpack(load_words(slot), raw);
-    program.logit.evaluate(raw, z, slopes);
+    program.logit.exponential_value_slope(raw, max_logit, e, z, slopes);
     Pack<Compute, kVecSize> products;
 #pragma unroll
-    for (int i = 0; i < kVecSize; ++i) {
-      e[i] = program.logit.exponential_of(z[i], max_logit);
-      products.element[i] = e[i] * slopes[i];
-    }
+    for (int i = 0; i < kVecSize; ++i) products.element[i] = e[i] * slopes[i];
 #pragma unroll
     for (int i = 0; i < kHalves; ++i) slot[i * half] = load_words(reinterpret_cast<const P*>(&products) + i);
     if (target >= 0) {

@@ -334,25 +334,27 @@ __device__ __forceinline__ void store_gradient(const Program& program, Pointer t
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) g[i] = Compute(0);
   } else {
-    Compute raw[kVecSize], z[kVecSize], slopes[kVecSize];
+    Compute raw[kVecSize], e[kVecSize], z[kVecSize], slopes[kVecSize];
     unpack(x, raw);
-    if constexpr (Program::kCapped) program.logit.evaluate(raw, z, slopes);
+    program.logit.exponential_value_slope(raw, grad_coeffs.max_logit, e, z, slopes);
     Compute w[kVecSize];
     if constexpr (Program::kSmoothed) program.weights_of(first, w);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      Compute slope = Compute(1);
-      if constexpr (Program::kCapped) {
-        slope = slopes[i];
-        g[i] = program.logit.exponential_of(z[i], grad_coeffs.max_logit);
+      g[i] = kKeepsExponentials ? raw[i] : e[i];
+      if constexpr (Program::kKeepsProducts) g[i] *= slopes[i];
+      if constexpr (Program::kSmoothed) {
+        g[i] = scalar_fma(g[i], grad_coeffs.exp_coeff, -grad_coeffs.weight_coeff * w[i]);
       } else {
-        g[i] = kKeepsExponentials ? raw[i] : program.logit.exponential(raw[i], grad_coeffs.max_logit);
+        g[i] *= grad_coeffs.exp_coeff;
       }
-      if constexpr (Program::kKeepsProducts) g[i] *= slope;
-      g[i] *= grad_coeffs.exp_coeff;
-      if constexpr (Program::kSmoothed) g[i] -= grad_coeffs.weight_coeff * w[i];
-      if constexpr (!Program::kKeepsProducts) g[i] = (i == target ? grad_coeffs.target : g[i]) * slope;
-      if (Program::kKeepsProducts && i == target) g[i] = grad_coeffs.target * slope;
+      if constexpr (!Program::kKeepsProducts) g[i] *= slopes[i];
+    }
+    if (target >= 0) {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        if (i == target) g[i] = grad_coeffs.target * slopes[i];
+      }
     }
   }
   store_pack<kVecSize>(to, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
@@ -365,19 +367,17 @@ __device__ __forceinline__ void add_classes(const Program& program, int64 first,
                                             Compute max_logit, const Pack<typename Program::Input, kVecSize>& x,
                                             RowSums<Compute, Program::kSmoothed>& sums,
                                             Pack<Compute, kVecSize>* exponentials = nullptr) {
-  Compute raw[kVecSize], of_class[kVecSize], e[kVecSize];
+  Compute raw[kVecSize], of_class[kVecSize], e[kVecSize], slopes[kVecSize];
   unpack(x, raw);
-  if constexpr (Program::kSmoothed || Program::kCapped) program.logit.values_of(raw, of_class);
+  program.logit.exponential_value_slope(raw, max_logit, e, of_class, slopes);
   Compute w[kVecSize];
   if constexpr (Program::kSmoothed) program.weights_of(first, w);
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
-    e[i] = Program::kCapped ? program.logit.exponential_of(of_class[i], max_logit)
-                            : program.logit.exponential(raw[i], max_logit);
     if constexpr (Program::kSmoothed) {
       // Capped logits are finite, or the row is NaN.
-      const Compute gap = w[i] * (z - of_class[i]);
-      sums.weighted_gap += !Program::kCapped && w[i] == Compute(0) ? Compute(0) : gap;
+      const Compute gap = z - of_class[i], shorter = !Program::kCapped && w[i] == Compute(0) ? Compute(0) : gap;
+      sums.weighted_gap = scalar_fma(w[i], shorter, sums.weighted_gap);
       // Without class weights finish() knows the sum.
       if constexpr (Program::kWeighted) sums.weight_sum += w[i];
     }

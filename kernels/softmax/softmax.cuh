@@ -51,11 +51,14 @@ __device__ __forceinline__ Compute scaled_logit(Compute scale, Compute x) {
 //   z = softcap (1 - 2 r) sign(x)               dz/dx = 4 scale r (1 - r)
 //
 // r keeps its digits however far x is beyond the cap, and so does the slope; tanh u keeps them near 0. In 16 bits an
-// error of 2^-22 of the softcap does not count. Doubles have no polynomial.
+// error of 2^-22 of the softcap does not count; an exponential then takes z / softcap, which saves a product. Doubles
+// have no polynomial.
 template <class Compute, bool kCapped_>
 struct Logit {
   static constexpr bool kCapped = kCapped_;
   static constexpr bool kHasPolynomial = kSameType<Compute, float>;
+  // True if capped logits are evaluated without their factor, the softcap.
+  static constexpr bool kUnitary = kHasPolynomial && kNarrow;
   Compute scale;
   Compute softcap;
   Compute ratio;  // 2 scale / softcap
@@ -65,7 +68,7 @@ struct Logit {
       : scale(static_cast<Compute>(scale)),
         softcap(static_cast<Compute>(softcap)),
         ratio(kCapped ? static_cast<Compute>(2.0 * scale / softcap) : Compute(0)),
-        reach(kCapped ? static_cast<Compute>((kNarrow ? 0.75 : 0.5) * softcap / scale) : Compute(0)) {
+        reach(kCapped ? static_cast<Compute>(0.5 * softcap / scale) : Compute(0)) {
   }
 
   __device__ __forceinline__ Compute value(Compute x) const {
@@ -92,7 +95,7 @@ struct Logit {
   }
   // dz/dx is common_slope() * slope(x): the first factor is the same for all logits.
   __device__ __forceinline__ Compute common_slope() const {
-    return kCapped ? Compute(4) * scale : scale;
+    return scale;
   }
   __device__ __forceinline__ Compute slope(Compute x) const {
     if constexpr (kCapped) {
@@ -107,8 +110,10 @@ struct Logit {
   __device__ __forceinline__ void exponential_value_slope(Compute x, Compute max_logit, Compute& power, Compute& z,
                                                           Compute& slope) const {
     if constexpr (kCapped) {
-      evaluate<kNear>(x, z, slope);
-      power = exponential_of(z, max_logit);
+      Compute y;
+      evaluate_unit<kNear>(x, y, slope);
+      power = exponential_of_unit(y, max_logit);
+      z = of_unit(y);
     } else {
       power = exponential(x, max_logit);
       z = scale * x;
@@ -121,15 +126,27 @@ struct Logit {
                                                           const Compute (&max_logits)[kCount],
                                                           Compute (&powers)[kCount], Compute (&z)[kCount],
                                                           Compute (&slopes)[kCount]) const {
-    if constexpr (kCapped) evaluate(x, z, slopes);
+    Compute y[kCount];
+    if constexpr (kCapped) evaluate_units(x, y, slopes);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if constexpr (kCapped) {
-        powers[i] = exponential_of(z[i], max_logits[i]);
+        powers[i] = exponential_of_unit(y[i], max_logits[i]);
+        z[i] = of_unit(y[i]);
       } else {
         exponential_value_slope(x[i], max_logits[i], powers[i], z[i], slopes[i]);
       }
     }
+  }
+  // Of several logits of one row.
+  template <int kCount>
+  __device__ __forceinline__ void exponential_value_slope(const Compute (&x)[kCount], Compute max_logit,
+                                                          Compute (&powers)[kCount], Compute (&z)[kCount],
+                                                          Compute (&slopes)[kCount]) const {
+    Compute max_logits[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) max_logits[i] = max_logit;
+    exponential_value_slope(x, max_logits, powers, z, slopes);
   }
   // True if the polynomial serves all logits, given the largest magnitude; NaN is near. Without a cap none needs it.
   __device__ __forceinline__ bool is_near(Compute largest) const {
@@ -139,35 +156,16 @@ struct Logit {
   // many logits side by side, and a branch for each made rows in registers five times slower.
   template <bool kNear = false>
   __device__ __forceinline__ void evaluate(Compute x, Compute& value, Compute& slope) const {
-    if constexpr (kNear && kHasPolynomial) {
-      evaluate_near(x, value, slope);
-    } else {
-      evaluate_far(x, value, slope);
-      if constexpr (kHasPolynomial) {
-        Compute near, near_slope;
-        evaluate_near(x, near, near_slope);
-        const bool is_far = scalar_abs(x) > reach;
-        value = is_far ? value : near;
-        slope = is_far ? slope : near_slope;
-      }
-    }
+    evaluate_unit<kNear>(x, value, slope);
+    value = of_unit(value);
   }
   // Of several logits, with the bits of each alone: usually all are near, and nothing else is computed.
   template <int kCount>
   __device__ __forceinline__ void evaluate(const Compute (&x)[kCount], Compute (&values)[kCount],
                                            Compute (&slopes)[kCount]) const {
-    if constexpr (kHasPolynomial && kCount > 1) {
-      Compute largest = Compute(0);
+    evaluate_units(x, values, slopes);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) largest = max_ignoring_nan(largest, scalar_abs(x[i]));
-      if (is_near(largest)) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) evaluate<true>(x[i], values[i], slopes[i]);
-        return;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) evaluate(x[i], values[i], slopes[i]);
+    for (int i = 0; i < kCount; ++i) values[i] = of_unit(values[i]);
   }
   // With or without a cap.
   template <int kCount>
@@ -212,13 +210,51 @@ struct Logit {
   }
 
  private:
+  // A capped logit and its exponential, given y: z over the softcap if kUnitary, otherwise z.
+  __device__ __forceinline__ Compute of_unit(Compute y) const {
+    return kUnitary ? softcap * y : y;
+  }
+  __device__ __forceinline__ Compute exponential_of_unit(Compute y, Compute max_logit) const {
+    if constexpr (kUnitary) return exp2_ftz(fmaf(y, softcap * kLog2E, -max_logit * kLog2E));
+    return exponential_of(y, max_logit);
+  }
+  template <bool kNear>
+  __device__ __forceinline__ void evaluate_unit(Compute x, Compute& value, Compute& slope) const {
+    if constexpr (kNear && kHasPolynomial) {
+      evaluate_near(x, value, slope);
+    } else {
+      evaluate_far(x, value, slope);
+      if constexpr (kHasPolynomial) {
+        Compute near, near_slope;
+        evaluate_near(x, near, near_slope);
+        const bool is_far = scalar_abs(x) > reach;
+        value = is_far ? value : near;
+        slope = is_far ? slope : near_slope;
+      }
+    }
+  }
+  template <int kCount>
+  __device__ __forceinline__ void evaluate_units(const Compute (&x)[kCount], Compute (&values)[kCount],
+                                                 Compute (&slopes)[kCount]) const {
+    if constexpr (kHasPolynomial && kCount > 1) {
+      Compute largest = Compute(0);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) largest = max_ignoring_nan(largest, scalar_abs(x[i]));
+      if (is_near(largest)) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) evaluate_unit<true>(x[i], values[i], slopes[i]);
+        return;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) evaluate_unit<false>(x[i], values[i], slopes[i]);
+  }
   __device__ __forceinline__ void evaluate_near(float x, float& value, float& slope) const {
     float tanh;
     if (kNarrow) {
-      // tanh u for |u| <= 3/4, to 2^-22.
+      // tanh u for |u| <= 1/2, to 2^-22.9.
       const float u = x * (0.5f * ratio), w = u * u;
-      tanh = u * scalar_polynomial(w, 0.999997199f, -0.333230764f, 0.132260919f, -0.0492804497f, 0.0123188337f);
-      value = softcap * tanh;
+      value = tanh = u * scalar_polynomial(w, 0.999997676f, -0.333206552f, 0.131451457f, -0.0433724837f);
     } else {
       // tanh u / u - 1 for |u| <= 1/2, to a quarter of a unit in the last place of z before it is rounded.
       const float t = ratio * x, w = t * t, linear = scale * x, half = 0.5f * t;
@@ -226,7 +262,7 @@ struct Logit {
       value = fmaf(linear * w, excess, linear);
       tanh = fmaf(half * w, excess, half);
     }
-    slope = fmaf(-0.25f * tanh, tanh, 0.25f);
+    slope = fmaf(-tanh, tanh, 1.0f);
   }
   __device__ __forceinline__ void evaluate_far(Compute x, Compute& value, Compute& slope) const {
     if constexpr (kSameType<Compute, float>) {
@@ -238,14 +274,15 @@ struct Logit {
         const float inverse = reciprocal_ftz(one_and_e), rough = e * inverse;
         r = fmaf(fmaf(-rough, one_and_e, e), inverse, rough);
       }
-      value = with_sign_of(fmaf(r, -2.0f * softcap, softcap), x);
-      slope = fmaf(-r, r, r);
+      const float size = kUnitary ? 1.0f : softcap, r4 = 4.0f * r;
+      value = with_sign_of(fmaf(r, -2.0f * size, size), x);
+      slope = fmaf(-r4, r, r4);
     } else {
       const Compute t = scalar_abs(ratio * x), e = scalar_exp(-t);
       const Compute inverse = scalar_divide_closely(Compute(1), Compute(1) + e);
       const Compute tanh = scalar_divide_closely(kNarrow ? Compute(1) - e : scalar_complement(t, e), Compute(1) + e);
       value = with_sign_of(softcap * tanh, x);
-      slope = e * inverse * inverse;
+      slope = Compute(4) * (e * inverse * inverse);
     }
   }
 };

@@ -16,7 +16,8 @@ template <int kVecSize, int kVectors>
 struct TwoPassDense {
   template <class Program, class Group>
   struct Classes {
-    static constexpr bool kContiguous = true;
+    // Second derivatives also take single classes that lie apart.
+    static constexpr bool kContiguous = kVecSize > 1;
     static constexpr bool kPlacesGradients = false;
     static constexpr bool kOnChip = false;
     static constexpr int kRoom = 0;

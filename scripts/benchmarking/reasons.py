@@ -15,19 +15,20 @@ def _faster_copy(h200: float, limit: float, h100: float) -> str:
 #: backward, if nothing else is said, such as an H200; docs/performance.md has the tables.
 REASONS: dict[tuple[str, ...], str] = {
     ("options", "671088x100", "forward+backward, softcap"): (
-        "a lane keeps 100 products in 255 registers, so that eight warps run where plain rows have twelve: 0.166; with "
-        "168 registers, which spill, 0.185; a row shared by lanes 0.335"
+        "both passes evaluate each capped logit, some 30 instructions, from shared memory: 0.138; with 100 products in "
+        "the 168 registers of a lane, and 100 KB of code, 0.169; a row shared by lanes 0.335"
     ),
     ("options", "671088x100", "softcap=30.0 gamma"): (
-        "both passes evaluate each capped logit, in 13,000 instructions and 255 registers: 0.364; with 168 registers "
-        "0.894; a row shared by lanes 0.434"
+        "both passes evaluate each capped logit and load its weight: 0.186; in 255 registers of a lane, which spill, "
+        "0.404; a row shared by lanes 0.434"
     ),
     ("options", "8192x32000", "forward+backward, softcap"): (
-        "200 instructions for a vector of eight logits, and products of 4 bytes in shared memory, so that two blocks "
-        "share a row: 0.449; with three blocks per multiprocessor, which spill, 0.503"
+        "arithmetic of the caps, and products of 4 bytes in shared memory, so that two blocks share a row: 0.423; "
+        "computed again for the gradient, without products, as fast"
     ),
     ("options", "8192x32000", "softcap=30.0 gamma"): (
-        "as with the cap alone, and weights: 0.589; with three blocks per multiprocessor 0.618; rows in registers 0.886"
+        "as with the cap alone, twice, and weights: 0.521, which meets the bar on an H100; with three blocks per "
+        "multiprocessor, before the shorter polynomial, 0.618; rows in registers 0.886"
     ),
     ("classes apart", "distillation_loss"): (
         "kernels of an H200: the loss of contiguous rows 0.213, three copies by tiles, of both operands and the "

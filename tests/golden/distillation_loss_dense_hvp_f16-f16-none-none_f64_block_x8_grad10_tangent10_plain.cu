@@ -33,7 +33,7 @@ struct Penalty {
 
 using Result = double;
 using Space = RowSpace<1>;
-using Program = DenseHvpProgram<DenseRowProgram<Term, Penalty, Space, half_t, half_t, Absent, Absent, double, true, false, true, false>, true, false>;
+using Program = DenseHvpProgram<DenseRowProgram<Term, Penalty, Space, half_t, half_t, Absent, Absent, double, true, false, true, false>, true, false, true>;
 using Compute = Program::Compute;
 using Reader = DenseReader<TwoPassDense<8, 1>>;
 

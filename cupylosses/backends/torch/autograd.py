@@ -110,8 +110,9 @@ def _computed(
     if torch.is_grad_enabled():  # create_graph=True
         call = call._replace(static=plan.static._replace(out_dtype=plan.result))
         if not divisor.known:  # kernels find it, formulas do not
-            located, now, _ = _located(plan, call, arrays, pointers)
-            divisor = execute.denominator(located, device, now, of_call, found=True)
+            located, now, there = _located(plan, call, arrays, pointers)
+            read: Sequence[Any] = there if located.composite else now
+            divisor = execute.denominator(located, device, read, of_call, found=True)
         return transforms.gradients(call, divisor.value, grad_output, wanted)
     if upstream is None:
         return formulas.gradients(call, grad_output, wanted)
@@ -125,7 +126,8 @@ def _computed(
     if plan.single_use:
         del ctx.residual
     over = arrays[0].detach() if plan.overwrites else None
-    found = execute.from_residual(*launch, residual.data_ptr(), grad_output.data_ptr(), strides is not None, over)
+    left = execute.passed(plan, device, residual)
+    found = execute.from_residual(*launch, left, grad_output.data_ptr(), strides is not None, over)
     if over is not None:
         # Other nodes of the graph may have saved the array, as tanh saves its result: their backward raises now.
         increment_version(over)
@@ -145,13 +147,13 @@ def _located(
     return plan, now, tuple(found)
 
 
-def _with_residual(ctx: Any, launch: Launch) -> Sequence[int]:
+def _with_residual(ctx: Any, launch: Launch) -> Sequence[Any]:
     """The auxiliary outputs with the residual, which backward finds in the context."""
     plan, device, auxiliary = launch[0], launch[1], launch[6]
     if plan.residual is None or plan.recomputes:
         return auxiliary
     ctx.residual = execute.residual(plan, device)
-    return (*(auxiliary or plan.no_auxiliary)[:-1], ctx.residual.data_ptr())
+    return (*(auxiliary or plan.no_auxiliary)[:-1], execute.passed(plan, device, ctx.residual))
 
 
 def _of_composite(ctx: Any, launch: Launch) -> Launch:

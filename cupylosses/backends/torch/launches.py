@@ -37,7 +37,7 @@ def normalizer_of(call: Call, device: TorchDevice) -> Any:
     return double(normalizer, device.device)
 
 
-def auxiliary(plan: Plan, device: TorchDevice, residual: bool = False) -> tuple[list[Any], list[int]]:
+def auxiliary(plan: Plan, device: TorchDevice, residual: bool = False) -> tuple[list[Any], list[Any]]:
     """New arrays for the auxiliary outputs, None for those that are not asked for; and their addresses. The last is the
     residual, of plans that have one.
     """
@@ -45,7 +45,10 @@ def auxiliary(plan: Plan, device: TorchDevice, residual: bool = False) -> tuple[
     for spec in plan.auxiliary:
         asked = spec is not None and (residual or spec is not plan.residual)
         arrays.append(device.empty(spec.shape, spec.strides, spec.dtype) if spec and asked else None)
-    return arrays, [0 if x is None else x.data_ptr() for x in arrays]
+    addresses: list[Any] = [0 if x is None else x.data_ptr() for x in arrays]
+    if residual and plan.residual is not None:
+        addresses[-1] = execute.passed(plan, device, arrays[-1])
+    return arrays, addresses
 
 
 def outputs(call: Call, plan: Plan, value: torch.Tensor, arrays: Sequence[Any]) -> list[torch.Tensor]:
@@ -141,7 +144,8 @@ def gradients(
     launch = plan, device, pointers, scalars, divisor, wanted
     if residual is not None:
         residual = residual.contiguous()
-        return execute.from_residual(*launch, residual.data_ptr(), grad_output.data_ptr(), strides is not None)
+        left = execute.passed(plan, device, residual)
+        return execute.from_residual(*launch, left, grad_output.data_ptr(), strides is not None)
     return execute.gradients(*launch, grad_output.data_ptr(), strides)
 
 

@@ -149,10 +149,17 @@ class ChunkedPlan(CompositePlan):
         return [None if self.adds and i == 1 else x for i, x in enumerate(gradients)]
 
     def sweep(
-        self, device: Device, arrays: Sequence[Any], gradients: Sequence[Any], launch: Launch, onto: bool = False
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        gradients: Sequence[Any],
+        launch: Launch,
+        onto: bool = False,
+        kept: Any = None,
     ) -> None:
         """All chunks: their logits, ``launch``, and the products for ``gradients``, of which there is one per array or
-        None; empty if the row kernel writes no gradient. That of the weight is added ``onto`` what is there.
+        None; empty if the row kernel writes no gradient. That of the weight is added ``onto`` what is there. The logits
+        of a single chunk are left in ``kept``, from which gradients are written.
         """
         at, biased = self.at, "linear_bias" in self.at
         inputs = device.matrix(arrays[0], self.rows, self.depth)
@@ -169,8 +176,12 @@ class ChunkedPlan(CompositePlan):
         if widened:
             total = device.empty((self.classes, self.depth), (self.depth, 1), self.accumulated)
         sums = device.empty((self.classes,), (1,), "float64") if of_bias is not None else None
-        workspace = device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.logits)
-        narrowed, pitch, differs = workspace, self.pitch, bool(gradients) and self.logits != self.input.dtype
+        found, separate = kept is not None and bool(gradients), self.separate or kept is not None
+        workspace = kept
+        if kept is None:
+            workspace = device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.logits)
+        narrowed, pitch = workspace, self.pitch
+        differs = found or (bool(gradients) and self.logits != self.input.dtype)
         if differs and self.overlays:
             narrowed, pitch = device.viewed(workspace, self.input.dtype), 2 * self.pitch
         elif differs:
@@ -184,9 +195,10 @@ class ChunkedPlan(CompositePlan):
                 seen, logits = rows, device.corner(workspace, rows, self.classes)
                 of_logits = logits if narrowed is workspace else device.corner(narrowed, rows, self.classes)
                 turned = device.transposed(of_logits)
-            device.matmul(part, transposed, logits, bias)
-            launch(i, first, rows, place, apart if differs and self.separate else place)
-            if differs and not self.overlays and not self.separate:
+            if not found:
+                device.matmul(part, transposed, logits, bias)
+            launch(i, first, rows, place, apart if differs and separate else place)
+            if differs and not self.overlays and not separate:
                 count = rows * self.pitch
                 self.kernel("narrow", self.logits, self.input.dtype, self.grid(count))(stream, place, apart, count)
             if of_input is not None:

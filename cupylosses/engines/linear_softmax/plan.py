@@ -6,6 +6,7 @@ gradient of its logits over them, and a matrix product for each gradient that is
     stage                products per chunk      when
     value                1                       without gradients, or of a value per row
     value and gradients  1 to 3                  forward of a reduced loss, for the expected grad_output
+    from residual        none to 2               backward, where the logits of forward were kept
     rescale              none                    backward, where another grad_output than the expected one arrives
     gradients            1 to 3                  backward of a value per row, and every later backward
 
@@ -14,6 +15,10 @@ gradients, which get a grad_output per row.
 
 Nothing but the workspace of one chunk, and what accumulates the gradient of the weight, is allocated besides the
 results. The order of additions follows from the sizes.
+
+Of small layers launches take most of the time. If all logits fit in a chunk of ``KEPT_BYTES``, forward keeps them as
+its residual: their row kernels take the true ``grad_output``, add the losses and divide them, as those of logits that a
+user computed, and neither the divisor nor the expected ``grad_output`` takes a launch.
 """
 
 from __future__ import annotations
@@ -36,6 +41,8 @@ from cupylosses.engines.softmax.plan import CountingPlan, SoftmaxPlan
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 
+#: Bytes of logits that forward keeps for backward.
+KEPT_BYTES = 4 << 20
 #: Positions in the memory of a call: the grad_output that gradients were written for, then the shares of the chunks.
 _USED, _SHARES = 0, 1
 
@@ -131,6 +138,8 @@ class LinearPlan(ChunkedPlan):
 
     loss: LinearSoftmaxLoss
     static: Static
+    #: False of plans whose divisor is another plan's.
+    may_keep: ClassVar[bool] = True
 
     def __init__(
         self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
@@ -176,6 +185,21 @@ class LinearPlan(ChunkedPlan):
             if self.overlays:
                 layout = self._inner(0, self.chunk_rows, "sum", "float64").layout
                 self.overlays = layout.kind in WideLogitsSpec.kinds
+            if self._can_keep():
+                self._keep()
+
+    def _can_keep(self) -> bool:
+        """True if forward keeps its logits, of which there are few. Their gradient takes as much again."""
+        most = KEPT_BYTES if self.static.max_memory is None else min(KEPT_BYTES, self.static.max_memory // 2)
+        few = self.rows == self.chunk_rows and self.rows * self.pitch * ITEMSIZE[self.logits] <= most
+        return few and self.may_keep and self.token_weights is None and self.logits == self.input.dtype
+
+    def _keep(self) -> None:
+        self.residual, self.keeps_residual = contiguous(self.logits, (self.rows, self.pitch)), True
+        self.auxiliary = (*self.auxiliary, self.residual)
+        self.no_auxiliary = (0,) * len(self.auxiliary)
+        rows = self._inner(0, self.rows, self.static.reduction, self.result)
+        self.counted, self.self_counting = rows.counted, rows.self_counting
 
     # Plans of the chunks
 
@@ -236,6 +260,9 @@ class LinearPlan(ChunkedPlan):
         auxiliary: Sequence[int],
     ) -> Any:
         value = device.empty(self.shape, self.strides, self.result)
+        if self.residual is not None:
+            self._run_kept(device, arrays, scalars, divisor, value, auxiliary)
+            return value
         if self.token_weights is not None:
             losses = device.empty((self.rows,), (1,), self.compute)
             self._sweep(
@@ -262,6 +289,38 @@ class LinearPlan(ChunkedPlan):
         self._sweep(device, arrays, scalars, divisor, "unreduced", "none", self.result, own, auxiliary)
         return value
 
+    def _run_kept(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        value: Any,
+        auxiliary: Sequence[Any],
+    ) -> None:
+        *asked, kept = auxiliary or self.no_auxiliary
+        stage, own = "unreduced", self._stored_at(value, device)
+        if self.scalar:
+            stage, (_, workspaces) = "value", self._memory(device)
+            own = lambda i, chunk: (workspaces(chunk), device.address(value))  # noqa: E731
+        self._sweep(
+            device, arrays, scalars, divisor, stage, self.static.reduction, self.result, own, asked,
+            kept=None if type(kept) is int else kept,
+        )  # fmt: skip
+
+    def run_from_residual(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        wanted: Wanted,
+        residual: Any,
+        grad_output: int,
+        per_row: bool,
+    ) -> list[Any]:
+        return self.compute_gradients(device, arrays, scalars, divisor, wanted, grad_output, per_row, residual)
+
     def _stored_at(self, losses: Any, device: Device) -> Any:
         """The argument of each chunk's row kernel: where in an array of all rows its own losses go."""
         first, size = device.address(losses), ITEMSIZE[self.compute if self.token_weights else self.result]
@@ -277,7 +336,7 @@ class LinearPlan(ChunkedPlan):
         auxiliary: Sequence[int],
     ) -> tuple[Any, Any]:
         written = self.writable(wanted)
-        if True not in written or not self._expects:
+        if True not in written or not self._expects or self.residual is not None:
             return self.run_value(device, arrays, scalars, divisor, auxiliary), None
         value, gradients, memory = self.write_ahead(device, arrays, scalars, divisor, written, auxiliary)
         check = ScaledGradients(self, device, arrays, gradients, memory, written == wanted)
@@ -347,9 +406,16 @@ class LinearPlan(ChunkedPlan):
         wanted: Wanted,
         grad_output: int,
         per_row: bool,
+        kept: Any = None,
     ) -> list[Any]:
-        """The gradients for a ``grad_output``, from logits that are computed again."""
+        """The gradients for a ``grad_output``, from logits that forward has ``kept`` or that are computed again."""
         gradients = self.buffers_onto(device, arrays, wanted)
+        if self.residual is not None and not per_row:
+            self._sweep(
+                device, arrays, scalars, divisor, "verify_gradient", self.static.reduction, self.result,
+                lambda i, chunk: (grad_output, 0, 0), (), gradients, onto=self.adds, kept=kept,
+            )  # fmt: skip
+            return self.without_added(gradients)
         memory, _ = self._memory(device)
         used = device.address(memory)
         if not per_row:
@@ -368,7 +434,7 @@ class LinearPlan(ChunkedPlan):
             size = ITEMSIZE[self.result]
             self._sweep(
                 device, arrays, scalars, divisor, "gradient", "none", self.result,
-                lambda i, chunk: (grad_output + size * chunk.first,), (), gradients, onto=self.adds,
+                lambda i, chunk: (grad_output + size * chunk.first,), (), gradients, onto=self.adds, kept=kept,
             )  # fmt: skip
             return self.without_added(gradients)
         self._sweep(
@@ -414,6 +480,7 @@ class LinearPlan(ChunkedPlan):
         gradients: Sequence[Any] = (),
         then: tuple[str, Any] | None = None,
         onto: bool = False,
+        kept: Any = None,
     ) -> None:
         """All chunks with the row kernel of ``stage``, its ``own`` arguments, and products for ``gradients``, which
         another row kernel writes if one comes ``then``.
@@ -429,7 +496,7 @@ class LinearPlan(ChunkedPlan):
         scale = divisor.arguments if reduction != "none" else (1.0, 1.0)
 
         def launch(i: int, first: int, rows: int, place: int, of_logits: int) -> None:
-            written = [place] if gradients else []
+            written = [of_logits] if gradients else []
             if of_target is not None:
                 step = ITEMSIZE[self.target.dtype] * self.classes
                 written.append(device.address(of_target) + step * first)
@@ -446,13 +513,21 @@ class LinearPlan(ChunkedPlan):
                     *arguments(i, chunks[i]), *scalars, *scale,
                 )  # fmt: skip
 
-        self.sweep(device, arrays, gradients, launch, onto)
+        self.sweep(device, arrays, gradients, launch, onto, kept)
+
+
+class _PackedRows(LinearPlan):
+    """The plan of the rows that count."""
+
+    may_keep = False
 
 
 class PackedPlan(LinearPlan):
     """The plan of a call that leaves rows out of the products that do not count: copies of the others are packed, and
     their gradients spread over zeros. The host waits for the number of these rows.
     """
+
+    may_keep = False
 
     def _packed(self, device: Device, arrays: Sequence[Any]) -> tuple[Any, LinearPlan, list[Any]] | None:
         """The indices of the rows that count, their plan and their arrays; None if all or none of them count."""
@@ -472,7 +547,7 @@ class PackedPlan(LinearPlan):
                 packed[at[name]] = device.taken(whole, index)
                 tensors[at[name]] = contiguous(self.tensors[at[name]].dtype, shape)
         call = Call(self.loss, (), static._replace(skip_ignored=False, class_dim=1))
-        plan = LinearPlan(self.engine, call, tuple(tensors), self.promoted, self.machine)
+        plan = _PackedRows(self.engine, call, tuple(tensors), self.promoted, self.machine)
         return index, plan, packed
 
     def _spread(self, device: Device, gradients: list[Any], index: Any) -> list[Any]:
@@ -523,6 +598,7 @@ class PackedPlan(LinearPlan):
         wanted: Wanted,
         grad_output: int,
         per_row: bool,
+        kept: Any = None,
     ) -> list[Any]:
         # A grad_output per row is read where it lies, by all rows.
         found = None if per_row else self._packed(device, arrays)

@@ -113,10 +113,11 @@ class LinearLogProbPlan(ChunkedPlan):
         arrays: Sequence[Any],
         scalars: Sequence[float],
         divisor: Divisor,
-        auxiliary: Sequence[int],
+        auxiliary: Sequence[Any],
     ) -> Any:
         value = device.empty(self.shape, self.strides, self.result)
-        place, residual = device.address(value), next(iter(auxiliary), 0)
+        left = next(iter(auxiliary), 0)
+        place, residual = device.address(value), left if type(left) is int else device.address(left)
         self._run(device, arrays, scalars, "unreduced", (), lambda first: (residual and residual + self._left * first,
                                                                            place + self._stored * first))  # fmt: skip
         return value
@@ -128,15 +129,15 @@ class LinearLogProbPlan(ChunkedPlan):
         scalars: Sequence[float],
         divisor: Divisor,
         wanted: Wanted,
-        residual: int,
+        residual: Any,
         grad_output: int,
         per_row: bool,
     ) -> list[Any]:
         gradients = self.buffers_onto(device, arrays, wanted)
-        step = self._stored if per_row else 0
+        step, left = self._stored if per_row else 0, device.address(residual)
         self._run(
             device, arrays, scalars, "from_residual", gradients,
-            lambda first: (residual + self._left * first, grad_output + step * first, int(per_row)),
+            lambda first: (left + self._left * first, grad_output + step * first, int(per_row)),
         )  # fmt: skip
         return self.without_added(gradients)
 

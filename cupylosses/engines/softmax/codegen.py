@@ -22,6 +22,7 @@ from cupylosses.engines.softmax.layout import (
     LABEL_ONLY_RESIDENT,
     LABEL_ONLY_TILE_RESIDENT,
     PACKED_THREADS,
+    ROLLED_RESIDENT,
     SECOND_CLASSES,
     STREAMED_THREADS,
     STRIDED,
@@ -37,6 +38,7 @@ from cupylosses.engines.softmax.layout import (
     packed_buffers,
     packed_rows_of_lane,
     pipelined_threads,
+    rolled,
     strided_size,
     thread_per_row_blocks,
     thread_per_row_threads,
@@ -108,9 +110,10 @@ class SoftmaxKernel(Kernel):
     divisor of the sum is an argument, or lies on the device (``counted``), or is the number of rows that count, which
     the kernel finds itself (``self_counting``), or while it evaluates them (``tallies``). ``weight`` and ``mask`` are
     dtypes, or "" if the kernel reads none. ``gradients`` and ``has_tangent`` have an entry per operand: its gradient is
-    written, it has a tangent. ``in_place`` is the dtype of gradients that are written over the logits, or "". ``warps``
-    share a tile of columns, or are those of a block in which ``lanes`` share a row without gradients; a thread takes
-    rows of ``per_thread`` classes where these are a constant, and so many vectors of tiles of gradients.
+    written, it has a tangent; second derivatives leave the value out unless ``valued``. ``in_place`` is the dtype of
+    gradients that are written over the logits, or "". ``warps`` share a tile of columns, or are those of a block in
+    which ``lanes`` share a row without gradients; a thread takes rows of ``per_thread`` classes where these are a
+    constant, and so many vectors of tiles of gradients.
     """
 
     loss: SoftmaxLoss
@@ -127,6 +130,7 @@ class SoftmaxKernel(Kernel):
     flags: tuple[int, ...] = ()
     gradients: tuple[bool, ...] = ()
     has_tangent: tuple[bool, ...] = ()
+    valued: bool = True
     rank: int = 1
     smoothed: bool = False
     capped: bool = False
@@ -179,6 +183,7 @@ class SoftmaxKernel(Kernel):
             "gathered",
         )
         parts += [x.replace("_", "-") for x in switches if getattr(self, x)]
+        parts += [] if self.valued else ["no-value"]
         parts += [f"{self.warps}-warps"] if self.warps > 1 else []
         parts += [f"{self.per_thread}-per-thread"] if self.per_thread else []
         parts += [f"{self.lanes}-lanes"] if self.lanes else []
@@ -264,7 +269,7 @@ class SoftmaxKernel(Kernel):
             ],
             "gradient": [f"const {result}* grad_output"],
             "denominator": ["double* memory", "double* value"],
-            "hvp": [f"{result}* values", f"const {result}* grad_output"],
+            "hvp": [*[f"{result}* values"] * self.valued, f"const {result}* grad_output"],
         }[self.kind]
         scalars = []
         if self.kind != "denominator":
@@ -592,6 +597,8 @@ class _Indices:
             threads = thread_per_row_threads(classes, vec_size, size)
             return f"{threads}, {thread_per_row_blocks(threads, classes * vec_size * size * threads)}"
         if layout == "packed_rows":
+            if rolled(kernel.per_thread, kernel.smoothed or kernel.capped, kernel.shifted):
+                return f"{PACKED_THREADS}, {int(ROLLED_RESIDENT / PACKED_THREADS / fewer)}"
             return f"{PACKED_THREADS}"
         if layout == "columns":
             return f"{COLUMN_THREADS}, {COLUMN_RESIDENT // COLUMN_THREADS}"
@@ -655,7 +662,7 @@ class _Dense:
             f"                        {'mask' if kernel.mask else 'nullptr'}, {_logit(kernel)},",
             f"                        {given('values')}, {given('lse')}{tangents * second}}};",
         ]
-        moves = ", ".join([_bool(x) for x in kernel.has_tangent])
+        moves = ", ".join([_bool(x) for x in (*kernel.has_tangent, kernel.valued)])
         return f"DenseHvpProgram<{program}, {moves}>" if second else program, construct
 
     @staticmethod

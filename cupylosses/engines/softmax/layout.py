@@ -125,6 +125,11 @@ PACKED_CLASSES = 112
 PACKED_CLASSES_NARROW = 160
 #: Fewer classes of rows that consist of whole vectors, which few lanes of a warp share well.
 PACKED_CLASSES_WHOLE = 72
+#: Classes of rows that a lane keeps in registers if more is computed than a loss, at most, as ``kMaxKept`` of
+#: ``kernels/softmax/register_rows.cuh``; and threads that a multiprocessor runs of longer rows, which stay in shared
+#: memory.
+PACKED_CLASSES_HEAVY = 32
+ROLLED_RESIDENT = 640
 COLUMN_REGISTERS = 64
 #: Classes of columns that a lane takes alone, at most: with more, shared memory serves them better.
 COLUMN_CLASSES = 8
@@ -160,6 +165,8 @@ SECOND_THREADS = 1 << 16
 SECOND_CLASSES = 8
 #: Classes of rows that a thread takes alone though these are few: of each class it waits for memory.
 SECOND_FEW_CLASSES = 16
+#: Elements whose classes may lie apart though warps share rows, at most: copies of so few take longer.
+SECOND_APART = 1 << 16
 #: Threads of a block that are no unit of their own.
 THREADS = 256
 #: Layouts whose gradients are computed again from the logits, because that reads no more than a residual would; and all
@@ -339,6 +346,8 @@ def _in_registers(
         shifted = gradients.misalignment == 0 and vec_size < 16 // size
         each = packed_rows_of_lane(classes)
         units, resident = -(-rows // (WARP * each)), 65536 // packed_registers(classes)
+        if rolled(classes, heavy, shifted):
+            resident = ROLLED_RESIDENT // (2 if size == 8 else 1)
         few = packed_buffers(classes) > 1 or (units <= FEW_TILES and size <= 4)
         chunks = _chunks(units, WARP_CHUNKS if few else _most_chunks(resident))
         row = each * packed_pitch(classes * size) * packed_buffers(classes)
@@ -411,6 +420,11 @@ def packed_buffers(classes: int) -> int:
     way while one is evaluated. Tiles of a row per lane would pay more for that than they wait.
     """
     return 2 if packed_rows_of_lane(classes) > 1 else 1
+
+
+def rolled(classes: int, heavy: bool, shifted: bool) -> bool:
+    """True of contiguous rows that a lane reads from shared memory again, some classes at a time."""
+    return heavy and not shifted and classes > PACKED_CLASSES_HEAVY
 
 
 def packed_registers(classes: int) -> int:
@@ -609,7 +623,7 @@ def copied(
     if not softmax:
         return False
     if second and rows < MANY_ROWS and classes > SECOND_FEW_CLASSES:
-        return True
+        return rows * classes > SECOND_APART
     return classes * sum(x.itemsize for x in tensors[:read]) * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
 
 
@@ -897,7 +911,8 @@ def _read_again(
     """Kind, threads that share a row, and threads of a block and blocks of a cluster, where nothing stays on chip. Few
     rows are shared by more threads. ``size`` is that of the widest operand, in bytes.
     """
-    if not together or classes <= (FEW_CLASSES if rows >= MANY_ROWS else SECOND_FEW_CLASSES):
+    few = FEW_CLASSES if rows >= MANY_ROWS else SECOND_FEW_CLASSES
+    if classes <= few or not (together or rows * classes <= SECOND_APART):
         return "thread_per_row_two_pass", 1, THREADS, 1
     vectors, each, cluster = -(-classes // vec_size), VECTORS, 1
     while each > SECOND_VECTORS and rows * vectors < SECOND_THREADS * each:

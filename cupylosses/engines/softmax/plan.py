@@ -78,6 +78,7 @@ class SoftmaxPlan(Plan):
         self.differentiable = tuple([i < (1 if self.indices else 2) for i in range(len(tensors))])
         self.speculative = self.differentiable
         self.fused_hvp = bool(static.has_tangent)
+        self.has_product = self.fused_hvp and not self.indices
         if static.has_tangent and self.loss.affine and not self.loss.softmax:
             self.vanishing = self.differentiable
         # The kernel of class indices has no variant without the gradient.
@@ -220,6 +221,7 @@ class SoftmaxPlan(Plan):
         cluster, rank, words, vec_size, per_thread = x.cluster, x.rank, x.words, x.vec_size, x.per_thread
         blocks = softmax_layout.blocks(x, chunks, processors)
         forward, warps, lanes = stage in ("value", "unreduced"), 1, 0
+        valued, stage = stage != "product", "hvp" if stage == "product" else stage
         if forward and x.streamed and not self._once:
             layout, threads, shared, cluster = "streamed", x.streamed, 0, 1
             width = x.threads * x.cluster
@@ -266,7 +268,7 @@ class SoftmaxPlan(Plan):
         kernel = SoftmaxKernel(
             self.loss, stage, self.indices, layout, vec_size, input, target, weight, mask, self.result, self.compute,
             flags=() if self.indices else self.static.flags, gradients=wanted[: 1 if self.indices else 2],
-            has_tangent=self.static.has_tangent, rank=rank,
+            has_tangent=self.static.has_tangent, valued=valued, rank=rank,
             smoothed=self.indices and self.static.smoothed, capped=self.static.capped,
             plain=self.static.plain and stage != "denominator", counted=counted,
             self_counting=self.self_counting and not counted and stage in SELF_COUNTING_STAGES,

@@ -263,6 +263,8 @@ def _of_terms(loss: SoftmaxLoss, logits: TensorSpec, dim: int, fast: bool, chip:
         for wanted in choices:
             moved = _plan(loss, (logits, logits), dim, options, machine, setting, wanted)
             _launch(moved, "hvp", wanted, False)
+            if not every:
+                _launch(moved, "product", wanted, False)
             _launch(plan, "gradient", wanted, False)
             _launch(plan, "value_and_gradient", wanted, every)
             _launch(plan, "verify_gradient", wanted, every)
@@ -308,4 +310,6 @@ def structure(variant: SoftmaxKernel) -> Iterator[Hashable]:
     yield from kernel_and_layout(variant)
     yield from compiled_options(variant)
     yield variant.loss.name, variant.indices, variant.kind == "hvp"
-    yield from ((variant.indices, x, bool(getattr(variant, x))) for x in ("weight", "mask", "counted", "tallies"))
+    yield from (
+        (variant.indices, x, bool(getattr(variant, x))) for x in ("weight", "mask", "counted", "tallies", "valued")
+    )
