@@ -74,7 +74,7 @@ def _value_and_gradients(
     keeps = plan.single_use or plan.keeps_residual or not (plan.scalar or plan.recomputes)
     if plan.residual is not None and True in wanted and keeps:
         residual = execute.residual(plan, device)
-        left = execute.passed(plan, device, residual)
+        left = execute.residual_argument(plan, device, residual)
         value = execute.reduced_or_not(*launch, [*auxiliary[:-1], left])
         one = device.one(plan.result)
         over = call.arrays[0] if plan.overwrites else None

@@ -396,7 +396,7 @@ def residual(plan: Plan, device: Device) -> Any:
     return device.empty(plan.residual.shape, plan.residual.strides, plan.residual.dtype)
 
 
-def passed(plan: Plan, device: Device, residual: Any) -> Any:
+def residual_argument(plan: Plan, device: Device, residual: Any) -> Any:
     """The residual as the plan takes it: a composite plan may need the array, others its address."""
     return residual if plan.composite else device.address(residual)
 

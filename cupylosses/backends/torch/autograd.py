@@ -126,7 +126,7 @@ def _computed(
     if plan.single_use:
         del ctx.residual
     over = arrays[0].detach() if plan.overwrites else None
-    left = execute.passed(plan, device, residual)
+    left = execute.residual_argument(plan, device, residual)
     found = execute.from_residual(*launch, left, grad_output.data_ptr(), strides is not None, over)
     if over is not None:
         # Other nodes of the graph may have saved the array, as tanh saves its result: their backward raises now.
@@ -153,7 +153,7 @@ def _with_residual(ctx: Any, launch: Launch) -> Sequence[Any]:
     if plan.residual is None or plan.recomputes:
         return auxiliary
     ctx.residual = execute.residual(plan, device)
-    return (*(auxiliary or plan.no_auxiliary)[:-1], execute.passed(plan, device, ctx.residual))
+    return (*(auxiliary or plan.no_auxiliary)[:-1], execute.residual_argument(plan, device, ctx.residual))
 
 
 def _of_composite(ctx: Any, launch: Launch) -> Launch:

@@ -47,7 +47,7 @@ def auxiliary(plan: Plan, device: TorchDevice, residual: bool = False) -> tuple[
         arrays.append(device.empty(spec.shape, spec.strides, spec.dtype) if spec and asked else None)
     addresses: list[Any] = [0 if x is None else x.data_ptr() for x in arrays]
     if residual and plan.residual is not None:
-        addresses[-1] = execute.passed(plan, device, arrays[-1])
+        addresses[-1] = execute.residual_argument(plan, device, arrays[-1])
     return arrays, addresses
 
 
@@ -144,7 +144,7 @@ def gradients(
     launch = plan, device, pointers, scalars, divisor, wanted
     if residual is not None:
         residual = residual.contiguous()
-        left = execute.passed(plan, device, residual)
+        left = execute.residual_argument(plan, device, residual)
         return execute.from_residual(*launch, left, grad_output.data_ptr(), strides is not None)
     return execute.gradients(*launch, grad_output.data_ptr(), strides)
 
