@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,6 +68,30 @@ def test_the_first_launch_raises_what_the_compilation_did(kernels: list[Any], mo
         Loads(kernels[0], 5, 32, ())
     with pytest.raises(compiler.KernelError, match="no compiler"):
         second.launch(11, 13)
+
+
+def test_later_kernels_wait_until_the_first_one_has_passed_the_empty_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[str, str] = {}
+    cuda: Any = SimpleNamespace(compiler=SimpleNamespace(_empty_file_preprocess_cache=known))
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    monkeypatch.setattr(compiler, "_first_begun", threading.Lock())
+    monkeypatch.setattr(compiler, "_first_compiled", threading.Event())
+    passed = threading.Event()
+
+    def later() -> None:
+        with compiler._behind_the_first():
+            passed.set()
+
+    with compiler._behind_the_first():
+        thread = threading.Thread(target=later)
+        thread.start()
+        assert not passed.wait(0.05)
+        known["environment"] = "build of the compiler"
+        assert passed.wait(10)
+    thread.join()
+    known.clear()
+    later()  # Nor does it wait where the first one has failed.
 
 
 def test_a_first_loss_imports_no_graph_compiler() -> None:

@@ -507,6 +507,13 @@ def test_one_number_for_all_spreads_over_the_lanes() -> None:
     assert not pointwise_layout.sum_layout((4096, 4096), [(4096, 1), (0, 0)], (0, 0)).columns
 
 
+def test_lanes_do_not_leave_a_short_run_for_elements_far_away() -> None:
+    """Of 2240 x 1000 x 3 summed to 1000, three terms are near; 2240 others are not, but other outputs are."""
+    dense = (3000, 3, 1)
+    assert pointwise_layout.sum_layout((2240, 1000, 3), [dense, (0, 1, 0)], (0, 1, 0)).columns
+    assert not pointwise_layout.sum_layout((2240, 1000, 3), [dense, (1000, 1, 0)], (1000, 1, 0)).columns
+
+
 def test_dimension_words_are_padded_to_the_kernels_rank() -> None:
     words = dimension_words((5, 7), [(1, 5), (0, 1)], rank=4)
     assert words == [2, 5, 7, 1, 1, 1, 5, 0, 0, 0, 1, 0, 0]

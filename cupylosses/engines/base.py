@@ -272,7 +272,11 @@ class Plan(ABC):
     def allocation(self, slot: int) -> tuple[Any, ...]:
         """The arguments of `Device.empty` for the gradient of an array."""
         x = self.tensors[slot]
-        return x.shape, x.gradient.strides, x.dtype
+        return x.shape, self.gradient_strides(slot), x.dtype
+
+    def gradient_strides(self, slot: int) -> tuple[int, ...]:
+        """The strides of the gradient of an array."""
+        return self.tensors[slot].gradient.strides
 
     def buffers(self, wanted: Wanted) -> list[tuple[int, tuple[Any, ...]]]:
         """Slot and `allocation` of each wanted gradient."""

@@ -1043,7 +1043,7 @@ __host__ __device__ constexpr int flight() {
   constexpr int kFree = kMicroTile ? 1 : kTight ? kTightFree : kHalf ? kUnroll / 2 : kUnroll;
   constexpr bool kRoom =
       kNarrow && Program::Loss::kHeavy == 1 && (Program::Layout::kOuter == 0 || Program::Layout::kStrips);
-  constexpr int kElements = kWide ? 4 : kRoom ? 16 : 8;
+  constexpr int kElements = kWide ? (Program::kGathered ? 2 : 4) : kRoom ? 16 : 8;
   constexpr int kFew = Program::kVector < kElements ? kElements / Program::kVector : 1;
   constexpr int kMost = Program::Loss::kHeavy > 0 && kFew < kFree ? kFew : kFree;
   // Second derivatives of components leave no room for a second vector.

@@ -58,7 +58,7 @@ SUM_BLOCKS_PER_SM = 32
 #: Bytes that memory is read and written by at least.
 SECTOR = 32
 
-#: Elements by which an array counts as sparse.
+#: Elements whose sectors are counted, to tell whether an array is sparse, and which way a warp sums.
 _SAMPLE = 256
 
 #: Partial sums that a lane has in flight (``combine_sums``).
@@ -77,9 +77,15 @@ STRIPS = ("strips", "strips_of_planes")
 #: Layouts of one dimension in which some streams are gathered from other strides, by the number of their dimensions.
 GATHERED = ("gathered1", "gathered2", "gathered3", "gathered4")
 
-#: Chunks from which on streams are gathered: a warp each on the largest GPUs. Vectors leave fewer warps than single
-#: elements do, and with few of them the places take longer than rows.
-GATHERED_CHUNKS = MAX_CHUNKS
+#: Elements of a vector beside which others are gathered: the more there are, the more sectors a warp touches with each
+#: load, or store, of a gathered element. Where there is a chunk for each warp of the largest GPUs, fewer instructions
+#: for the places count more, but for gradients of four bytes and more that are stored so.
+GATHERED_AT_ONCE = 2
+GATHERED_AT_ONCE_OF_MANY = 4
+
+#: Elements below which streams are not gathered: 0 to 4 us of 12 to 26 would be gained. It keeps rows of single
+#: elements, which more dimensions need, within reach of small tests.
+GATHERED_ELEMENTS = 1 << 14
 
 #: Partial sums that strips may leave (doubles): of large operands more, a 512th of the elements or one for each sum.
 MAX_SUMS = 1 << 20
@@ -236,8 +242,12 @@ def gathered(found: Layout, streams: Sequence[Stream]) -> Layout | None:
     if not whole:
         return None
     flat = [streams[i] for i in whole]
-    vec_size = _widest((found.elements,), [(1,)] * len(flat), flat, True)
-    if vec_size == 1 or found.elements < GATHERED_CHUNKS * WARP * UNROLL[vec_size] * vec_size:
+    scattered = any(x == "gather" and not stream.read for x, stream in zip(access, streams, strict=True))
+    many = found.elements >= MAX_CHUNKS * WARP * UNROLL[GATHERED_AT_ONCE_OF_MANY] * GATHERED_AT_ONCE_OF_MANY
+    longer = many and not (scattered and max(x.itemsize for x in flat) > 2)
+    most = GATHERED_AT_ONCE_OF_MANY if longer else GATHERED_AT_ONCE
+    vec_size = min(_widest((found.elements,), [(1,)] * len(flat), flat, True), most)
+    if vec_size == 1 or found.elements < GATHERED_ELEMENTS:
         return None
     for i in whole:
         access[i] = "stream" if _aligned(streams[i], (1,), vec_size) else "shifted"
@@ -559,6 +569,11 @@ def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: S
     large = [i for i in range(len(streams)) if any(kept_strides[i]) and any(reduced_strides[i])]
     near = [_nearest([strides[i] for i in large]) for strides in (kept_strides, reduced_strides)]
     columns = outputs > 1 and (near[0] < near[1] or (near[0] == near[1] and outputs >= length))
+    if outputs > 1 and length > 1 and (kept if columns else reduced)[0] < WARP:
+        # Lanes along a dimension shorter than a warp reach into others, whose elements may be far away.
+        pairs = [(kept_strides[i], reduced_strides[i]) for i in large]
+        sectors = {x: _sectors_per_term(kept, reduced, pairs, x) for x in (True, False)}
+        columns ^= sectors[not columns] < 0.9 * sectors[columns]
     warps = -(-outputs // WARP) if columns else outputs
     terms = SLICE_TERMS if columns else SLICE_TERMS_OF_ROWS * WARP
     slices = max(1, min(-(-length // terms), TARGET_WARPS // warps, MAX_PARTIALS // outputs))
@@ -587,6 +602,27 @@ def is_sparse(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bo
     offsets = _offsets([sizes[d] for d in order], [merged[d] for d in order], _SAMPLE)
     sectors = {x * itemsize // SECTOR for x in offsets}
     return len(sectors) * SECTOR > 3 * len(offsets) * itemsize
+
+
+def _sectors_per_term(
+    kept: Sequence[int],
+    reduced: Sequence[int],
+    strides: Sequence[tuple[Sequence[int], Sequence[int]]],
+    columns: bool,
+) -> float:
+    """Sectors of float32 that a warp touches with its first terms, for each of them."""
+    outputs, length = prod(kept), prod(reduced)
+    if columns:
+        across = min(WARP, outputs)
+        along = min(length, _SAMPLE // across)
+    else:
+        along = min(length, _SAMPLE)
+        across = min(outputs, _SAMPLE // along)
+    touched = 0
+    for of_kept, of_reduced in strides:
+        first, second = _offsets(kept, of_kept, across), _offsets(reduced, of_reduced, along)
+        touched += len({(a + b) * 4 // SECTOR for a in first for b in second})
+    return touched / (across * along)
 
 
 def _offsets(sizes: Sequence[int], strides: Sequence[int], count: int) -> set[int]:

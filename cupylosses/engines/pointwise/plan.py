@@ -121,7 +121,7 @@ def sum_step(
     else:
         tensor = plan.tensors[slot]
         dtype = tensor.dtype
-        result = broadcast_strides(tensor.shape, tensor.gradient.strides, plan.full_shape)
+        result = broadcast_strides(tensor.shape, plan.gradient_strides(slot), plan.full_shape)
     none = (0,) * len(plan.full_shape)
     read = [x.strides for x in plan.streams[:operands]]
     x = pointwise_layout.sum_layout(plan.full_shape, [*read, grad_output.strides if grad_output else none], result)
@@ -175,6 +175,10 @@ def sum_step(
     return Step(tuple(launchers), () if slot is None else (slot,), partials)
 
 
+def _is_expanded(x: TensorSpec) -> bool:
+    return any([n != 1 and s == 0 for n, s in zip(x.shape, x.strides, strict=True)])
+
+
 class PointwisePlan(Plan):
     """The plan of an element-wise loss."""
 
@@ -226,6 +230,14 @@ class PointwisePlan(Plan):
         rest = iter(strides)
         return tuple(0 if d in dims else next(rest) for d in range(len(self.full_shape)))
 
+    def gradient_strides(self, slot: int) -> tuple[int, ...]:
+        """An expanded operand has no order of its dimensions: its gradient takes that of another operand."""
+        x = self.tensors[slot]
+        if not _is_expanded(x):
+            return x.gradient.strides
+        ordered = [(y.shape, y.strides) for y in self.tensors if not _is_expanded(y)]
+        return result_strides(x.shape, ordered)
+
     def summed(self, wanted: Wanted) -> Wanted:
         if not self.scalar or self.empty:
             return self.nothing
@@ -276,10 +288,10 @@ class PointwisePlan(Plan):
             )
             for x in self.tensors
         ]
-        for x, full, floating in zip(self.tensors, self.speculative, self.differentiable, strict=True):
+        for slot, x in enumerate(self.tensors):
             strides = (0,) * len(self.full_shape)
-            if full and floating:
-                strides = broadcast_strides(x.shape, x.gradient.strides, self.full_shape)
+            if self.speculative[slot] and self.differentiable[slot]:
+                strides = broadcast_strides(x.shape, self.gradient_strides(slot), self.full_shape)
             streams.append(pointwise_layout.Stream(strides, interop.ITEMSIZE[x.dtype]))
         return streams
 
@@ -300,7 +312,7 @@ class PointwisePlan(Plan):
         streams = [*self.streams, last]
         for slot in self._broadcast:
             x = self.tensors[slot]
-            strides = broadcast_strides(x.shape, x.gradient.strides, self.full_shape)
+            strides = broadcast_strides(x.shape, self.gradient_strides(slot), self.full_shape)
             streams[len(self.tensors) + slot] = pointwise_layout.Stream(strides, interop.ITEMSIZE[x.dtype])
         launch = ElementLaunch(self, streams, self.machine.processors, self._broadcast)
         return launch if launch.sums else None
