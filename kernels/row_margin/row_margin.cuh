@@ -38,7 +38,7 @@
 // Threads hold vectors of a row in registers; a group owns a row; a worker owns a chunk (softmax/rows.cuh).
 //
 // Traffic: each score is read once, and each gradient written once; labels up to the end of the list. In case 4 the row
-// is read again, from a cache if it fits. Rows that do not count are not read.
+// is read again, from a cache if it fits. Rows that do not count are not read, but by thread_per_list.cuh.
 //
 // Labels are data and may be wrong: a row with one that is no class has the value NaN and gradients of 0, and is
 // reported in `status`.
@@ -118,6 +118,12 @@ struct MarginProgram : Base {
   }
   __device__ __forceinline__ bool is_class(int64 label) const {
     return static_cast<unsigned long long>(label) < static_cast<unsigned long long>(this->space.classes);
+  }
+  // The value of a row of one label.
+  __device__ __forceinline__ void store(const RowTarget<double>& t, double value) const {
+    if (!t.active) ++this->inactive_rows;
+    if (t.invalid_label) report_label(this->status, this->site, t.offset[kResults], t.label, this->space.classes);
+    store(t.offset, value);
   }
   __device__ __forceinline__ void store(const int64 (&offset)[kRowStreams], double value) const {
     if (this->values != nullptr) this->values[offset[kResults]] = Narrow<typename Base::Result>::from(value);
@@ -490,12 +496,7 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
     }
   }
   if (!exists) return 0.0;
-  if (rank == 0) {
-    if (t.invalid_label) {
-      report_label(program.status, program.site, t.offset[kResults], t.label, program.space.classes);
-    }
-    program.store(t.offset, value);
-  }
+  if (rank == 0) program.store(t, value);
   return value;
 }
 
@@ -570,10 +571,7 @@ __device__ __forceinline__ double thread_row(const Program& program, int64 row, 
       to[t.label * step] = Narrow<Input>::from(Program::gradient(sums.slopes, -factor));
     }
   }
-  if (t.invalid_label) {
-    report_label(program.status, program.site, t.offset[kResults], t.label, program.space.classes);
-  }
-  program.store(t.offset, value);
+  program.store(t, value);
   return value;
 }
 

@@ -2,8 +2,9 @@
 // gradient of row_margin.cuh.
 //
 // Lists (ThreadPerListReader):
-// 1. Each lane reads the labels of its row up to the end of the list, the first ones together.
-// 2. The warp copies its rows to shared memory, coalesced. Each lane keeps the scores of its labels there, too.
+// 1. The warp starts copies of its rows to shared memory, coalesced. Meanwhile each lane reads the labels of its row up
+//    to the end of the list, the first ones together.
+// 2. Each lane keeps the scores of its labels in shared memory, too.
 // 3. A lane goes through the classes that are no labels, and for each through the list. The gradient of a class takes
 //    the place of its score; derivatives of labels are added up in shared memory.
 // 4. The lane writes the gradients of its labels over their scores, and the warp writes the rows back, coalesced.
@@ -13,7 +14,9 @@
 //
 // A warp owns its rows and lists; only __syncwarp separates the steps. Traffic: scores are read once and gradients
 // written once; of labels the sectors up to the end of the list. Order of additions: by class, then by label.
-// One label (ThreadPerLabelReader): the same without step 3's lists; a lane goes through its row as one_label_row does.
+// One label (ThreadPerLabelReader): a warp has two places for rows. The next ones are on their way to one of them while
+// each lane goes through its row in the other one as one_label_row does, two classes of 16 bits at a time where their
+// number is even.
 //
 // Preconditions: rows are contiguous, of one dimension; of lists C <= 64, and as many labels as program.capacity.
 #pragma once
@@ -36,7 +39,7 @@ struct LaneList {
   __device__ __forceinline__ explicit LaneList(const Program& program) {
     extern __shared__ uint4 staged[];
     const int threads = blockDim.x, places = static_cast<int>(program.capacity) * threads;
-    const int pitch = static_cast<int>(program.space.classes) | 1;
+    const int pitch = row_pitch<typename Program::Input>(static_cast<int>(program.space.classes));
     const int rows = (threads * pitch * static_cast<int>(sizeof(typename Program::Input)) + 7) / 8 * 8;
     slopes = reinterpret_cast<Slopes*>(reinterpret_cast<char*>(staged) + rows);
     scores = reinterpret_cast<Score*>(slopes + places);
@@ -116,14 +119,15 @@ __device__ __forceinline__ void sweep_rows_of_warps(const Program& program, cons
   for_each_chunk(group, scale, chunks, work, [&](int chunk) {
     double total = 0.0;
     int64 first = static_cast<int64>(chunk) * kWarp;
+    int buffer = 0;
     typename Reader::template Ahead<Program> next;
-    next.load(program, first + group.row_slot());
+    next.load(program, first, buffer);
 #pragma unroll 1
-    for (; first < rows; first += step) {
+    for (; first < rows; first += step, buffer ^= 1) {
       const int64 row = first + group.row_slot();
       const auto ahead = next;
-      next.load(program, row + step);
-      total += Reader::template visit<kGradient>(program, first, row, row < rows, ahead, scale);
+      next.load(program, first + step, buffer ^ 1);
+      total += Reader::template visit<kGradient>(program, first, row, row < rows, ahead, buffer, scale);
     }
     return total;
   });
@@ -133,15 +137,17 @@ __device__ __forceinline__ void sweep_rows_of_warps(const Program& program, cons
 struct ThreadPerListReader {
   template <class Program>
   struct Ahead {
-    __device__ __forceinline__ void load(const Program&, int64) {
+    __device__ __forceinline__ void load(const Program&, int64, int) {
     }
   };
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ double visit(const Program& program, int64 first, int64 row, bool exists,
-                                                 const Ahead<Program>&, Scale& scale) {
+                                                 const Ahead<Program>&, int, Scale& scale) {
     using Input = typename Program::Input;
     const LaneList<Program> list(program);
     const PackedRows<Input, true> source(program, first);
+    // On their way while the list is read.
+    source.start(0xffffffffu);
     int64 offset[kRowStreams];
     program.space.offsets(exists ? row : 0, offset);
     bool counts = exists;
@@ -150,7 +156,8 @@ struct ThreadPerListReader {
     unsigned long long members = 0ull;
     if (counts) extent = read_list(program, offset, list, members);
     counts = counts && extent.bad < 0 && extent.length > 0;
-    source.load_all(counts);
+    cp_async_wait_all();
+    __syncwarp();
     double value = 0.0;
     if (counts) {
       double factor = 0.0;
@@ -180,6 +187,17 @@ struct ThreadPerListReader {
   }
 };
 
+// linear_classes of the row of a lane, kCount classes at once.
+template <bool kGradient, int kCount, class Program, class Source>
+__device__ __forceinline__ void linear_row(const Source& source, typename Program::Gradient smallest, double own,
+                                           typename Program::Gradient active, typename Program::Sums& sums) {
+#pragma unroll 4
+  for (int c = 0; c < source.classes(); c += kCount) {
+    const auto g = linear_classes<kCount, Program>(source.template read_some<kCount>(c), smallest, own, active, sums);
+    if constexpr (kGradient) source.overwrite_some(c, g);
+  }
+}
+
 // The row of a lane with one label, of which the score is `own`. Gradients take the places of the scores but for the
 // label's. Returns the sums of the hinges and of their derivatives.
 template <bool kGradient, class Program, class Source>
@@ -194,10 +212,10 @@ __device__ __forceinline__ typename Program::Sums label_of_thread(const Program&
     if (is_finite(own - margin)) {
       const Score smallest = smallest_active<Score>(own, margin);
       const auto active = opaque(Waiting<Input>::from(factor));
-#pragma unroll 4
-      for (int c = 0; c < source.classes(); ++c) {
-        const auto g = linear_classes<1, Program>(source.read(c), smallest, own, active, sums);
-        if constexpr (kGradient) source.overwrite(c, g);
+      if (sizeof(Input) == 2 && source.classes() % 2 == 0) {
+        linear_row<kGradient, sizeof(Input) == 2 ? 2 : 1, Program>(source, smallest, own, active, sums);
+      } else {
+        linear_row<kGradient, 1, Program>(source, smallest, own, active, sums);
       }
       return linear_value(sums, smallest, own, margin);
     }
@@ -212,29 +230,36 @@ __device__ __forceinline__ typename Program::Sums label_of_thread(const Program&
 
 // The reader of rows of one label. The group is a lane.
 struct ThreadPerLabelReader {
-  // The label of the row behind, which is on its way while this one is read.
+  static constexpr int kBuffers = 2;
+
+  // The rows and labels behind these, which are on their way while these are read.
   template <class Program>
   struct Ahead {
     typename Program::LabelLoad label;
-    __device__ __forceinline__ void load(const Program& program, int64 row) {
-      if (row >= program.space.rows) return;
-      int64 offset[kRowStreams];
-      program.space.offsets(row, offset);
-      label = program.load_label(offset);
+    __device__ __forceinline__ void load(const Program& program, int64 first, int buffer) {
+      if (first < program.space.rows) {
+        const int64 row = first + threadIdx.x % kWarp;
+        int64 offset[kRowStreams];
+        program.space.offsets(row < program.space.rows ? row : 0, offset);
+        label = program.load_label(offset);
+        PackedRows<typename Program::Input, true>(program, first, buffer, kBuffers).start(0xffffffffu);
+      }
+      cp_async_commit();
     }
   };
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ double visit(const Program& program, int64 first, int64 row, bool exists,
-                                                 const Ahead<Program>& ahead, Scale& scale) {
+                                                 const Ahead<Program>& ahead, int buffer, Scale& scale) {
     using Input = typename Program::Input;
-    const PackedRows<Input, true> source(program, first);
+    const PackedRows<Input, true> source(program, first, buffer, kBuffers);
     RowTarget<double> t{};
     if (exists) {
       program.space.offsets(row, t.offset);
       program.validate_label(t, ahead.label);
     }
     const bool counts = exists && t.active && t.weight != 0.0;
-    source.load_all(counts);
+    cp_async_wait_groups<1>();
+    __syncwarp();
     double value = exists && t.invalid_label ? scalar_nan(0.0) : 0.0, factor = 0.0;
     typename Program::Sums sums{0.0, typename Program::Slopes(0)};
     if (counts) {
@@ -253,10 +278,7 @@ struct ThreadPerLabelReader {
       __syncwarp();
     }
     if (!exists) return 0.0;
-    if (t.invalid_label) {
-      report_label(program.status, program.site, t.offset[kResults], t.label, program.space.classes);
-    }
-    program.store(t.offset, value);
+    program.store(t, value);
     return value;
   }
 

@@ -20,9 +20,10 @@
 //    blocks of a row prefetch their next one to L2 before step 2, so that memory has work meanwhile.
 // 4. A chunk of rows leaves one partial sum of values, and the block that arrives last adds them.
 //
-// Rows that no cluster has room for are kept by as many blocks as it takes where gradients are written with the value:
-// speculate_apart. Where rows are too few for a GPU, blocks also share those that not even they have room for, and
-// other kernels: each adds up its part of a row and leaves its statistics in memory.
+// Rows that no cluster has room for are kept by as many blocks as it takes where gradients are written with the value,
+// or their first vectors if more rows are then under way: speculate_apart. Where rows are too few for a GPU, blocks
+// also share those that not even they have room for, and other kernels: each adds up its part of a row and leaves its
+// statistics in memory.
 //
 // Each element is read once (twice if not kHeld), and each gradient written once. Which features a thread takes follows
 // from dtypes and sizes alone, so strides and grids change no bit. A coefficient of 0 leaves out its derivative, even
@@ -559,7 +560,8 @@ struct RowStatistics {
                 "only whole vectors that are kept are copied");
   // Kept vectors that a thread takes together: more of them take registers that rows need.
   static constexpr int kTogether = kVectorBytes < 16 ? 4 : 1;
-  static constexpr int kTogetherInBlocks = kCopied || !kHeld_ || kVecSize > 4 ? kTogether : 2;
+  static constexpr int kTogetherOfLong = kKeptBytes < 16 ? kTogether : 1;
+  static constexpr int kTogetherInBlocks = kCopied || kVecSize > 4 ? kTogether : kHeld_ ? 2 : kTogetherOfLong;
   using Statistics = StatisticsOf<Summands_, StatisticSlots>;
   using Rounded = Choose<kVectorBytes == 8 * kVecSize, double, float>;
   using Row = RowResult<kStatistics, kLabels>;
@@ -595,6 +597,11 @@ struct RowStatistics {
   using LoadedLabels = typename ElementTuple<Labels_>::type;
   __device__ __forceinline__ void load_labels(const int64 (&at)[kStreams], LoadedLabels& loaded) const {
     load_labels(at, loaded, LabelSlots{});
+  }
+
+  // True if a thread keeps vectors of a row.
+  __device__ __forceinline__ bool keeps() const {
+    return kHeld || layout.kept > 0;
   }
 
   // True if the row counts.
@@ -681,6 +688,10 @@ struct RowStatistics {
   }
   __device__ __forceinline__ void prefetch(const int64 (&at)[kStreams], int64 first, int64 features) const {
     prefetch(at, first, features, VectorSlots{});
+  }
+  // `count` features from `first`, if they begin and end at a multiple of 16 bytes in memory.
+  __device__ __forceinline__ void prefetch_aligned(const int64 (&at)[kStreams], int64 first, int count) const {
+    prefetch_aligned(at, first, count, VectorSlots{});
   }
   // A block's share of them. Precondition: one thread of each block of the row calls it.
   template <class Group>
@@ -865,6 +876,19 @@ struct RowStatistics {
     // Rows of shorter vectors need not begin at a multiple of 16 bytes.
     if constexpr (has<kWide_>(kSlot) && sizeof(Storage) * kVecSize == 16) {
       prefetch_l2(from, static_cast<unsigned>(features * static_cast<int64>(sizeof(Storage))));
+    }
+  }
+
+  template <int... kSlot>
+  __device__ __forceinline__ void prefetch_aligned(const int64 (&at)[kStreams], int64 first, int count,
+                                                   Indices<kSlot...>) const {
+    (prefetch_aligned_one<has<kWide_>(kSlot)>(get<kSlot>(vectors) + at[kSlot] + first, count), ...);
+  }
+  template <bool kAtOnce, class Storage>
+  __device__ __forceinline__ void prefetch_aligned_one(const Storage* from, int count) const {
+    const unsigned bytes = count * static_cast<unsigned>(sizeof(Storage));
+    if constexpr (kAtOnce) {
+      if ((reinterpret_cast<unsigned long long>(from) | bytes) % 16 == 0) prefetch_l2(from, bytes);
     }
   }
 
@@ -1461,7 +1485,25 @@ __device__ __forceinline__ void gradients_of_sums(const Program& program,
 // are not kept, which take longer.
 constexpr int kLooks = 128, kLongerLooks = 16;
 
-// The value of all rows and their gradients, as speculate(). Block b has part b % kParts of row b / kParts.
+// Has a quarter of the part of a block that is yet to run brought to L2, if there is such a block: memory then has work
+// while the parts of a row wait for each other. More of it takes longer than they wait. Precondition: all threads of
+// the block call it.
+template <int kParts, int kThreads, class Program>
+__device__ __forceinline__ void prefetch_part(const Program& program, int64 block) {
+  constexpr int kEach = kThreads * Program::kVecSize;
+  const int64 row = block / kParts, features = program.layout.features;
+  // The first warp has the other parts to look for.
+  const int vector = static_cast<int>(threadIdx.x) - 32;
+  if (vector < 0 || row >= program.layout.rows) return;
+  const int64 first = (static_cast<int64>(vector) * kParts + block % kParts) * kEach;
+  if (4 * first >= features || first + kEach > features) return;
+  int64 at[Program::kStreams];
+  program.locate(row, at);
+  program.prefetch_aligned(at, first, kEach);
+}
+
+// The value of all rows and their gradients, as speculate(). Block b has part b % kParts of row b / kParts; some
+// `resident` blocks run at once, so that block b + resident is likely to follow it.
 //
 // 1. A block adds up its part, stores its statistics and counts itself.
 // 2. It waits until all parts of the row are there, adds them up in order, evaluates the row and writes the gradients
@@ -1473,8 +1515,8 @@ constexpr int kLooks = 128, kLongerLooks = 16;
 // Order of additions: that of BlocksOfRow. Preconditions: kParts divides 32, or is a multiple of it; a block for each
 // part; blocks have kThreads threads.
 template <int kParts, int kThreads, class Program, class Result>
-__device__ __forceinline__ void speculate_apart(const Program& program, double* memory, double divisor, double scale,
-                                                Result* value, const double* expected_grad_output,
+__device__ __forceinline__ void speculate_apart(const Program& program, int64 resident, double* memory, double divisor,
+                                                double scale, Result* value, const double* expected_grad_output,
                                                 double* used_grad_output, int numbers) {
   using Statistics = typename Program::Statistics;
   using Row = typename Program::Row;
@@ -1502,8 +1544,9 @@ __device__ __forceinline__ void speculate_apart(const Program& program, double* 
   while (true) {
     // Of a part that is left only what is kept is wanted.
     Statistics total;
-    if (Program::kHeld || is_first) total = sum_of_part<true>(program, group, at, counts, firsts);
+    if (is_first || program.keeps()) total = sum_of_part<true>(program, group, at, counts, firsts);
     if (is_first) {
+      prefetch_part<kParts, kThreads>(program, blockIdx.x + resident);
       if (threadIdx.x == 0) {
         parts.statistics[first_part + group.part] = total;
         const unsigned before = add_and_synchronize(counter, 1);

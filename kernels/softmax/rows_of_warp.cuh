@@ -2,12 +2,25 @@
 //
 //   32 rows of C classes = one contiguous stretch of 32 C elements per warp, or with kGaps 32 stretches of C
 //
-// Rows are `pitch` apart, an odd number, so that the lanes of a warp do not conflict in a bank. A warp owns its rows;
-// only __syncwarp separates loads, the lanes' own accesses, and stores.
+// Rows are `pitch` apart, so that the lanes of a warp do not conflict in a bank: an odd number of elements, or of words
+// of two elements of 16 bits. With kGaps
+//
+//   linear    rows that follow each other in memory as they do in shared memory are moved by 16 bytes
+//   pairs     an even number of classes of 16 bits by words
+//   elements  others
+//
+// A warp owns its rows; only __syncwarp separates loads, the lanes' own accesses, and stores.
 //
 // Preconditions: rows are contiguous, of one dimension, and follow each other without gaps unless kGaps; C <= 181.
 #pragma once
 #include "softmax/rows.cuh"
+
+// Elements between the beginnings of two rows in shared memory: `row_pitch` of engines/row_margin/layout.py.
+template <class Storage>
+__device__ __forceinline__ int row_pitch(int classes) {
+  if (sizeof(Storage) == 2 && classes % 2 == 0) return 2 * (classes / 2 | 1);
+  return classes | 1;
+}
 
 // The rows of a warp; this thread takes one of them.
 template <class Storage, bool kGaps = false>
@@ -24,9 +37,9 @@ struct PackedRows {
   int count;
   P* stage;
 
-  // Precondition: `first` is the first row of the warp.
+  // Preconditions: `first` is the first row of the warp, which has `buffers` places for rows.
   template <class Program>
-  __device__ __forceinline__ PackedRows(const Program& program, int64 first)
+  __device__ __forceinline__ PackedRows(const Program& program, int64 first, int buffer = 0, int buffers = 1)
       : count(static_cast<int>(program.space.classes)) {
     if constexpr (kGaps) {
       gap_from = program.space.at.stride[kLogits][0] - count;
@@ -37,14 +50,13 @@ struct PackedRows {
     extern __shared__ uint4 staged[];
     const int64 rows = program.space.rows - first;
     elements = count * static_cast<int>(rows < kWarp ? rows : kWarp);
-    stage = reinterpret_cast<P*>(staged) + threadIdx.x / kWarp * (kWarp * pitch());
+    stage = reinterpret_cast<P*>(staged) + (threadIdx.x / kWarp * buffers + buffer) * (kWarp * pitch());
   }
   __device__ __forceinline__ int classes() const {
     return count;
   }
-  // Distance of rows in shared memory: odd, against bank conflicts.
   __device__ __forceinline__ int pitch() const {
-    return count | 1;
+    return kGaps ? row_pitch<Storage>(count) : count | 1;
   }
   // f(i, row, slot) for every 32nd element i of the rows, from this lane's on.
   template <class F>
@@ -61,18 +73,61 @@ struct PackedRows {
     return stage + threadIdx.x % kWarp * pitch();
   }
 
-  // Copies the rows whose lane passes `wanted`. Precondition here and of flush(): all lanes of the warp call it
-  // together.
-  __device__ __forceinline__ void load_all(bool wanted) const {
-    const unsigned mask = __ballot_sync(0xffffffffu, wanted);
-    if constexpr (kGaps && sizeof(Storage) == 2) {
+  // f(i) for the first element i of every 32nd vector of 16 bytes, and element(i) for the elements behind the last one.
+  static constexpr int kVector = 16 / static_cast<int>(sizeof(Storage));
+  template <class F, class Element>
+  __device__ __forceinline__ void each_vector(const F& f, const Element& element) const {
+    const int lane = threadIdx.x % kWarp, whole = elements / kVector * kVector;
+#pragma unroll 4
+    for (int i = lane * kVector; i < whole; i += kWarp * kVector) f(i);
+    if (whole + lane < elements) element(whole + lane);
+  }
+  // f(i, row, slot) for the first element i of every 32nd pair of the rows.
+  template <class F>
+  __device__ __forceinline__ void each_pair(const F& f) const {
+    const int half = count / 2;
+    const unsigned inverse = (1u << 20) / half + 1;
+#pragma unroll 4
+    for (int i = threadIdx.x % kWarp; i < elements / 2; i += kWarp) {
+      const int row = static_cast<int>(i * inverse >> 20);
+      f(2 * i, row, stage + row * pitch() + 2 * (i - row * half));
+    }
+  }
+  __device__ __forceinline__ bool is_linear(const Storage* at, int64 gap) const {
+    return kGaps && pitch() == count && gap == 0 && reinterpret_cast<unsigned long long>(at) % 16 == 0;
+  }
+  __device__ __forceinline__ bool has_pairs(const Storage* at, int64 gap) const {
+    return kGaps && sizeof(Storage) == 2 && count % 2 == 0 && gap % 2 == 0 &&
+           reinterpret_cast<unsigned long long>(at) % 4 == 0;
+  }
+
+  // Starts copies of the rows whose bit is in `mask`.
+  __device__ __forceinline__ void start(unsigned mask) const {
+    using Pair = Pack<Storage, 2>;
+    using Vector = Pack<Storage, kVector>;
+    if (mask == 0xffffffffu && is_linear(from, gap_from)) {
+      each_vector(
+          [&](int i) { cp_async(reinterpret_cast<Vector*>(stage + i), reinterpret_cast<const Vector*>(from + i)); },
+          [&](int i) { cp_async(stage + i, reinterpret_cast<const P*>(from + i)); });
+    } else if (has_pairs(from, gap_from)) {
+      each_pair([&](int i, int row, P* slot) {
+        if (mask >> row & 1u) {
+          cp_async(reinterpret_cast<Pair*>(slot), reinterpret_cast<const Pair*>(from + i + row * gap_from));
+        }
+      });
+    } else if constexpr (kGaps && sizeof(Storage) == 2) {
       load_in_batches(mask);
     } else {
       each([&](int i, int row, P* slot) {
         if (mask >> row & 1u) cp_async(slot, reinterpret_cast<const P*>(from + i + row * gap_from));
       });
-      cp_async_wait_all();
     }
+  }
+  // Copies the rows whose lane passes `wanted`. Precondition here and of flush(): all lanes of the warp call it
+  // together.
+  __device__ __forceinline__ void load_all(bool wanted) const {
+    start(__ballot_sync(0xffffffffu, wanted));
+    cp_async_wait_all();
     __syncwarp();
   }
   // Elements of 2 bytes go through registers. A batch is in flight together, without a loop behind it, whose loads
@@ -99,14 +154,24 @@ struct PackedRows {
   __device__ __forceinline__ P read(int c) const {
     return load_words(own_row() + c);
   }
+  __device__ __forceinline__ void overwrite(int c, const P& x) const {
+    own_row()[c] = x;
+  }
+  // kCount neighbouring classes from c on. Preconditions here and of overwrite_some(): kCount divides c; it is 1, or 2
+  // of elements of 16 bits with kGaps in rows of an even number of classes.
+  template <int kCount>
+  __device__ __forceinline__ Pack<Storage, kCount> read_some(int c) const {
+    return load_words(reinterpret_cast<const Pack<Storage, kCount>*>(own_row() + c));
+  }
+  template <int kCount>
+  __device__ __forceinline__ void overwrite_some(int c, const Pack<Storage, kCount>& x) const {
+    *reinterpret_cast<Pack<Storage, kCount>*>(own_row() + c) = x;
+  }
   __device__ __forceinline__ void mask_out(int c, int) const {
     own_row()[c].element[0] = Narrow<Storage>::from(-scalar_infinity(0.0f));
   }
   __device__ __forceinline__ void clear(int c, int) const {
     own_row()[c].element[0] = Narrow<Storage>::from(0.0f);
-  }
-  __device__ __forceinline__ void overwrite(int c, const P& x) const {
-    own_row()[c] = x;
   }
   // As StridedRows; nothing moves.
   struct Cursor {};
@@ -122,7 +187,19 @@ struct PackedRows {
   }
   __device__ __forceinline__ void flush() const {
     __syncwarp();
-    each([&](int i, int row, const P* slot) { store_pack<1>(to + i + row * gap_to, *slot); });
+    if (is_linear(to, gap_to)) {
+      each_vector(
+          [&](int i) {
+            store_pack<kVector>(to + i, load_words(reinterpret_cast<const Pack<Storage, kVector>*>(stage + i)));
+          },
+          [&](int i) { store_pack<1>(to + i, stage[i]); });
+    } else if (has_pairs(to, gap_to)) {
+      each_pair([&](int i, int row, const P* slot) {
+        store_pack<2>(to + i + row * gap_to, load_words(reinterpret_cast<const Pack<Storage, 2>*>(slot)));
+      });
+    } else {
+      each([&](int i, int row, const P* slot) { store_pack<1>(to + i + row * gap_to, *slot); });
+    }
     // The next rows are copied to the same place.
     __syncwarp();
   }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.row_margin.definition import MarginLoss
 from cupylosses.engines.row_margin.layout import RESIDENT_OF_WARPS, resident
-from cupylosses.engines.softmax.codegen import SELF_COUNTED, space_rank_name
+from cupylosses.engines.softmax.codegen import SELF_COUNTED, TALLIED, space_rank_name
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR, nested
@@ -50,7 +50,8 @@ class MarginKernel(Kernel):
 
     ``layout`` is one of :mod:`.layout`, of blocks of so many ``threads``. A thread reads ``ahead`` vectors at once.
     ``weight`` is a dtype, or "". The divisor of the sum is an argument, or lies on the device (``counted``), or is the
-    number of rows that count, which the kernel finds itself (``self_counting``).
+    number of rows that count, which the kernel finds itself (``self_counting``), or while it evaluates them
+    (``tallies``).
     """
 
     loss: MarginLoss
@@ -68,6 +69,7 @@ class MarginKernel(Kernel):
     rank: int = 1
     counted: bool = False
     self_counting: bool = False
+    tallies: bool = False
     compute: str = "float64"
 
     narrow = False
@@ -89,7 +91,7 @@ class MarginKernel(Kernel):
         dtypes = "-".join([STORAGE[x][1] if x else "none" for x in names])
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
         parts += [f"{self.ahead}-ahead", f"{self.threads}-threads"]
-        parts += [x.replace("_", "-") for x in ("counted", "self_counting") if getattr(self, x)]
+        parts += [x.replace("_", "-") for x in ("counted", "self_counting", "tallies") if getattr(self, x)]
         parts += [f"rank{self.rank}"] if self.rank > 1 else []
         return "_".join([*parts, *([f"flags{''.join(map(str, self.flags))}"] if self.flags else [])])
 
@@ -129,7 +131,9 @@ class MarginKernel(Kernel):
         if self.kind != "denominator":
             scalars = [*(f"double {x.name}_" for x in self.loss.parameters), "RowStatus* status"]
         divisor = ["double multiple", "const double* count"] if self.counted else ["double divisor", "double scale"]
-        return [*arrays, *gradients, *own, *scalars, *([] if self.self_counting else divisor)]
+        if self.self_counting or self.tallies:
+            divisor = ["unsigned* missed"] if self.tallies and self.kind != "value" else []
+        return [*arrays, *gradients, *own, *scalars, *divisor]
 
     def glue(self) -> str:
         return "\n".join([*_hinge(self), *_entry(self)]) + "\n"
@@ -196,7 +200,8 @@ def _entry(kernel: MarginKernel) -> list[str]:
         f"                         {argument('status')}, site, {argument('values')}, nullptr, nullptr, nullptr, 0}},",
         f"                        1.0 / static_cast<double>(space.classes), labels, inner, capacity, mask_words}}{end}",
         *(SELF_COUNTED[kind] if kernel.self_counting else []),
+        *(["  const Tally<Program> divisor{program};"] if kernel.tallies and kind == "value" else []),
         *([f"  const {_GROUPS.get(kernel.layout, 'SubwarpGroup group{width}')};"] * (kind != "denominator")),
-        f"  {_CALLS[kind]};",
+        f"  {(kernel.tallies and TALLIED.get(kind)) or _CALLS[kind]};",
         "}",
     ]

@@ -58,12 +58,16 @@ MIN_BLOCK_THREADS = 64
 RESIDENT_THREADS = 512
 #: Threads where each takes a row that its warp has moved to shared memory: nothing else is under way meanwhile.
 RESIDENT_OF_WARPS = {"thread_per_list": 768, "thread_per_label": 768}
-#: Partial sums of such rows, and of the number of rows that count, at most: the last block adds them up alone.
+#: Partial sums of such rows, and of the number of rows that count, at most: the last block adds them up alone. Of one
+#: label an H100 has a warp for each: a warp that takes a second chunk would double the time.
 CHUNKS_OF_WARPS = 1 << 12
+CHUNKS_OF_LABELS = 3 << 10
 #: Rows from which on a thread takes each of them, and classes that it reads together. The copies that others are read
 #: from and written to take three times the traffic.
 APART_ROWS = 8192
 APART_TOGETHER = 8
+#: Places for the rows of a warp where a thread takes each and has one label.
+BUFFERS = 2
 #: Rows of lists from which on a thread takes each of them, classes and places for labels that it takes, at most.
 THREAD_LISTS = 4096
 THREAD_CLASSES = 64
@@ -151,10 +155,12 @@ def layout(
     whole = _whole(classes, vec_size, strides[:2], scores, gradients)
     few = 1 < classes <= LABEL_CLASSES[scores.itemsize > 2]
     if labels is None and few and rows >= THREAD_LISTS and len(sizes) <= 1:
-        chunks = max(1, min(-(-rows // WARP), CHUNKS_OF_WARPS))
-        shared = SUBWARP_THREADS * (classes | 1) * scores.itemsize
+        each, threads = BUFFERS * row_pitch(classes, scores.itemsize) * scores.itemsize, SUBWARP_THREADS
+        while threads > WARP and threads * each > chip.shared - DECLARED_BYTES:
+            threads //= 2
+        chunks = max(1, min(-(-rows // WARP), CHUNKS_OF_LABELS))
         rank = space_rank(rows, sizes)
-        return Layout("thread_per_label", 1, 1, SUBWARP_THREADS, chunks, rank, words, 1, 0, 0, shared)
+        return Layout("thread_per_label", 1, 1, threads, chunks, rank, words, 1, 0, 0, threads * each)
     while classes <= FEW_CLASSES and not whole:
         vec_size //= 2
         whole = _whole(classes, vec_size, strides[:2], scores, gradients)
@@ -241,11 +247,16 @@ def second_layout(
     return Layout(kind, vec_size, width, threads, chunks, rank, words, 1)
 
 
+def row_pitch(classes: int, itemsize: int) -> int:
+    """Elements between the beginnings of two rows in shared memory: ``kernels/softmax/rows_of_warp.cuh``."""
+    return 2 * (classes // 2 | 1) if itemsize == 2 and classes % 2 == 0 else classes | 1
+
+
 def lane_bytes(classes: int, labels: int, itemsize: int) -> int:
     """Bytes of a lane that takes a row and its list: scores in ``PackedRows`` of ``kernels/softmax/rows_of_warp.cuh``,
     and at most those of ``LaneList`` of ``kernels/row_margin/thread_per_list.cuh``.
     """
-    return (classes | 1) * itemsize + labels * (8 + max(4, itemsize) + 1)
+    return row_pitch(classes, itemsize) * itemsize + labels * (8 + max(4, itemsize) + 1)
 
 
 def _whole(

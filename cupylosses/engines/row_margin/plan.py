@@ -17,7 +17,7 @@ from cupylosses.engines.row_margin import layout as margin_layout
 from cupylosses.engines.row_margin.call import Static, constant_divisor, without
 from cupylosses.engines.row_margin.codegen import MarginKernel
 from cupylosses.engines.row_margin.definition import MarginLoss
-from cupylosses.engines.softmax.codegen import SELF_COUNTING_STAGES
+from cupylosses.engines.softmax.codegen import SELF_COUNTING_STAGES, TALLYING_STAGES
 from cupylosses.engines.softmax.labels import site_of
 from cupylosses.engines.softmax.layout import SELF_COUNTING_ROWS, RowStrides
 from cupylosses.engines.strides import broadcast_strides, dense_strides
@@ -55,6 +55,7 @@ class MarginPlan(Plan):
         self.divisor = 1.0 if known is None else known
         few = not loss.several and self.rows <= SELF_COUNTING_ROWS
         self.counted, self.self_counting = known is None and not few, known is None and few
+        self.tallies = self.counted and not (loss.several or static.has_tangent) and self.rows < 1 << 32
         self.differentiable = self.speculative = tuple([i == 0 for i in range(len(tensors))])
         self.takes_status = True
         self.reports = static.check != "off"
@@ -94,7 +95,8 @@ class MarginPlan(Plan):
 
     @cached_property
     def records(self) -> int:  # type: ignore[override]
-        return self.layout.chunks
+        # One for each chunk, and the divisor.
+        return self.layout.chunks + self.tallies
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         found = self._launchers.get((stage, wanted, counted))
@@ -141,6 +143,7 @@ class MarginPlan(Plan):
             loss, stage, static.flags, kind, threads, x.vec_size, x.together, self.input.dtype, self.target.dtype,
             weight, static.masked, self.result, x.rank, counted,
             self.self_counting and not counted and stage in SELF_COUNTING_STAGES,
+            self.tallies and not counted and stage in TALLYING_STAGES,
         )  # fmt: skip
         inner = prod(self.rows_shape[static.class_dim :])
         fixed = (static.ignore_index, self.site, self.labels, inner, x.capacity, x.mask_words, chunks, width, x.words)

@@ -56,7 +56,7 @@ class RowKernel(Kernel):
 
     ``dtypes`` and ``gradients`` are of the operands and the weight; ``mask`` and ``weight`` say what a call has;
     ``per_row`` that there is a grad_output for each row; ``has_tangent`` of which of them a derivative along tangents
-    has one.
+    has one; ``resident`` the blocks of a multiprocessor where each part of a row has one, else 0.
     """
 
     loss: StatisticsLoss
@@ -84,6 +84,7 @@ class RowKernel(Kernel):
     per_row: bool = True
     apart: bool = False
     has_tangent: tuple[bool, ...] = ()
+    resident: int = 0
     compute: str = "float64"
 
     narrow = False
@@ -381,21 +382,21 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
         f"{kernel.vec_size}, {kernel.wide}u, {str(kernel.held).lower()}, {str(kernel.copied).lower()}, "
         f"{ahead}, {kernel.threads}>;"
     )
-    fixed = ["int64 chunks", "int64 rows_per_chunk", "const __grid_constant__ Layout layout"]
+    last = "resident" if kernel.layout == PART else "rows_per_chunk"
+    fixed = ["int64 chunks", f"int64 {last}", "const __grid_constant__ Layout layout"]
     yield ""
     # 128 registers per thread: vectors of all operands, and their arithmetic in double. 85 where fewer numbers wait for
     # the others of their vector, so that one more block has room; with a mask, that of ccc_loss would be spilled. 168
     # with a mask where eight elements of each vector are kept as words.
-    few = kernel.layout in ("block", PART) and not kernel.mask and len(vectors) * kernel.vec_size <= FEW_NUMBERS
-    # Rows of many parts are read with more vectors in flight, and shared memory has room for two blocks with parts of
-    # three operands.
-    few = few and (kernel.held or kernel.parts <= MAX_PARTS) and (kernel.layout != PART or len(vectors) <= 2)
+    few = kernel.layout == "block" and not kernel.mask and len(vectors) * kernel.vec_size <= FEW_NUMBERS
+    # Rows of many parts are read with more vectors in flight.
+    few = few and (kernel.held or kernel.parts <= MAX_PARTS)
     together = RESIDENT_THREADS if few and kind != "coefficients" else MAX_BLOCK_THREADS
     if kernel.has_tangent:
         together = ROOMY_THREADS if len(vectors) > MOST_VECTORS else MAX_BLOCK_THREADS
     if kernel.mask and kernel.vec_size == MOST_ELEMENTS:
         together = ROOMY_THREADS
-    bounds = f"{kernel.threads}, {max(1, together // kernel.threads)}"
+    bounds = f"{kernel.threads}, {kernel.resident or max(1, together // kernel.threads)}"
     cluster = f" CLUSTER_DIMS({kernel.cluster})" if kernel.cluster > 1 else ""
     yield f'extern "C" __global__ void __launch_bounds__({bounds}){cluster}'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
@@ -420,7 +421,7 @@ def _call_of_parts(kernel: RowKernel) -> str:
     sums = "reinterpret_cast<Program::Statistics*>(partials)"
     return {
         "value": f"value_of_parts<{parts}, {threads}>(program, memory, divisor, value)",
-        "value_and_gradient": f"speculate_apart<{parts}, {threads}>(program, memory, divisor, scale, value, "
+        "value_and_gradient": f"speculate_apart<{parts}, {threads}>(program, resident, memory, divisor, scale, value, "
         f"expected_grad_output, used_grad_output, {numbers})",
         "sums_for_values": f"sum_parts<{parts}, {threads}>(program, {sums})",
         "values_of_sums": f"values_of_sums<{parts}>(program, {sums}, scale, values)",

@@ -66,6 +66,9 @@ PART_ELEMENTS = 4
 PART_NUMBERS = 32
 SPLIT_BLOCKS = 256
 SPLIT_RESIDENT = 2
+#: Elements of all vectors that a thread reads together of parts that are kept, at most: 80 registers have room for
+#: them.
+KEPT_NUMBERS = 24
 #: Shared memory of such a block besides its part.
 PART_RESERVED = 4 << 10
 #: Bytes of a row above which it has two parts at least: more blocks of fewer threads, which are less often at the same
@@ -103,16 +106,53 @@ class RowStream:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """Geometry of the parts of rows that have a block each. A block has ``threads``, of which each has so many
+    ``batches`` of ``ahead`` vectors of each operand: a batch of all threads takes ``batch_bytes`` of the ``room`` of a
+    multiprocessor, 0 batches of rows that are too long to be kept. ``whole`` if those may be copied that are all kept.
+    """
+
+    threads: int
+    ahead: int
+    batches: int = 0
+    batch_bytes: int = 0
+    room: int = 0
+    whole: bool = False
+
+    def resident(self, threads: int) -> int:
+        """The blocks of a multiprocessor that runs so many threads."""
+        if not self.batches:
+            return max(1, min(threads // self.threads, SPLIT_RESIDENT))
+        return max(1, min(threads // self.threads, self.room // (self.batch_bytes + PART_RESERVED)))
+
+    def kept(self, resident: int) -> int:
+        """Vectors that a thread keeps of each operand, the first ones, where so many blocks share a multiprocessor."""
+        return self.ahead * max(
+            0, min(self.batches, (self.room // resident - PART_RESERVED) // max(1, self.batch_bytes))
+        )
+
+    def held(self, resident: int) -> bool:
+        """True if these are all."""
+        return 0 < self.batches * self.ahead == self.kept(resident)
+
+    def shared(self, resident: int) -> int:
+        """Their bytes, of a block."""
+        return self.kept(resident) // self.ahead * self.batch_bytes
+
+
+#: The place of ``kept`` in the words of ``RowsOfFeatures``.
+_KEPT = 2
+
+
+@dataclass(frozen=True)
 class Layout:
     """Launch geometry of rows: ``words`` is the kernel's ``RowsOfFeatures``; ``many`` if rows have several dimensions;
     ``wide`` has a bit for each vector that is read or written at once; ``held`` if a row stays in shared memory, of
     which a block then takes ``shared`` bytes, and ``copied`` if its vectors go there without registers; otherwise the
-    row's first vectors may, or each of its parts in a block of its own, which takes ``part_shared`` bytes, has
-    ``part_threads``, reads ``part_ahead`` vectors together and may have them ``part_copied``. ``split`` if rows are so
-    few that blocks share them in all kernels. ``resident`` is the number of blocks of a multiprocessor that stay, 0 if
-    the hardware balances them; ``ahead`` that of the vectors of each operand that a thread reads together,
-    ``value_ahead`` where it writes no gradients. A row has ``parts``, which a ``cluster`` of blocks takes, or one
-    block, in ``rounds``.
+    row's first vectors may, or each of its parts has a block of its own, of ``apart``. ``split`` if rows are so few
+    that blocks share them in all kernels. ``resident`` is the number of blocks of a multiprocessor that stay, 0 if the
+    hardware balances them; ``ahead`` that of the vectors of each operand that a thread reads together, ``value_ahead``
+    where it writes no gradients. A row has ``parts``, which a ``cluster`` of blocks takes, or one block, in ``rounds``.
     """
 
     kind: str
@@ -133,20 +173,24 @@ class Layout:
     rounds: int = 1
     cluster: int = 1
     copied: bool = False
-    part_shared: int = 0
-    part_threads: int = 0
-    part_ahead: int = 1
-    part_copied: bool = False
+    apart: Parts | None = None
     split: bool = False
 
-    def parts_meet(self, processors: int, shared: int) -> bool:
+    def parts_meet(self, processors: int, threads: int) -> bool:
         """True if the parts of a row may wait for each other, in a block each: if all of them run at once, and a half
-        besides; those that are not kept, with those of all rows.
+        besides; those that are not kept, with those of all rows. A multiprocessor runs so many ``threads``.
         """
-        if not self.part_shared:
-            return self.split and processors * SPLIT_RESIDENT >= self.chunks * self.parts
-        blocks = min((shared + (1 << 10)) // (self.part_shared + PART_RESERVED), RESIDENT_THREADS // self.part_threads)
-        return 2 * processors * blocks >= 3 * self.parts
+        if self.apart is None:
+            return False
+        resident = self.apart.resident(threads)
+        if not self.apart.kept(resident):
+            return self.split and processors * resident >= self.chunks * self.parts
+        return 2 * processors * resident >= 3 * self.parts
+
+    def words_of_parts(self, resident: int) -> list[int]:
+        """``words`` of kernels of parts, of which a multiprocessor runs so many."""
+        assert self.apart is not None
+        return [*self.words[:_KEPT], self.apart.kept(resident), *self.words[_KEPT + 1 :]]
 
     def part_memory(self, rows: int, statistics: int) -> int:
         """Doubles that such blocks share: records, ``PartsInMemory`` and counters."""
@@ -193,9 +237,12 @@ def layout(
     largest = max(sizes_of_elements)
     widest = 16 // largest
     # Elements of 16 bits are kept in words of 32.
-    row = features * read * max(KEPT_BYTES, largest)
-    split = rows <= FEW_ROWS and row > MANY_PARTS * SHARING_BYTES
-    if split:
+    in_memory, row = features * read * largest, features * read * max(KEPT_BYTES, largest)
+    # Few rows that are not kept are shared by all blocks at once.
+    most_bytes = row if rows <= FEW_ROWS else in_memory
+    split = rows <= FEW_ROWS and most_bytes > MANY_PARTS * SHARING_BYTES
+    many_parts = row > MAX_PARTS * LONG_PART_BYTES and most_bytes <= MANY_PARTS * SHARING_BYTES
+    if split or (many_parts and read > COPIED_OPERANDS):
         widest = min(widest, PART_ELEMENTS)
     if along and widest > ALONG_ELEMENTS:
         widest = ALONG_ELEMENTS if read <= ALONG_OPERANDS else ALONG_ELEMENTS // 2
@@ -218,8 +265,8 @@ def layout(
         parts = 2 if row > WHOLE_BYTES else 1
         while parts < MAX_PARTS and row > parts * PART_BYTES:
             parts *= 2
-        if row > MAX_PARTS * LONG_PART_BYTES and row <= MANY_PARTS * SHARING_BYTES:
-            parts = max(WARP, power_of_two(-(-row // SHARING_BYTES)))
+        if many_parts:
+            parts = max(WARP, power_of_two(-(-in_memory // SHARING_BYTES)))
         elif split:
             parts = power_of_two(SPLIT_BLOCKS // max(1, rows) + 1) // 2
         sharing = along or parts > MAX_PARTS or row <= parts * SHARING_BYTES
@@ -245,17 +292,20 @@ def layout(
     whole_elements = wide & all_read == all_read and min(sizes_of_elements) >= KEPT_BYTES
     copied = whole_elements and held
     copied = copied and (kind == "lanes" if narrower > 1 else kind == "block" and read <= COPIED_OPERANDS)
-    part_shared, part_threads, part_ahead = 0, 0, ahead
+    apart = None
     if parts > MAX_PARTS and rounds == 1:
         part_threads = min(max(width * taken // parts, MIN_BLOCK_THREADS), MAX_BLOCK_THREADS)
-        of_part = part_threads * (row // count)
-        part_shared = -(-count // (part_threads * parts * ahead)) * ahead * of_part
-        if split or part_shared > room:
-            part_shared = 0
+        if split:
             most = min(AHEAD_BYTES // largest, PART_NUMBERS) // (read * vec_size)
-            part_ahead = min(power_of_two(most + 1) // 2, MAX_AHEAD) or 1
+            apart = Parts(part_threads, min(power_of_two(most + 1) // 2, MAX_AHEAD) or 1)
+        else:
+            part_ahead = max(1, min(ahead, KEPT_NUMBERS // (read * vec_size)))
+            batches = -(-count // (part_threads * parts * part_ahead))
+            whole = whole_elements and narrower == 1 and read <= COPIED_OPERANDS
+            of_batch = part_threads * (row // count) * part_ahead
+            apart = Parts(part_threads, part_ahead, batches, of_batch, room + DECLARED_BYTES + (1 << 10), whole)
     if not held:
-        ahead = part_ahead if split else min((BATCH if along else LONG_AHEAD) * narrower, MAX_AHEAD)
+        ahead = apart.ahead if apart and split else min((BATCH if along else LONG_AHEAD) * narrower, MAX_AHEAD)
         value_ahead = _ahead(AHEAD_BYTES if along or split else LONG_AHEAD_BYTES, read, narrower)
         kept = min(room, LONG_ROOM) // (ahead * each) * ahead if taken == 1 else 0
         shared = kept * each
@@ -267,8 +317,8 @@ def layout(
         resident = max(1, min(resident, room // (shared + DECLARED_BYTES)) if held else resident)
     return Layout(
         kind, vec_size, wide, held, width, threads, rounds * at_once, -(-rows // (rounds * at_once)), many, words,
-        shared, resident, ahead, value_ahead, parts, taken, cluster, copied, part_shared, part_threads, part_ahead,
-        whole_elements and narrower == 1 and read <= COPIED_OPERANDS, parts > MAX_PARTS and rows <= FEW_ROWS,
+        shared, resident, ahead, value_ahead, parts, taken, cluster, copied, apart,
+        parts > MAX_PARTS and rows <= FEW_ROWS,
     )  # fmt: skip
 
 

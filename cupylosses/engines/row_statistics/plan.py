@@ -28,7 +28,9 @@ from cupylosses.engines.row_statistics import checks as row_checks
 from cupylosses.engines.row_statistics import layout as row_layout
 from cupylosses.engines.row_statistics.call import Static, constant_divisor, has_features, names
 from cupylosses.engines.row_statistics.codegen import (
+    MOST_VECTORS,
     NORM_IN_DERIVATIVES,
+    ROOMY_THREADS,
     RowKernel,
     SumKernel,
     statistics_of,
@@ -140,7 +142,18 @@ class StatisticsPlan(Plan):
     def _is_apart(self, wanted: Wanted) -> bool:
         """True if each part of a row has a block where the value and its gradients are computed."""
         writes = any([w and has for w, has in zip(wanted, self._has_features, strict=False)])
-        return writes and self.layout.parts_meet(self.machine.processors, self.machine.chip.shared)
+        return writes and self.layout.parts_meet(self.machine.processors, self._threads_of_parts(wanted))
+
+    def _threads_of_parts(self, wanted: Wanted) -> int:
+        """Threads that a multiprocessor runs of a kernel of parts of rows, by the registers that it takes."""
+        vectors = sum(self._has_features)
+        if self._has_tangent:
+            return ROOMY_THREADS if vectors > MOST_VECTORS else row_layout.MAX_BLOCK_THREADS
+        written = sum([w and has for w, has in zip(wanted, self._has_features, strict=False)])
+        narrow = min([ITEMSIZE[x.dtype] for x, has in zip(self.tensors, self._has_features, strict=False) if has]) < 4
+        if written > 1 or self.static.masked or (self.loss.first and narrow):
+            return row_layout.MAX_BLOCK_THREADS
+        return row_layout.RESIDENT_THREADS
 
     def recorded(self, wanted: Wanted) -> int:
         if self._is_apart(self.writable(wanted)):
@@ -176,8 +189,12 @@ class StatisticsPlan(Plan):
             keeps = True in wanted and stage in ("value_and_gradient", "verify_gradient", "gradient")
             blocks, threads, shared = self._blocks(stage), x.threads, x.shared if keeps else 0
             if kernel.layout == row_layout.PART:
-                blocks, threads = self.rows * x.parts, x.part_threads
-                shared = x.part_shared if kernel.held else 0
+                assert x.apart is not None
+                blocks, threads, shared = self.rows * x.parts, x.apart.threads, 0
+                if stage == "value_and_gradient":
+                    at_once = self.machine.processors * kernel.resident
+                    fixed = (x.chunks, at_once, x.words_of_parts(kernel.resident))
+                    shared = x.apart.shared(kernel.resident)
                 if stage == "values_of_sums":
                     blocks, threads = self.rows, WARP
             found = self.machine.launcher(kernel, blocks, threads, fixed, shared)
@@ -191,17 +208,17 @@ class StatisticsPlan(Plan):
         writes = True in wanted and not stage.startswith("sums")
         layout = x.kind, x.vec_size, x.wide, x.held, x.copied and True in wanted
         widths = x.width if x.kind == "lanes" else 0, x.threads, x.ahead if writes else x.value_ahead
-        rows = x.parts, x.rounds, x.cluster
-        if (stage == "value_and_gradient" and waits) or (x.split and stage in SPLIT):
-            held = stage == "value_and_gradient" and x.part_shared > 0
-            layout = row_layout.PART, x.vec_size, x.wide, held, held and x.part_copied
-            widths = 0, x.part_threads, x.part_ahead if writes else x.value_ahead
-            rows = x.parts, 1, 1
+        rows, resident = (x.parts, x.rounds, x.cluster), 0
+        if x.apart and ((stage == "value_and_gradient" and waits) or (x.split and stage in SPLIT)):
+            rows, resident = (x.parts, 1, 1), x.apart.resident(self._threads_of_parts(wanted))
+            held = stage == "value_and_gradient" and x.apart.held(resident)
+            layout = row_layout.PART, x.vec_size, x.wide, held, held and x.apart.whole
+            widths = 0, x.apart.threads, x.apart.ahead if writes else x.value_ahead
         static = self.static
         return RowKernel(
             self.loss, static.flags, static.norm, stage, tuple([t.dtype for t in self.tensors[: self._operands]]),
             self.result, static.weight, static.masked, tuple(wanted[: self._operands]), *layout, x.many, *widths, *rows,
-            counted, not self.scalar, apart, self._has_tangent,
+            counted, not self.scalar, apart, self._has_tangent, resident,
         )  # fmt: skip
 
     def unreduced_step(self, counted: bool) -> Step:

@@ -332,7 +332,8 @@ _SELF_WEIGHED = {
 }
 
 
-_TALLIED = {
+#: Calls of the kernels of gradients that tally.
+TALLIED = {
     "value_and_gradient": (
         "row_value_and_assumed_gradient<Reader>(program, group, chunks, memory, missed, value, expected_grad_output, "
         "used_grad_output)"
@@ -344,7 +345,7 @@ _TALLIED = {
 }
 
 #: The kinds of kernels that can tally.
-TALLYING_STAGES = frozenset(("value", *_TALLIED))
+TALLYING_STAGES = frozenset(("value", *TALLIED))
 
 #: The kinds of kernels that can count themselves: all that divide.
 SELF_COUNTING_STAGES = frozenset(SELF_COUNTED)
@@ -355,7 +356,7 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
     fixed = [*(["int64 ignored", "int64 site"] if kernel.indices else []), *fixed]
     program, construct = target.program(kernel)
     group, reader = target.reader(kernel)
-    call = (kernel.tallies and _TALLIED.get(kernel.kind)) or _CALLS.get(kernel.kind) or target.from_residual(kernel)
+    call = (kernel.tallies and TALLIED.get(kernel.kind)) or _CALLS.get(kernel.kind) or target.from_residual(kernel)
     cluster = f" CLUSTER_DIMS({kernel.cluster})" if kernel.cluster > 1 else ""
     weighs = kernel.indices and bool(kernel.weight) and kernel.loss.mean_of_weights
     lines = [

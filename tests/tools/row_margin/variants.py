@@ -102,7 +102,7 @@ class MarginVariants(Variants):
 
     @staticmethod
     def described(variant: MarginKernel) -> Mapping[str, str]:
-        words = [x for x in ("counted", "self_counting") if getattr(variant, x)]
+        words = [x for x in ("counted", "self_counting", "tallies") if getattr(variant, x)]
         words += [f"rank{variant.rank}"] if variant.rank > 1 else []
         return {
             "dtypes": " ".join(variant.storage),
@@ -130,7 +130,7 @@ def structure(variant: MarginKernel) -> Iterator[Hashable]:
     yield from layout(variant)
     yield from formula(variant)
     yield bool(variant.weight), variant.mask
-    yield variant.counted, variant.self_counting
+    yield variant.counted, variant.self_counting, variant.tallies
 
 
 def formula(variant: MarginKernel) -> Iterator[Hashable]:
