@@ -527,6 +527,33 @@ def test_a_mask_and_bad_labels_in_kernels():
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize("last", [False, True])
+def test_tiles_of_logits_as_they_are_stored(last):
+    """Logits of 16 bits, of more classes than registers hold: words of a class, or classes side by side."""
+    generator = torch.Generator().manual_seed(5)
+    z = (4 * torch.randn(2, 22, 20, 16, generator=generator)).bfloat16()
+    y = torch.randint(0, 22, (2, 20, 16), generator=generator)
+    z[0, :, 3, 3], y[0, 3, 3] = float("nan"), 7
+    y[y == 7] = 0
+    y[0, 3, 3], y[1, 0, :5] = 7, 7
+    results = []
+    for x in (z.to(KERNELS), z.double()):
+        x = (x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x).requires_grad_()
+        value = F.dice_ce_loss(x, y.to(x.device), ignore_index=7, out_dtype="float64")
+        results.append([value.detach().cpu(), torch.autograd.grad(value, x)[0].cpu().double()])
+    (value, gradient), (right, slopes) = results
+    torch.testing.assert_close(value, right, rtol=1e-5, atol=0)
+    torch.testing.assert_close(gradient, slopes, rtol=1e-2, atol=1e-3 * float(slopes.abs().max()))
+    y[1, 2, 2] = 22
+    x = z.to(KERNELS).requires_grad_()
+    value = F.dice_ce_loss(x, y.to(KERNELS), ignore_index=7, check_targets="off")
+    (gradient,) = torch.autograd.grad(value, x)
+    assert value.isnan() and gradient.isfinite().all() and not gradient[1, :, 2, 2].any()
+    with pytest.raises(IndexError, match=r"target\[1, 2, 2\].*got 22 for 22 classes"):
+        F.dice_ce_loss(x, y.to(KERNELS), ignore_index=7, check_targets="sync")
+
+
+@pytest.mark.kernels
 def test_a_normalizer_on_the_device_divides_the_sum():
     z, y = logits().to(KERNELS).requires_grad_(), labels().to(KERNELS)
     total = F.dice_loss(z, y, reduction="sum")
@@ -544,6 +571,7 @@ def test_a_normalizer_on_the_device_divides_the_sum():
         (F.dice_ce_loss, 4, "", {"ignore_index": 1, "label_smoothing": 0.1}),
         (F.dice_focal_loss, 4, "last", {"activation": "sigmoid", "alpha_focal": 0.25}),
         (F.generalized_dice_loss, 9, "tangent", {}),
+        (F.dice_ce_loss, 22, "", {"ignore_index": 1}),
         (F.focal_tversky_loss, 17, "last", {"preset": "monai", "reduction": "none"}),
         (F.dice_loss, 3, "dense", {"activation": "sigmoid", "overlap": "squared", "log_loss": True}),
     ],
@@ -551,9 +579,9 @@ def test_a_normalizer_on_the_device_divides_the_sum():
 def test_products_of_second_derivatives(function, classes, layout, options, monkeypatch):
     """Few classes and many, in any strides, of a part of the voxels; also those that mix input and target."""
     generator = torch.Generator().manual_seed(3)
-    shape = (2, classes, 5, 14)
+    shape = (2, classes, 20, 14)
     z, v, t = (torch.randn(shape, generator=generator) for _ in range(3))
-    mask = torch.rand(2, 5, 14, generator=generator) < 0.8
+    mask = torch.rand(2, 20, 14, generator=generator) < 0.8
     y = t.sigmoid() if layout == "dense" else t.argmax(1)
     if layout == "last":
         z = z.movedim(1, -1).contiguous().movedim(-1, 1)

@@ -13,8 +13,10 @@ from cupylosses.jit.gpu import Chip
 #: speed.
 EXPECTATIONS = 4096
 
-#: Doubles in front of the partial sums: the ticket of the last block.
-TICKET = 2
+#: Segments of chunks that have tickets of their own, at most (``kSegments``).
+SEGMENTS = 64
+#: Doubles in front of the partial sums: the tickets of the last block and of segments.
+TICKET = 2 + SEGMENTS // 2
 
 
 class Device(ABC):

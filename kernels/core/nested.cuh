@@ -60,6 +60,13 @@ __device__ __forceinline__ T tangent_product(T slope, T tangent) {
   return scaled_tangent(slope, tangent);
 }
 
+// slope * tangent + sum, without kGuarded in one instruction.
+template <bool kGuarded, class T>
+__device__ __forceinline__ T add_tangent_product(T slope, T tangent, T sum) {
+  if constexpr (!kGuarded) return scalar_fma(slope, tangent, sum);
+  return scaled_tangent(slope, tangent) + sum;
+}
+
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> with_partials(NestedDual<T, kGuarded> value,
                                                                  NestedDual<T, kGuarded> slope,
@@ -70,7 +77,7 @@ template <class T, bool kGuarded, class... Ts>
 __device__ __forceinline__ NestedDual<T, kGuarded> with_partials(NestedDual<T, kGuarded> value,
                                                                  NestedDual<T, kGuarded> slope,
                                                                  NestedDual<T, kGuarded> x, Ts... others) {
-  return {value.value, tangent_product<kGuarded>(slope.value, x.tangent) + with_partials(value, others...).tangent};
+  return {value.value, add_tangent_product<kGuarded>(slope.value, x.tangent, with_partials(value, others...).tangent)};
 }
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> constant_if(bool condition, NestedDual<T, kGuarded> x) {
@@ -107,14 +114,14 @@ __device__ __forceinline__ NestedDual<T, kGuarded> operator-(NestedDual<T, kGuar
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> operator*(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   return {x.value * y.value,
-          tangent_product<kGuarded>(y.value, x.tangent) + tangent_product<kGuarded>(x.value, y.tangent)};
+          add_tangent_product<kGuarded>(y.value, x.tangent, tangent_product<kGuarded>(x.value, y.tangent))};
 }
 
 // x / y, given the quotient of the values.
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> quotient_with_tangent(T quotient, NestedDual<T, kGuarded> x,
                                                                          NestedDual<T, kGuarded> y) {
-  const T numerator_tangent = x.tangent - tangent_product<kGuarded>(quotient, y.tangent);
+  const T numerator_tangent = add_tangent_product<kGuarded>(-quotient, y.tangent, x.tangent);
   const bool nothing = kGuarded && numerator_tangent == T(0);
   return {quotient, nothing ? T(0) : scalar_divide_in_range(numerator_tangent, y.value)};
 }
@@ -156,8 +163,12 @@ __device__ __forceinline__ NestedDual<T, kGuarded> scalar_divide_in_range(Nested
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> scalar_fma(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y,
                                                               NestedDual<T, kGuarded> z) {
-  return {scalar_fma(x.value, y.value, z.value),
-          tangent_product<kGuarded>(y.value, x.tangent) + tangent_product<kGuarded>(x.value, y.tangent) + z.tangent};
+  const T value = scalar_fma(x.value, y.value, z.value);
+  if constexpr (kGuarded) {
+    return {value, scaled_tangent(y.value, x.tangent) + scaled_tangent(x.value, y.tangent) + z.tangent};
+  } else {
+    return {value, scalar_fma(y.value, x.tangent, scalar_fma(x.value, y.tangent, z.tangent))};
+  }
 }
 
 template <class T, bool kGuarded>

@@ -1180,15 +1180,20 @@ __device__ __forceinline__ void sweep_all(const Program& program, Scale& scale, 
   }
 }
 
-// The workspace of a reduced loss. The first 16 bytes hold the ticket and the counter of claimed chunks
-// (row_groups.cuh), both 0 before and after a launch. One partial sum per chunk follows.
+// Segments of chunks that have tickets of their own, at most.
+constexpr int kSegments = 64;  // engines/device.py: SEGMENTS
+
+// The workspace of a reduced loss: the ticket, the counter of claimed chunks (row_groups.cuh) and the tickets of
+// segments (regions/tiles.cuh), all 0 before and after a launch. One partial sum per chunk follows.
 struct Workspace {
   unsigned* ticket;
   unsigned* claim_counter;
+  unsigned* segment_tickets;
   double* partials;
 };
 __device__ __forceinline__ Workspace workspace(double* memory) {
-  return {reinterpret_cast<unsigned*>(memory), reinterpret_cast<unsigned*>(memory + 1), memory + 2};
+  unsigned* const tickets = reinterpret_cast<unsigned*>(memory);
+  return {tickets, tickets + 2, tickets + 4, memory + 2 + kSegments / 2};
 }
 
 // Sweeps, and leaves the sum of all elements in thread 0 of one block; *result is true in that block. Preconditions:

@@ -76,7 +76,8 @@ struct GroupProgram {
   const ClassWeight_* class_weights;
   int64 samples;
   int64 classes;
-  int64 chunks;
+  int64 chunks;       // of a sample
+  int64 per_segment;  // chunks whose sums are together in the first one's place
   const double* partials;
   Number* sums;                  // samples x (3 C + 3)
   GroupRecord<Number>* records;  // one per group
@@ -232,15 +233,26 @@ __device__ __forceinline__ void sum_chunks(const Program& program) {
   const int64 step = program.chunks * numbers;
   double* const sums = reinterpret_cast<double*>(program.sums);
   int64 slices = 1;
-  while (2 * slices * total <= kSumThreads && 2 * slices <= program.chunks) slices *= 2;
+  const int64 segments = (program.chunks + program.per_segment - 1) / program.per_segment;
+  const int64 apart = program.per_segment * numbers;
+  if (segments == 1) {
+    // Many samples: loads of a thread are in flight together.
+#pragma unroll 4
+    for (int64 at = threadIdx.x; at < total; at += kSumThreads) {
+      const int64 sample = quotient(at, numbers);
+      sums[at] = __ldcg(program.partials + sample * step + (at - sample * numbers));
+    }
+    __syncthreads();
+    return;
+  }
+  while (2 * slices * total <= kSumThreads && 2 * slices <= segments) slices *= 2;
   for (int64 begin = 0; begin < total * slices; begin += kSumThreads) {
     const int64 at = begin + threadIdx.x, slice = at / total, number = at - slice * total;
     double sum = 0.0;
     if (at < total * slices) {
       const int64 sample = number / numbers, k = number - sample * numbers;
-      sum = sum_apart<Program::kAhead>(program.partials + sample * step + slice * numbers + k,
-                                       static_cast<int>(slices * numbers),
-                                       (program.chunks - slice + slices - 1) / slices);
+      sum = sum_apart<Program::kAhead>(program.partials + sample * step + slice * apart + k,
+                                       static_cast<int>(slices * apart), (segments - slice + slices - 1) / slices);
     }
     if (slices == 1) {
       if (at < total) sums[number] = sum;

@@ -14,12 +14,24 @@
 // Preconditions: tangents lie as the gradients of the input do, which have one stream with them.
 #pragma once
 #include "core/nested.cuh"
-#include "regions/regions.cuh"
+#include "regions/tiles.cuh"
 #include "softmax/second_derivatives.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Functions of groups and sums
 
+template <class T, bool kGuarded>
+__device__ __forceinline__ T value_of(NestedDual<T, kGuarded> x) {
+  return x.value;
+}
+template <class T, bool kGuarded>
+__device__ __forceinline__ T tangent_of(NestedDual<T, kGuarded> x) {
+  return x.tangent;
+}
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> with_tangent_of(T value, NestedDual<T, kGuarded> x) {
+  return {value, x.tangent};
+}
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<double> as_double(NestedDual<T, kGuarded> x) {
   return {static_cast<double>(x.value), static_cast<double>(x.tangent)};
@@ -46,6 +58,19 @@ __device__ __forceinline__ NestedDual<double> pow(NestedDual<double> x, double e
   return {pow(x.value, exponent), scaled_tangent(exponent * pow(x.value, exponent - 1.0), x.tangent)};
 }
 
+// To 2^-16 where logits have 16 bits, whatever the dtype of the results.
+template <class Input, class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> difference_exponential(NestedDual<T, kGuarded> x,
+                                                                          NestedDual<T, kGuarded> max_logit) {
+  T e;
+  if constexpr (sizeof(Input) == 2 && kSingle<T>) {
+    e = exp2_of_difference(x.value, max_logit.value);
+  } else {
+    e = exp_nonpositive(x.value - max_logit.value);
+  }
+  return {e, tangent_product<kGuarded>(e, x.tangent - max_logit.tangent)};
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Voxels
 
@@ -60,8 +85,8 @@ struct RegionHvpProgram : Base {
   __device__ __forceinline__ Compute logit(const VectorOffsets<Base::kVecSize, Base::kWide>& offset, int i,
                                            int64 c) const {
     const auto& stride = this->space.class_stride;
-    return {widen<Scalar>(this->input[offset.at(kInputs, i) + c * stride[kInputs]]),
-            widen<Scalar>(tangents[offset.at(kGradientsOfInputs, i) + c * stride[kGradientsOfInputs]])};
+    return {widen<Scalar>(this->input[Base::first_class(offset, kInputs, i) + c * stride[kInputs]]),
+            widen<Scalar>(tangents[Base::first_class(offset, kGradientsOfInputs, i) + c * stride[kGradientsOfInputs]])};
   }
 };
 
@@ -78,10 +103,16 @@ struct ClassesWithTangents {
   template <bool kLast>
   __device__ __forceinline__ void load(const Program& program, const VectorOffsets<kVecSize, Program::kWide>& offset) {
     const auto& stride = program.space.class_stride;
+    if constexpr (Program::kPackedInput) {
+      PackedVector<Program>::load(program.input + offset.at(kInputs, 0), x);
+      PackedVector<Program>::load(program.tangents + offset.at(kGradientsOfInputs, 0), v);
+    } else {
 #pragma unroll
-    for (int c = 0; c < Program::kClasses; ++c) {
-      x[c] = load_voxels<kLast, Program>(program.input + c * stride[kInputs], offset, kInputs);
-      v[c] = load_voxels<kLast, Program>(program.tangents + c * stride[kGradientsOfInputs], offset, kGradientsOfInputs);
+      for (int c = 0; c < Program::kClasses; ++c) {
+        x[c] = load_voxels<kLast, Program>(program.input + c * stride[kInputs], offset, kInputs);
+        v[c] =
+            load_voxels<kLast, Program>(program.tangents + c * stride[kGradientsOfInputs], offset, kGradientsOfInputs);
+      }
     }
 #pragma unroll
     for (int c = 0; c < (Program::kDense ? Program::kClasses : 1); ++c) {
@@ -230,11 +261,11 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
 // ---------------------------------------------------------------------------------------------------------------------
 // Products
 
-// Loads the coefficients of a sample, times grad_output, as load_coefficients().
+// Version of load_coefficients().
 template <class Program, class Groups, class Result>
-__device__ __forceinline__ void load_with_tangents(const Program& program, const Groups& groups,
-                                                   const NestedDual<double>* coefficients, const Result* grad_output,
-                                                   int64 per_group, int64 sample, typename Program::Compute* numbers) {
+__device__ __forceinline__ void load_coefficients(const Program& program, const Groups& groups,
+                                                  const NestedDual<double>* coefficients, const Result* grad_output,
+                                                  int64 per_group, int64 sample, typename Program::Compute* numbers) {
   using Compute = typename Program::Compute;
   using Scalar = decltype(Compute::value);
   const int count = program.classes();
@@ -252,6 +283,16 @@ __device__ __forceinline__ void load_with_tangents(const Program& program, const
       for (int k = 0; k < 3; ++k) numbers[3 * c + k] = narrowed(of_cell[k] * upstream);
     }
   }
+}
+
+// A constant in every derivative.
+template <class Program, class Result>
+__device__ __forceinline__ typename Program::Compute scale_of_voxels(const Program& program,
+                                                                     const NestedDual<double>* coefficients,
+                                                                     const Result* grad_output) {
+  using Compute = typename Program::Compute;
+  const double factor = coefficients[program.space.samples * 3 * program.classes()].value;
+  return Compute(static_cast<decltype(Compute::value)>(factor * widen<double>(grad_output[0])));
 }
 
 // The tangents of the gradients of kCount voxels; below of one voxel, in memory.
@@ -316,9 +357,8 @@ __device__ __forceinline__ void write_products(const Program& program, const Gro
   const unsigned of_sample = static_cast<unsigned>(chunks);
   const int64 sample = blockIdx.x / of_sample, first = (blockIdx.x - sample * of_sample) * vectors_per_chunk;
   const int64 end = min(first + vectors_per_chunk, program.space.voxels / kVecSize);
-  load_with_tangents(program, groups, coefficients, grad_output, per_group, sample, numbers);
-  const NestedDual<double> of_voxels = coefficients[program.space.samples * 3 * program.classes()];
-  const Compute voxel_scale(static_cast<Scalar>(of_voxels.value * widen<double>(grad_output[0])));
+  load_coefficients(program, groups, coefficients, grad_output, per_group, sample, numbers);
+  const Compute voxel_scale = scale_of_voxels(program, coefficients, grad_output);
   const SharedCoeffs<Program> coeffs{numbers, program.classes()};
   __syncthreads();
 #pragma unroll 1
@@ -349,9 +389,12 @@ __device__ __forceinline__ void write_products(const Program& program, const Gro
         }
       }
       if constexpr (Program::kLabelApart && kInput) clear_uncounted<Program>(targets, of_inputs);
+      if constexpr (kInput && Program::kPackedGradients) {
+        PackedVector<Program>::store(input_gradients + offset.at(kGradientsOfInputs, 0), of_inputs);
+      }
 #pragma unroll
       for (int c = 0; c < Program::kClasses; ++c) {
-        if constexpr (kInput) {
+        if constexpr (kInput && !Program::kPackedGradients) {
           store_voxels<Program>(input_gradients + c * stride[kGradientsOfInputs], offset, kGradientsOfInputs,
                                 of_inputs[c]);
         }

@@ -28,42 +28,65 @@
 // and A, B, k of the loss of the voxel,
 //   mean = sum over the others of p_c (g_c - g_y)
 //   d/dx_c = e_c (g_c / S - (g_y + mean) / S + k A)      d/dx_y = -p_y mean + k B
-// in which what is the same for all classes is found once. Returns false, and has to be called again with another kMode
-// (element_loss), if the loss of the voxel is not finite.
+// in which what is the same for all classes is found once.
+template <class Compute>
+struct LabelGradient {
+  Compute by_label;
+  Compute common;
+  GradCoeffs<Compute> row;
+
+  // The gradient by the logit of another class, whose exponential is e and whose coefficient is g.
+  __device__ __forceinline__ Compute of_other(Compute e, Compute g, Compute inv_sum) const {
+    return e * scalar_fma(g, inv_sum, common);
+  }
+};
+
+// `sum` is that of e_c g_c over the other classes.
+template <class Program, class Classes, class Coeffs>
+__device__ __forceinline__ LabelGradient<typename Program::Compute> gradient_of_label(
+    const Program& program, const Classes& classes, const VoxelSoftmax<Program>& softmax, const VoxelTarget& target,
+    int i, const Coeffs& coeffs, typename Program::Compute voxel_scale, typename Program::Compute sum) {
+  using Compute = typename Program::Compute;
+  const Compute at_label = coeffs.of_label(target.label);
+  const Compute mean = (sum - at_label * softmax.others) * softmax.inv_sum;
+  LabelGradient<Compute> y{-mean * (softmax.label_e * softmax.inv_sum), -(at_label + mean) * softmax.inv_sum,
+                           GradCoeffs<Compute>::all(Compute(0))};
+  if constexpr (Program::kVoxel == kRow) {
+    // A NaN among the logits is in their sum, and so in every gradient, without a mark. Weights may be NaN besides.
+    constexpr bool kMarksLost = Program::kWeighted || Program::kSmoothed;
+    y.row = voxel_row<kMarksLost>(program, classes, softmax, target.label, i).grad_coeffs;
+    y.by_label = scalar_fma(voxel_scale, y.row.target, y.by_label);
+    y.common = scalar_fma(voxel_scale, y.row.exp_coeff, y.common);
+  }
+  return y;
+}
+
+// All of them. Returns false, and has to be called again with another kMode (element_loss), if the loss of the voxel is
+// not finite.
 template <unsigned kMode, class Program, class Classes, class Coeffs, class Store>
 __device__ __forceinline__ bool label_gradient(const Program& program, const Classes& classes,
                                                const VoxelSoftmax<Program>& softmax, const VoxelTarget& target, int i,
                                                const Coeffs& coeffs, typename Program::Compute voxel_scale,
                                                const Store& store) {
   using Compute = typename Program::Compute;
-  const Compute at_label = coeffs.of_label(target.label);
   Compute sum = Compute(0);
 #pragma unroll(Program::kLoop)
   for (int c = 0; c < classes.count(); ++c) {
     sum = scalar_fma(softmax.exponential(classes, c, i), coeffs.of_other(c), sum);
   }
-  const Compute mean = (sum - at_label * softmax.others) * softmax.inv_sum;
-  Compute common = -(at_label + mean) * softmax.inv_sum;
-  Compute by_label = -mean * (softmax.label_e * softmax.inv_sum);
-  GradCoeffs<Compute> row{Compute(0), Compute(0), Compute(0), Compute(0)};
-  if constexpr (Program::kVoxel == kRow) {
-    // A NaN among the logits is in their sum, and so in every gradient, without a mark. Weights may be NaN besides.
-    constexpr bool kMarksLost = Program::kWeighted || Program::kSmoothed;
-    row = voxel_row<kMarksLost>(program, classes, softmax, target.label, i).grad_coeffs;
-    by_label = scalar_fma(voxel_scale, row.target, by_label);
-    common = scalar_fma(voxel_scale, row.exp_coeff, common);
-  }
+  const LabelGradient<Compute> of_label =
+      gradient_of_label(program, classes, softmax, target, i, coeffs, voxel_scale, sum);
   // A bit, of few classes, is one instruction for all.
   const unsigned own = Program::kTile > 0 ? 0u : opaque(1u << target.label);
   Compute total = Compute(0);
 #pragma unroll(Program::kLoop)
   for (int c = 0; c < classes.count(); ++c) {
-    Compute y = softmax.exponential(classes, c, i) * scalar_fma(coeffs.of_other(c), softmax.inv_sum, common);
+    Compute y = of_label.of_other(softmax.exponential(classes, c, i), coeffs.of_other(c), softmax.inv_sum);
     if constexpr (Program::kVoxel == kRow && Program::kSmoothed) {
-      y -= voxel_scale * (row.weight_coeff * program.weight(c));
+      y -= voxel_scale * (of_label.row.weight_coeff * program.weight(c));
     }
     const bool is_own = Program::kTile > 0 ? c == target.label : (own & (1u << c)) != 0;
-    y = is_own ? by_label : y;
+    y = is_own ? of_label.by_label : y;
     if constexpr (Program::kVoxel == kElement) {
       const auto cost = element_loss<kMode | 1u>(program, classes, c, i, c == target.label ? Compute(1) : Compute(0));
       y += voxel_scale * tangent_or_zero(cost, 0);
@@ -311,6 +334,14 @@ __device__ __forceinline__ void load_coefficients(const Program& program, const 
   }
 }
 
+// The factor of the gradients of the losses of voxels.
+template <class Program, class Result>
+__device__ __forceinline__ typename Program::Compute scale_of_voxels(const Program& program, const double* residual,
+                                                                     const Result* grad_output) {
+  const double factor = residual[program.space.samples * 3 * program.classes()];
+  return static_cast<typename Program::Compute>(factor * widen<double>(grad_output[0]));
+}
+
 // Clears the gradients of voxels that do not count.
 template <class Program>
 __device__ __forceinline__ void clear_uncounted(
@@ -354,8 +385,7 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
     classes.template load<true>(program, offset);
     if (turn == 0) {
       load_coefficients(program, groups, residual, grad_output, per_group, sample, numbers);
-      voxel_scale =
-          static_cast<Compute>(residual[program.space.samples * 3 * program.classes()] * widen<double>(grad_output[0]));
+      voxel_scale = scale_of_voxels(program, residual, grad_output);
       __syncthreads();
     }
     if (!exists) break;
@@ -409,20 +439,23 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
 
 constexpr int kGradientThreads = 128;  // engines/regions/layout.py: GRADIENT_THREADS
 
-// The inverse of load_tile.
-template <int kThreads, class Program>
+// The inverse of load_tile, from a tile of numbers or of stored elements.
+template <int kThreads, int kPitch, class Program, class Number>
 __device__ __forceinline__ void store_packed_tile(const Program& program, int64 sample, int64 begin, int count,
-                                                  const typename Program::Compute* tile,
-                                                  typename Program::Input* gradients) {
+                                                  const Number* tile, typename Program::Input* gradients) {
   using Input = typename Program::Input;
-  constexpr int kPitch = TileClasses<Program>::kPitch;
   const int classes = program.classes(), all = count * classes;
   Input* const to = gradients + sample * program.space.sample_stride[kGradientsOfInputs] + begin * classes;
-  const unsigned inverse = 0xffffffffu / static_cast<unsigned>(classes) + 1u;
+  const unsigned inverse = inverse_of(classes);
 #pragma unroll 4
   for (int i = threadIdx.x; i < all; i += kThreads) {
-    const int voxel = static_cast<int>(static_cast<unsigned long long>(i) * inverse >> 32), c = i - voxel * classes;
-    to[i] = Narrow<Input>::from(tile[c * kPitch + voxel]);
+    const int voxel = divided(i, inverse), c = i - voxel * classes;
+    const Number x = tile[c * kPitch + voxel];
+    if constexpr (kSameType<Number, Input>) {
+      to[i] = x;
+    } else {
+      to[i] = Narrow<Input>::from(x);
+    }
   }
 }
 
@@ -464,8 +497,7 @@ __device__ __forceinline__ void write_tile_gradients(const Program& program, con
     load_tile<kGradientThreads>(program, sample, begin, count, tile);
     if (begin == first) {
       load_coefficients(program, groups, residual, grad_output, per_group, sample, numbers);
-      voxel_scale =
-          static_cast<Compute>(residual[program.space.samples * 3 * classes_count] * widen<double>(grad_output[0]));
+      voxel_scale = scale_of_voxels(program, residual, grad_output);
     }
     __syncthreads();
     if (static_cast<int>(threadIdx.x) < count) {
@@ -486,7 +518,8 @@ __device__ __forceinline__ void write_tile_gradients(const Program& program, con
     }
     __syncthreads();
     if constexpr (Program::kPackedGradients && kInput) {
-      store_packed_tile<kGradientThreads>(program, sample, begin, count, tile, input_gradients);
+      store_packed_tile<kGradientThreads, TileClasses<Program>::kPitch>(program, sample, begin, count, tile,
+                                                                        input_gradients);
       __syncthreads();
     }
   }
@@ -524,8 +557,7 @@ __device__ __forceinline__ void write_staged_gradients(const Program& program, c
   typename Program::Input* to = gradients + offset.at(kGradientsOfInputs, 0);
   staged.copy(count > 0);
   load_coefficients(program, groups, residual, grad_output, per_group, sample, numbers);
-  const Compute voxel_scale =
-      static_cast<Compute>(residual[program.space.samples * 3 * program.classes()] * widen<double>(grad_output[0]));
+  const Compute voxel_scale = scale_of_voxels(program, residual, grad_output);
   __syncthreads();
 #pragma unroll 1
   for (int turn = 0; turn < count; ++turn) {

@@ -300,16 +300,66 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
   }
 }
 
-// A voxel's softmax as a tile keeps it.
-template <class Compute>
+// A voxel's target and softmax as a tile keeps them.
+template <class Program>
 struct TileVoxel {
+  using Compute = typename Program::Compute;
   Compute max_logit;
   Compute inv_sum;
   Compute others;
   Compute sum;
   int pivot;
   int label;  // -2 if it does not count
+
+  __device__ __forceinline__ void keep(const VoxelSoftmax<Program>& softmax, const VoxelTarget& target) {
+    if constexpr (Program::kNeedsSoftmax) {
+      max_logit = softmax.max_logit;
+      inv_sum = softmax.inv_sum;
+      others = softmax.others;
+      sum = softmax.sum;
+      pivot = softmax.pivot;
+    }
+    label = Program::kDense ? 0 : target.label;
+  }
+  // What the voxel adds to the sums of a class.
+  template <class Classes>
+  __device__ __forceinline__ Summands<Compute> summands_of(const Program& program, const Classes& classes,
+                                                           int c) const {
+    VoxelSoftmax<Program> softmax;
+    softmax.max_logit = max_logit;
+    softmax.inv_sum = inv_sum;
+    softmax.others = others;
+    softmax.sum = sum;
+    softmax.pivot = pivot;
+    const VoxelTarget target{label, true, false};
+    return summands<Program::kOverlap>(probability(program, classes, softmax, c, 0),
+                                       target_of<Program>(classes, target, c, 0));
+  }
 };
+
+// Stores the sums of a chunk: those of classes, and what threads have of whole voxels, which warps add up and leave in
+// `of_warp`. Preconditions: all threads call it, with a barrier behind what they wrote to `totals`.
+template <class Total>
+__device__ __forceinline__ void store_chunk(const Total* totals, Total spoilt, Total cost, Total count,
+                                            Total (*of_warp)[3], int classes, Total* partials) {
+  const Total of_voxels[3] = {spoilt, cost, count};
+#pragma unroll
+  for (int k = 0; k < 3; ++k) {
+    const Total sum = warp_total(of_voxels[k]);
+    if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp][k] = sum;
+  }
+  __syncthreads();
+  for (int k = threadIdx.x; k < 3 * classes + 3; k += kSumThreads) {
+    Total sum(0.0);
+    if (k < 3 * classes) {
+      sum = totals[k];
+    } else {
+      for (int w = 0; w < kSumWarps; ++w) sum += of_warp[w][k - 3 * classes];
+    }
+    partials[k] = sum;
+  }
+  __syncthreads();
+}
 
 // `totals` are 3 C numbers of shared memory.
 template <class Program, class Classes = ClassesOf<Program>, class Total>
@@ -317,9 +367,9 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
                                              Total* partials, Total* totals) {
   using Compute = typename Program::Compute;
   // Doubles, because numbers with a tangent have constructors.
-  __shared__ double tile_memory[kTile * sizeof(TileVoxel<Compute>) / sizeof(double)];
+  __shared__ double tile_memory[kTile * sizeof(TileVoxel<Program>) / sizeof(double)];
   __shared__ double memory_of_warps[kSumWarps * 3 * sizeof(Total) / sizeof(double)];
-  TileVoxel<Compute>* const tile = reinterpret_cast<TileVoxel<Compute>*>(tile_memory);
+  TileVoxel<Program>* const tile = reinterpret_cast<TileVoxel<Program>*>(tile_memory);
   Total(*const of_warp)[3] = reinterpret_cast<Total(*)[3]>(memory_of_warps);
   const int classes_count = program.classes(), numbers = 3 * classes_count + 3;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -333,7 +383,7 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
       const int64 begin = (first + turn) * kTile;
       __syncthreads();  // the tile before may still be read
       for (int v = threadIdx.x; v < kTile; v += kSumThreads) {
-        TileVoxel<Compute> kept;
+        TileVoxel<Program> kept;
         kept.label = -2;
         if (begin + v < voxels) {
           VectorOffsets<Program::kVecSize, Program::kWide> offset;
@@ -350,15 +400,8 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
           if (target.spoilt) spoilt += Total(1.0);
           if (target.sound) {
             VoxelSoftmax<Program> softmax;
-            if constexpr (Program::kNeedsSoftmax) {
-              softmax.find(program, classes, 0, target.label);
-              kept.max_logit = softmax.max_logit;
-              kept.inv_sum = softmax.inv_sum;
-              kept.others = softmax.others;
-              kept.sum = softmax.sum;
-              kept.pivot = softmax.pivot;
-            }
-            kept.label = Program::kDense ? 0 : target.label;
+            if constexpr (Program::kNeedsSoftmax) softmax.find(program, classes, 0, target.label);
+            kept.keep(softmax, target);
             if constexpr (Program::kVoxel != kNoVoxelLoss) {
               const VoxelCost<Compute> of_voxel = voxel_cost(program, classes, softmax, target, 0);
               cost += as_double(of_voxel.value);
@@ -374,21 +417,13 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
         Summands<Compute> sum{Compute(0), Compute(0), Compute(0)};
 #pragma unroll 1
         for (int v = lane; v < kTile; v += kWarp) {
-          const TileVoxel<Compute> kept = tile[v];
+          const TileVoxel<Program> kept = tile[v];
           if (kept.label == -2) continue;
           VectorOffsets<Program::kVecSize, Program::kWide> offset;
           program.space.offsets(sample, begin + v, offset);
           Classes classes;
           classes.template load<false>(program, offset);
-          VoxelSoftmax<Program> softmax;
-          softmax.max_logit = kept.max_logit;
-          softmax.inv_sum = kept.inv_sum;
-          softmax.others = kept.others;
-          softmax.sum = kept.sum;
-          softmax.pivot = kept.pivot;
-          const VoxelTarget target{kept.label, true, false};
-          const Summands<Compute> s = summands<Program::kOverlap>(probability(program, classes, softmax, c, 0),
-                                                                  target_of<Program>(classes, target, c, 0));
+          const Summands<Compute> s = kept.summands_of(program, classes, c);
           sum.hit += s.hit;
           sum.false_positive += s.false_positive;
           sum.false_negative += s.false_negative;
@@ -403,25 +438,8 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
         }
       }
     }
-    spoilt = warp_total(spoilt);
-    cost = warp_total(cost);
-    count = warp_total(count);
-    if (lane == 0) {
-      of_warp[warp][0] = spoilt;
-      of_warp[warp][1] = cost;
-      of_warp[warp][2] = count;
-    }
     __syncthreads();
-    for (int k = threadIdx.x; k < numbers; k += kSumThreads) {
-      Total sum(0.0);
-      if (k < 3 * classes_count) {
-        sum = totals[k];
-      } else {
-        for (int w = 0; w < kSumWarps; ++w) sum += of_warp[w][k - 3 * classes_count];
-      }
-      partials[chunk * numbers + k] = sum;
-    }
-    __syncthreads();
+    store_chunk(totals, spoilt, cost, count, of_warp, classes_count, partials + chunk * numbers);
   }
 }
 
@@ -445,7 +463,7 @@ __device__ __forceinline__ void sum_in_shared_tiles(const Program& program, int6
   using Compute = typename Program::Compute;
   constexpr int kTileSize = Program::kTile, kEach = kTileSize / kWarp, kPitch = TileClasses<Program>::kPitch;
   constexpr int kWords = 16 / static_cast<int>(sizeof(Compute));
-  using Kept = Choose<Program::kLabelApart, LabelledVoxel<Compute>, TileVoxel<Compute>>;
+  using Kept = Choose<Program::kLabelApart, LabelledVoxel<Compute>, TileVoxel<Program>>;
   __shared__ Kept kept_of[kTileSize];
   __shared__ double of_warp[kSumWarps][3];
   const int classes_count = program.classes(), numbers = 3 * classes_count + 3;
@@ -493,15 +511,8 @@ __device__ __forceinline__ void sum_in_shared_tiles(const Program& program, int6
               kept = {softmax.inv_sum, softmax.label_e * softmax.inv_sum, softmax.others * softmax.inv_sum,
                       target.label};
             } else {
-              if constexpr (Program::kNeedsSoftmax) {
-                softmax.find(program, classes, 0, target.label);
-                kept.max_logit = softmax.max_logit;
-                kept.inv_sum = softmax.inv_sum;
-                kept.others = softmax.others;
-                kept.sum = softmax.sum;
-                kept.pivot = softmax.pivot;
-              }
-              kept.label = Program::kDense ? 0 : target.label;
+              if constexpr (Program::kNeedsSoftmax) softmax.find(program, classes, 0, target.label);
+              kept.keep(softmax, target);
             }
             if constexpr (Program::kVoxel != kNoVoxelLoss) {
               const VoxelCost<Compute> of_voxel = voxel_cost(program, classes, softmax, target, 0);
@@ -533,20 +544,12 @@ __device__ __forceinline__ void sum_in_shared_tiles(const Program& program, int6
         } else {
 #pragma unroll 1
           for (int v = lane; v < count; v += kWarp) {
-            const TileVoxel<Compute> kept = kept_of[v];
+            const TileVoxel<Program> kept = kept_of[v];
             if (kept.label == -2) continue;
             VectorOffsets<Program::kVecSize, Program::kWide> offset;
             program.space.offsets(sample, begin + v, offset);
             const TileClasses<Program> classes(program, tile, v, offset);
-            VoxelSoftmax<Program> softmax;
-            softmax.max_logit = kept.max_logit;
-            softmax.inv_sum = kept.inv_sum;
-            softmax.others = kept.others;
-            softmax.sum = kept.sum;
-            softmax.pivot = kept.pivot;
-            const VoxelTarget target{kept.label, true, false};
-            const Summands<Compute> s = summands<Program::kOverlap>(probability(program, classes, softmax, c, 0),
-                                                                    target_of<Program>(classes, target, c, 0));
+            const Summands<Compute> s = kept.summands_of(program, classes, c);
             sum.hit += s.hit;
             sum.false_positive += s.false_positive;
             sum.false_negative += s.false_negative;
@@ -574,24 +577,7 @@ __device__ __forceinline__ void sum_in_shared_tiles(const Program& program, int6
         totals[k] += sum;
       }
     }
-    spoilt = warp_sum(spoilt);
-    cost = warp_sum(cost);
-    voxel_count = warp_sum(voxel_count);
-    if (lane == 0) {
-      of_warp[warp][0] = spoilt;
-      of_warp[warp][1] = cost;
-      of_warp[warp][2] = voxel_count;
-    }
     __syncthreads();
-    for (int k = threadIdx.x; k < numbers; k += kSumThreads) {
-      double sum = 0.0;
-      if (k < 3 * classes_count) {
-        sum = totals[k];
-      } else {
-        for (int w = 0; w < kSumWarps; ++w) sum += of_warp[w][k - 3 * classes_count];
-      }
-      partials[chunk * numbers + k] = sum;
-    }
-    __syncthreads();
+    store_chunk(totals, spoilt, cost, voxel_count, of_warp, classes_count, partials + chunk * numbers);
   }
 }

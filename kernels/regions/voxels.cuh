@@ -26,6 +26,17 @@ enum Activation { kSoftmax, kSigmoid, kProbabilities };
 enum OverlapKind { kProduct, kMinimum, kSquared };
 enum VoxelLoss { kNoVoxelLoss, kRow, kTerm, kElement };
 
+// The value of a number, and a value with the tangent of another number. Numbers with a tangent have versions of their
+// own (region_hvp.cuh).
+template <class T>
+__device__ __forceinline__ T value_of(T x) {
+  return x;
+}
+template <class T>
+__device__ __forceinline__ T with_tangent_of(T value, T) {
+  return value;
+}
+
 // Offsets of kVecSize neighbouring voxels in every stream. With kWide they are contiguous where that matters.
 template <int kVecSize, bool kWide>
 struct VectorOffsets {
@@ -65,7 +76,7 @@ struct VoxelSpace {
 // Operands and the choices that kernels are compiled for.
 template <class Loss_, class Space_, class Input_, class Target_, class Weight_, bool kMasked_, bool kDense_,
           int kActivation_, int kOverlap_, int kVoxel_, bool kSmoothed_, int kClasses_, int kVecSize_, bool kWide_,
-          int kTile_, bool kPackedInput_, bool kPackedGradients_>
+          int kTile_, int kTileWord_, bool kPackedInput_, bool kPackedGradients_>
 struct RegionProgram {
   using Loss = Loss_;
   using Space = Space_;
@@ -78,20 +89,23 @@ struct RegionProgram {
   static constexpr int kActivation = kActivation_, kOverlap = kOverlap_, kVoxel = kVoxel_;
   static constexpr int kClasses = kClasses_, kVecSize = kVecSize_;
   static constexpr bool kWide = kWide_;
-  // Voxels of a tile whose logits are in shared memory, or 0; and whether the classes of a voxel lie side by side, and
-  // its neighbours behind them, in the input and in its gradients.
-  static constexpr int kTile = kTile_;
+  // Voxels of a tile whose logits are in shared memory, or 0, and of a word in which they are copied; and whether the
+  // classes of a voxel lie side by side, and its neighbours behind them, in the input and in its gradients.
+  static constexpr int kTile = kTile_, kTileWord = kTileWord_;
   static constexpr bool kPackedInput = kPackedInput_, kPackedGradients = kPackedGradients_;
   static constexpr int kUnroll = kClasses > 0 ? kClasses : 1;
   // Classes of a loop without a branch between them.
   static constexpr int kLoop = kClasses > 0 ? kClasses : (kTile > 0 ? 4 : 1);
-  // Exponentials take the place of a tile's logits, which nothing else looks at.
-  static constexpr bool kKeepsExponentials =
+  // No more than the softmax and the label's logit is needed of the logits of a tile. Then they lie there as they are
+  // stored (StoredTile), by labels alone, of 16 bits or with a tangent; or exponentials take their places.
+  static constexpr bool kOnlySoftmax =
       kTile > 0 && kActivation == kSoftmax && (kVoxel == kNoVoxelLoss || (kVoxel == kRow && !kSmoothed));
-  // Labels under a softmax, with classes in registers or their exponentials in shared memory: the label's class is
-  // taken apart from the others, which then need no comparison of their own for each sum.
-  static constexpr bool kLabelApart =
-      !kDense && kActivation == kSoftmax && kOverlap == kProduct && (kClasses > 0 || kKeepsExponentials);
+  static constexpr bool kProductOfLabels = !kDense && kActivation == kSoftmax && kOverlap == kProduct;
+  static constexpr bool kStoredTile = kOnlySoftmax && kProductOfLabels && (sizeof(Input) == 2 || kHasTangent<Compute>);
+  static constexpr bool kKeepsExponentials = kOnlySoftmax && !kStoredTile;
+  // Labels under a softmax, with classes in registers or shared memory: the label's class is taken apart from the
+  // others, which then need no comparison of their own for each sum.
+  static constexpr bool kLabelApart = kProductOfLabels && (kClasses > 0 || kKeepsExponentials || kStoredTile);
   static constexpr bool kNeedsSoftmax = kActivation == kSoftmax || kVoxel == kRow || kVoxel == kTerm;
 
   Loss loss;
@@ -106,6 +120,10 @@ struct RegionProgram {
 
   __device__ __forceinline__ int classes() const {
     return kClasses > 0 ? kClasses : static_cast<int>(space.classes);
+  }
+  // The first class of a voxel in the input or its gradients.
+  static __device__ __forceinline__ int64 first_class(const VectorOffsets<kVecSize, kWide>& offset, int stream, int i) {
+    return kPackedInput && kClasses > 0 ? offset.at(stream, 0) + i * kClasses : offset.at(stream, i);
   }
   __device__ __forceinline__ Compute weight(int c) const {
     if constexpr (kWeighted) return widen<Compute>(load_pack<1>(weights + c).element[0]);
@@ -342,12 +360,30 @@ struct TileClasses {
   }
 };
 
-// Elements of a tile that a thread has in flight, if they are converted on the way.
+// Elements of a tile that a thread has in flight, if they pass through its registers.
 constexpr int kTileBatch = 16;
+constexpr int kStoredBatch = 8;
 
 // Copies elements to a tile, of which element k of this thread is `from(k)` and belongs to `to(k)`, for k below
-// `count`. Those that are stored as they are computed go without registers, all at once. A batch has no loop behind it,
-// whose loads would wait for each other.
+// `count`; `converted` is what a pack of one is stored as. A batch has no loop behind it, whose loads would wait for
+// each other.
+template <int kBatch, class Input, class From, class To, class Converted>
+__device__ __forceinline__ void copy_in_batches(int count, const From& from, const To& to, const Converted& converted) {
+#pragma unroll 1
+  for (int first = 0; first < count; first += kBatch) {
+    Pack<Input, 1> x[kBatch];
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      if (first + k < count) x[k] = load_pack<1>(from(first + k));
+    }
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      if (first + k < count) *to(first + k) = converted(x[k]);
+    }
+  }
+}
+
+// Version for numbers of the arithmetic. Those that are stored as such go without registers, all at once.
 template <class Input, class Compute, class From, class To>
 __device__ __forceinline__ void copy_to_tile(int count, const From& from, const To& to) {
   if constexpr (kSameType<Input, Compute>) {
@@ -356,19 +392,17 @@ __device__ __forceinline__ void copy_to_tile(int count, const From& from, const 
     cp_async_commit();
     cp_async_wait_all();
   } else {
-#pragma unroll 1
-    for (int first = 0; first < count; first += kTileBatch) {
-      Pack<Input, 1> x[kTileBatch];
-#pragma unroll
-      for (int k = 0; k < kTileBatch; ++k) {
-        if (first + k < count) x[k] = load_pack<1>(from(first + k));
-      }
-#pragma unroll
-      for (int k = 0; k < kTileBatch; ++k) {
-        if (first + k < count) *to(first + k) = widen_element<Compute>(x[k], 0);
-      }
-    }
+    copy_in_batches<kTileBatch, Input>(count, from, to,
+                                       [](const Pack<Input, 1>& x) { return widen_element<Compute>(x, 0); });
   }
+}
+
+// i / divisor = i times this number / 2^32: exact for the elements of a tile, as kTile C^2 is below 2^32.
+__device__ __forceinline__ unsigned inverse_of(int divisor) {
+  return 0xffffffffu / static_cast<unsigned>(divisor) + 1u;
+}
+__device__ __forceinline__ int divided(int i, unsigned inverse) {
+  return static_cast<int>(static_cast<unsigned long long>(i) * inverse >> 32);
 }
 
 // Copies `count` voxels of a sample from `begin` on to a tile. Preconditions: blockDim.x is kThreads, a multiple of
@@ -383,13 +417,11 @@ __device__ __forceinline__ void load_tile(const Program& program, int64 sample, 
   if constexpr (Program::kPackedInput) {
     const Input* const first = program.input + sample * program.space.sample_stride[kInputs] + begin * classes;
     const int own = (count * classes - thread + kThreads - 1) / kThreads;
-    // i / classes by multiplication: exact, as kTile C^2 is below 2^32.
-    const unsigned inverse = 0xffffffffu / static_cast<unsigned>(classes) + 1u;
+    const unsigned inverse = inverse_of(classes);
     copy_to_tile<Input, Compute>(
         own, [=](int k) { return first + thread + k * kThreads; },
         [=](int k) {
-          const int i = thread + k * kThreads;
-          const int voxel = static_cast<int>(static_cast<unsigned long long>(i) * inverse >> 32);
+          const int i = thread + k * kThreads, voxel = divided(i, inverse);
           return tile + (i - voxel * classes) * kPitch + voxel;
         });
   } else {
@@ -434,10 +466,13 @@ __device__ __forceinline__ VoxelTarget voxel_target(const Program& program, cons
   return found;
 }
 
-// exp(x - max_logit), with kNarrow in two instructions.
-template <class Compute>
+__device__ __forceinline__ float exp2_of_difference(float x, float max_logit) {
+  return exp2_ftz(fmaf(x, kLog2E, -max_logit * kLog2E));
+}
+// exp(x - max_logit) of a logit that is stored as `Input`, with kNarrow in two instructions.
+template <class Input, class Compute>
 __device__ __forceinline__ Compute difference_exponential(Compute x, Compute max_logit) {
-  if constexpr (kNarrow && kSingle<Compute>) return exp2_ftz(fmaf(x, kLog2E, -max_logit * kLog2E));
+  if constexpr (kNarrow && kSingle<Compute>) return exp2_of_difference(x, max_logit);
   return exp_of_difference(x - max_logit);
 }
 
@@ -466,9 +501,8 @@ struct VoxelSoftmax {
       classes.overwrite(label, -scalar_infinity(Compute()));
       find_apart<true>(classes, i, target, logit);
     } else {
-      const int64 voxel = Program::kPackedInput ? offset.at(kInputs, 0) + i * Program::kClasses : offset.at(kInputs, i);
-      const Compute logit =
-          widen<Compute>(program.input[voxel + static_cast<int64>(label) * program.space.class_stride[kInputs]]);
+      const int64 at = static_cast<int64>(label) * program.space.class_stride[kInputs];
+      const Compute logit = widen<Compute>(program.input[Program::first_class(offset, kInputs, i) + at]);
       find_apart<false>(classes, i, target, logit);
     }
   }
@@ -483,7 +517,7 @@ struct VoxelSoftmax {
     others = Compute(0);
 #pragma unroll(Program::kLoop)
     for (int c = 0; c < classes.count(); ++c) {
-      Compute y = difference_exponential(classes.input(c, i), max_logit);
+      Compute y = difference_exponential<typename Program::Input>(classes.input(c, i), max_logit);
       if constexpr (!kLabelOut) y = c == label ? Compute(0) : y;
       keep(classes, c, y);
       others += y;
@@ -642,13 +676,15 @@ __device__ __forceinline__ RowResult<typename Program::Compute> voxel_row(const 
   sums.softmax.exp_sum = softmax.others;
   sums.weighted_gap = sums.weight_sum = Compute(0);
   Compute z = Compute(0);
-  constexpr bool kKnown = Program::kLabelApart || Program::kKeepsExponentials;
-  if constexpr (kKnown) z = softmax.label_logit;
+  if constexpr (Program::kLabelApart || Program::kKeepsExponentials) {
+    z = softmax.label_logit;
+  } else {
 #pragma unroll(Program::kLoop)
-  for (int c = 0; c < (kKnown ? 0 : program.classes()); ++c) {
-    // Read in front of the comparison: behind it the index would be the label, and the array in local memory.
-    const Compute x = force_computed(classes.input(c, i));
-    z = c == label ? x : z;
+    for (int c = 0; c < program.classes(); ++c) {
+      // Read in front of the comparison: behind it the index would be the label, and the array in local memory.
+      const Compute x = force_computed(classes.input(c, i));
+      z = c == label ? x : z;
+    }
   }
   if constexpr (Program::kSmoothed) {
 #pragma unroll(Program::kLoop)

@@ -604,7 +604,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "sums whose tangents are left out of second derivatives",
         SECOND_OF_REGIONS,
-        "load_with_tangents",
+        "load_coefficients",
         r"static_cast<Scalar>\(x\.tangent\)",
         "Scalar(0)",
         ("regions, second",),

@@ -12,6 +12,7 @@ from cupylosses.engines.regions.definition import RegionLoss
 from cupylosses.engines.regions.layout import (
     GRADIENT_THREADS,
     SECOND_BLOCKS,
+    STORED_BLOCKS,
     THREADS,
     columns_of_sums,
     resident,
@@ -22,7 +23,7 @@ from cupylosses.jit.glue import STORAGE, call_signature, counted_divisor, writte
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR, nested
 
-FILES = (*FUNCTOR, "regions/regions.cuh")
+FILES = (*FUNCTOR, "regions/tiles.cuh")
 SECOND_FILES = nested((*FUNCTOR, "regions/region_hvp.cuh"))
 
 #: Entry points: what each computes.
@@ -62,7 +63,7 @@ class RegionKernel(Kernel):
 
     ``class_weight`` and ``weight`` are dtypes, or "". ``static`` is that of the call without what kernels take as
     arguments. ``held`` classes are in registers, or none; with ``wide`` vectors are read at once. ``tile`` voxels have
-    their logits in shared memory, or 0; ``packed`` is that of the layout.
+    their logits in shared memory, or 0; ``packed`` and ``word`` are those of the layout.
     """
 
     loss: RegionLoss
@@ -84,6 +85,7 @@ class RegionKernel(Kernel):
     counted: bool = False
     tile: int = 0
     packed: tuple[bool, bool] = (False, False)
+    word: int = 0
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -125,6 +127,7 @@ class RegionKernel(Kernel):
             + ["staged"] * self.staged
             + ["counted"] * self.counted
             + [f"tiles-of-{self.tile}"] * bool(self.tile)
+            + [f"words-of-{self.word}"] * bool(self.word)
             + [f"packed{''.join([str(int(x)) for x in self.packed])}"] * any(self.packed)
         )
         if self.kind in ("from_residual", "hvp"):
@@ -148,7 +151,7 @@ class RegionKernel(Kernel):
             written = zip((input, target), ("input", "target"), self.gradients, strict=True)
             arrays += [f"{kind}* {name}_gradients" for kind, name, wanted in written if wanted]
         if self.kind in SECOND:
-            own = ["double* partials", "double* coefficients", f"{result}* value"]
+            own = ["double* memory", "double* coefficients", f"{result}* value"]
             own += [f"const {result}* grad_output", "int64 per_group"]
         elif self.kind == "from_residual":
             own = ["const double* residual", f"const {result}* grad_output", "int64 per_group"]
@@ -229,7 +232,8 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     second = kind in SECOND
     yield (
         f"using {'Base' if second else 'Program'} = RegionProgram<Loss, Space, {input}, {target}, {weight}, "
-        f"{', '.join(choices)}, {_bool(kernel.wide)}, {kernel.tile}, {', '.join(map(_bool, kernel.packed))}>;"
+        f"{', '.join(choices)}, {_bool(kernel.wide)}, {kernel.tile}, {kernel.word}, "
+        f"{', '.join(map(_bool, kernel.packed))}>;"
     )
     yield from ["using Program = RegionHvpProgram<Base>;"] * second
     rules = [_POOL[static.pool], _ABSENT[static.absent], _WEIGHTING[static.weighting]]
@@ -249,15 +253,20 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     blocks = resident(kernel.held, ITEMSIZE[kernel.compute], bool(static.voxel)) if kind != "groups" else 1
     if second:
         blocks = 1 if kind == "hvp_groups" or kernel.compute == "float64" else 2
+    if kernel.word:
+        blocks = STORED_BLOCKS if kernel.compute == "float32" else 2
     of_groups = ", NestedDual<double>" if second else ""
     yield f"using Groups = GroupProgram<Rules, {class_weight}, {PARTIALS_AHEAD[blocks > 2]}{of_groups}>;"
     fixed = ["int64 ignored", "int64 site", "int64 chunks", "int64 per_chunk"]
     fixed += ["int64 per_piece"] * (kind == "from_residual" and kernel.staged)
+    fixed += ["int64 per_segment"] * (kind in ("value", "hvp_sums", "hvp_groups"))
+    fixed += ["int64 room"] * (kind in ("value", "hvp_groups"))
     fixed += ["const __grid_constant__ Space space"]
     yield ""
     threads = THREADS
     if kind == "hvp":
-        threads, blocks = GRADIENT_THREADS, SECOND_BLOCKS if kernel.compute == "float32" else 2
+        threads, products = GRADIENT_THREADS, SECOND_BLOCKS if kernel.compute == "float32" else 2
+        blocks = blocks * THREADS // GRADIENT_THREADS if kernel.word else products
     if kind == "from_residual":
         threads, blocks = GRADIENT_THREADS, blocks * THREADS // GRADIENT_THREADS
         if kernel.staged:
@@ -266,6 +275,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
     if kind == "value":
         yield from counted_divisor(kernel.counted, False)
+    if kind in ("value", "hvp_sums", "hvp_groups"):
         yield "  const Workspace work = workspace(memory);"
         yield "  double* const partials = work.partials;"
     if kind in ("value", "sums", "from_residual", "hvp_sums", "hvp"):
@@ -280,6 +290,8 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
         if kernel.held:
             columns = "reinterpret_cast<Program::Compute*>(staged)"
             yield f"  sum_with_tangents(program, chunks, per_chunk, sums, {columns});"
+        elif kernel.word:
+            yield "  sum_in_stored_tiles(program, chunks, per_chunk, per_segment, work.segment_tickets, sums, staged);"
         else:
             yield "  sum_in_tiles<Program, ClassesWithTangents<Program>>("
             yield "      program, chunks, per_chunk, sums, reinterpret_cast<NestedDual<double>*>(staged));"
@@ -289,6 +301,9 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
             columns = "reinterpret_cast<Program::Compute*>(staged)"
             at = columns_of_sums(kernel.held, static.label_apart)
             yield f"  sum_in_registers<{_bool(kernel.staged)}>(program, chunks, per_chunk, partials, {columns}, {at});"
+        elif kernel.word:
+            segments = "per_segment, work.segment_tickets" if kind == "value" else "1, nullptr"
+            yield f"  sum_in_stored_tiles(program, chunks, per_chunk, {segments}, partials, staged);"
         elif kernel.tile:
             yield "  sum_in_shared_tiles(program, chunks, per_chunk, partials, reinterpret_cast<double*>(staged));"
         else:
@@ -299,17 +314,17 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     if kind in ("value", "groups", "from_residual", "hvp_groups", "hvp"):
         numbers = ", ".join(NUMBERS)
         partials = "nullptr" if kind in ("from_residual", "hvp") else "partials"
-        yield f"  Groups groups{{{{{numbers}}}, {weights}, space.samples, space.classes, chunks,"
+        per_segment = "per_segment" if kind in ("value", "hvp_groups") else "1"
+        yield f"  Groups groups{{{{{numbers}}}, {weights}, space.samples, space.classes, chunks, {per_segment},"
         yield f"                {partials}, nullptr, nullptr, nullptr}};"
-        if kind in ("groups", "hvp_groups"):
+        if kind == "groups":
             yield "  groups.keep(nullptr, -1);"
+        elif kind == "hvp_groups":
+            yield "  extern __shared__ uint4 staged[];"
+            yield "  groups.keep(reinterpret_cast<double*>(staged), room);"
         elif kind == "value":
-            room = "3 * space.classes"
-            if kernel.held:
-                columns_of_all = columns_of_sums(kernel.held, static.label_apart)
-                room = str(columns_of_all * THREADS * ITEMSIZE[kernel.compute] // 8)
             # Nothing reads any more what the sums have left there.
-            yield f"  groups.keep(reinterpret_cast<double*>(staged), {room});"
+            yield "  groups.keep(reinterpret_cast<double*>(staged), room);"
     if kind == "value":
         yield f"  finish_value<{_bool(static.voxel)}>(groups, divisor, value, residual);"
     elif kind == "groups":
@@ -325,7 +340,10 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
         given = [n if w else "nullptr" for n, w in zip(names, kernel.gradients, strict=True)]
         yield "  extern __shared__ uint4 staged[];"
         yield "  const NestedDual<double>* const of_cells = reinterpret_cast<NestedDual<double>*>(coefficients);"
-        yield f"  write_products<{', '.join(map(_bool, kernel.gradients))}>("
+        written = f"write_products<{', '.join(map(_bool, kernel.gradients))}>"
+        if kernel.word:
+            written, given = "write_stored_tiles", given[:1]
+        yield f"  {written}("
         yield "      program, groups, of_cells, grad_output, per_group, chunks, per_chunk,"
         yield f"      {', '.join(given)}, reinterpret_cast<Program::Compute*>(staged));"
     elif kind == "from_residual":
@@ -339,6 +357,9 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
             yield f"                         {given[0]}, {coeffs});"
         else:
             written = "write_tile_gradients" if kernel.tile else "write_gradients"
-            yield f"  {written}<{', '.join(map(_bool, kernel.gradients))}>("
+            written += f"<{', '.join(map(_bool, kernel.gradients))}>"
+            if kernel.word:
+                written, given = "write_stored_tiles", given[:1]
+            yield f"  {written}("
             yield f"      {common}, {', '.join(given)}, {coeffs});"
     yield "}"

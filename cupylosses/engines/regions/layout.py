@@ -7,10 +7,11 @@ nothing up, and depends on the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import gcd, prod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import gcd, isqrt, prod
 
+from cupylosses.engines.device import SEGMENTS
 from cupylosses.engines.strides import MAX_RANK, dimension_words, merge
 from cupylosses.jit.gpu import WARP
 
@@ -36,6 +37,16 @@ PROCESSORS = 132
 #: Voxels of a tile in shared memory, at most and at least, and bytes that it may take with the sums of the lanes.
 SHARED_TILE = (256, 32)
 TILE_BYTES = 60 << 10
+#: Voxels of a tile whose logits lie in shared memory as they are stored (``StoredTile``), at most, when sums are added
+#: up, without and with tangents, and at least; and bytes that it may take with all that belongs to it, above the least
+#: number of voxels, when sums are added up and when gradients are written.
+STORED_TILES = ((256, 128), 32)
+STORED_BYTES = 60 << 10
+STORED_GRADIENT_BYTES = 36 << 10
+#: Blocks of a multiprocessor that registers are limited for, with such tiles.
+STORED_BLOCKS = 3
+#: Chunks of a sample from which on they are added up by segments, and up to which these are one segment.
+SEGMENTED_CHUNKS = (4, 32)
 #: Chunks of tiles, about.
 TILE_CHUNKS = 528
 #: Numbers of the input that a thread writes the gradients of, at least, and blocks of a multiprocessor, at most.
@@ -79,8 +90,9 @@ class VoxelStream:
 class Layout:
     """Launch geometry: ``words`` is the kernel's ``VoxelSpace``; ``held`` the number of classes in registers, or 0;
     ``many`` if voxels have several dimensions; a sample has ``chunks`` of ``per_chunk`` vectors, or tiles. ``tile`` is
-    the number of voxels of a tile in shared memory, or 0; ``packed`` says for input and gradients if a voxel's classes
-    lie side by side, and its neighbours behind them.
+    the number of voxels of a tile in shared memory, or 0, and ``gradient_tile`` that of one when gradients are written;
+    with ``word`` > 0 logits lie there as they are stored, and are copied in words of so many. ``packed`` says for input
+    and gradients if a voxel's classes lie side by side, and its neighbours behind them.
     """
 
     samples: int
@@ -95,6 +107,18 @@ class Layout:
     words: list[int]
     tile: int = 0
     packed: tuple[bool, bool] = (False, False)
+    gradient_tile: int = 0
+    word: int = 0
+
+    @property
+    def per_segment(self) -> int:
+        """Chunks of a segment, which a block adds up (``add_up_segment``)."""
+        least, one = SEGMENTED_CHUNKS
+        if not self.word or self.chunks < least or self.samples > SEGMENTS:
+            return 1
+        if self.chunks <= one:
+            return self.chunks
+        return -(-self.chunks // min(SEGMENTS // self.samples, isqrt(self.chunks)))
 
     @property
     def numbers(self) -> int:
@@ -111,12 +135,14 @@ def layout(
     room: int,
     heavy: bool = False,
     second: tuple[int, int] | None = None,
+    stored: bool = False,
 ) -> Layout:
     """The layout of voxels of ``shape``, samples first. ``streams`` are input, target, mask and the gradients of the
     first two, in the order of the kernel; ``number`` is the size of a number of the arithmetic; ``room`` the bytes of
     shared memory that a block may ask for; ``heavy`` if voxels have losses of every class, or smoothed labels. Of
     second derivatives, ``second`` are the classes that a thread keeps in registers and the registers for its logits, at
-    most, and the gradient of the input has one stream with its tangent.
+    most, and the gradient of the input has one stream with its tangent. ``stored`` if a tile's logits may lie in shared
+    memory as they are stored.
     """
     samples, *rest = shape
     voxels = prod(rest)
@@ -126,21 +152,29 @@ def layout(
     vec_size = _vec_size(voxels, held, streams[: 1 + dense], registers) if held else 1
     sizes, strides = merge(rest, [x.strides[1:] for x in streams])
     packed = False, False
-    if len(sizes) == 1 and not second:
+    if len(sizes) == 1 and (held or stored or not second):
         places = (streams[0], strides[0][0]), (streams[3], strides[3][0])
         of_input, of_gradients = (_is_packed(x, s, classes, vec_size) for x, s in places)
-        packed = of_input, of_gradients
+        packed = (of_input and of_gradients,) * 2 if second else (of_input, of_gradients)
     others = [(x, s[0]) for i, (x, s) in enumerate(zip(streams, strides)) if not (packed[0] and i in (0, 3))]
     wide = vec_size == 1 or (len(sizes) == 1 and all([_is_wide(x, s, vec_size) for x, s in others]))
-    tile = 0 if held or second else shared_tile(classes, number, room)
+    tile = gradient_tile = word = 0
+    if stored and not held:
+        tile, gradient_tile = stored_tiles(samples, voxels, classes, streams[0].itemsize, number, bool(second), room)
+        copied = [(streams[i], strides[i][0]) for i in (0, 3)]
+        word = _word(voxels, copied) if tile and len(sizes) == 1 and not packed[0] else min(1, tile)
+    elif not (held or second):
+        tile = shared_tile(classes, number, room)
+        gradient_tile = GRADIENT_THREADS if tile else 0
     if not tile and not (held and wide and all(packed)):
         packed = False, False
-    wave = PROCESSORS * resident(held, number, heavy=True)
-    chunks, per_chunk = _chunks(samples, voxels, held, vec_size, wave, tile)
+    wave = PROCESSORS * (STORED_BLOCKS if word else resident(held, number, heavy=True))
+    chunks, per_chunk = _chunks(samples, voxels, held, vec_size, wave if held or word else TILE_CHUNKS, tile)
     many = len(sizes) > 1
     words = [samples, voxels, classes, *(x.classes for x in streams), *(x.strides[0] for x in streams)]
     words += dimension_words(sizes, strides, MAX_RANK if many else 1)
-    return Layout(samples, voxels, classes, held, vec_size, wide, many, chunks, per_chunk, words, tile, packed)
+    found = Layout(samples, voxels, classes, held, vec_size, wide, many, chunks, per_chunk, words, tile, packed)
+    return replace(found, gradient_tile=gradient_tile, word=word)
 
 
 def _vec_size(voxels: int, held: int, streams: Sequence[VoxelStream], room: int) -> int:
@@ -173,6 +207,50 @@ def _is_packed(x: VoxelStream, step: int, classes: int, vec_size: int) -> bool:
     return x.classes == 1 and step == classes and all([y % word == 0 for y in places])
 
 
+def _word(voxels: int, streams: Sequence[tuple[VoxelStream, int]]) -> int:
+    """Voxels of a word in which the logits of a class are copied to a tile, and their tangents: 16 bytes at most."""
+    itemsize = streams[0][0].itemsize
+    word = max(1, 16 // itemsize)
+    while word > 1 and (voxels % word or not all([_is_wide(x, s, word) for x, s in streams])):
+        word //= 2
+    return word if word * itemsize >= 4 else 1
+
+
+def stored_tiles(
+    samples: int, voxels: int, classes: int, itemsize: int, number: int, second: bool, room: int
+) -> tuple[int, int]:
+    """Voxels of a tile of stored logits when sums are added up, and when gradients are written; 0 if there is no room.
+    Few voxels are spread over all multiprocessors.
+    """
+    most, least = STORED_TILES
+    needed = classes, itemsize, number, second
+
+    def chosen(tile: int, bytes_of: Callable[..., int], limit: int) -> int:
+        while tile > least and (bytes_of(*needed, tile) > limit or samples * -(-voxels // tile) < PROCESSORS):
+            tile //= 2
+        return tile if bytes_of(*needed, tile) <= room else 0
+
+    sums = chosen(most[second], stored_sums_bytes, min(STORED_BYTES, room))
+    gradients = chosen(GRADIENT_THREADS, stored_gradient_bytes, min(STORED_GRADIENT_BYTES, room))
+    return (sums, gradients) if sums and gradients else (0, 0)
+
+
+def _stored_bytes(classes: int, itemsize: int, second: bool, tile: int) -> int:
+    """Bytes of a ``StoredTile``, at most."""
+    return classes * (tile * itemsize + 16) * (1 + second)
+
+
+def stored_sums_bytes(classes: int, itemsize: int, number: int, second: bool, tile: int) -> int:
+    """Bytes of ``memory`` of ``sum_in_stored_tiles``."""
+    totals, lanes = -(-3 * classes // 2) * 16, classes * number * WARP // 2
+    return (totals + lanes) * (1 + second) + _stored_bytes(classes, itemsize, second, tile)
+
+
+def stored_gradient_bytes(classes: int, itemsize: int, number: int, second: bool, tile: int) -> int:
+    """Bytes of ``numbers`` of ``write_stored_tiles``."""
+    return -(-3 * classes // 4) * 4 * number * (1 + second) + _stored_bytes(classes, itemsize, second, tile)
+
+
 def shared_tile(classes: int, number: int, room: int) -> int:
     """Voxels of a tile in shared memory when sums are added up; 0 if there is no room. GPUs with less than 99 KiB of
     shared memory may add up in another order.
@@ -199,7 +277,7 @@ def _chunks(samples: int, voxels: int, held: int, vec_size: int, wave: int, tile
     """Chunks of a sample, and vectors, or tiles, of each: of ``wave`` blocks, each has one."""
     if not held:
         tiles = -(-voxels // (tile or TILE))
-        per_chunk = max(1, -(-samples * tiles // TILE_CHUNKS))
+        per_chunk = max(1, -(-samples * tiles // wave))
         return max(1, -(-tiles // per_chunk)), per_chunk
     # Chunks are a multiple of warps, not of blocks: of few samples no chunk is left for a second wave.
     vectors = voxels // vec_size
@@ -219,11 +297,11 @@ def columns_of_sums(held: int, apart: bool) -> int:
 
 def gradient_chunks(x: Layout, processors: int) -> tuple[int, int]:
     """Chunks of a sample, each of one block, when gradients are written, and vectors of each."""
-    vectors = x.voxels // x.vec_size
-    tiles = max(1, -(-vectors // GRADIENT_THREADS))
+    vectors, tile = x.voxels // x.vec_size, x.gradient_tile or GRADIENT_THREADS
+    tiles = max(1, -(-vectors // tile))
     least = -(-GRADIENT_NUMBERS // (x.classes * x.vec_size))
     turns = min(tiles, max(least, -(-x.samples * tiles // (processors * GRADIENT_BLOCKS))))
-    return -(-tiles // turns), turns * GRADIENT_THREADS
+    return -(-tiles // turns), turns * tile
 
 
 def staged_bytes(held: int, vec_size: int, logits: int, labels: int) -> int:

@@ -115,7 +115,11 @@ class RegionPlan(Plan):
             mask = region_layout.VoxelStream(strides, vector=False)
         room = self.machine.chip.shared - region_layout.DECLARED_BYTES
         streams = [input, target, mask, of_input, of_target]
-        return region_layout.layout(self.voxels_shape, self.classes, streams, number, dense, room, heavy, second)
+        narrow = second is not None or ITEMSIZE[self.input.dtype] == 2
+        stored = narrow and self.static.label_apart and not heavy
+        return region_layout.layout(
+            self.voxels_shape, self.classes, streams, number, dense, room, heavy, second, stored
+        )
 
     @cached_property
     def partials(self) -> int:  # type: ignore[override]
@@ -153,22 +157,27 @@ class RegionPlan(Plan):
         """Bytes of dynamic shared memory of a block."""
         x, number = self.layout, ITEMSIZE[self.compute]
         threads, shared = region_layout.THREADS, 0
+        stored = x.classes, ITEMSIZE[self.input.dtype], number, False
         if stage == "from_residual":
             threads, shared = region_layout.GRADIENT_THREADS, 3 * x.classes * number
-            if x.tile:
+            if x.word:
+                shared = region_layout.stored_gradient_bytes(*stored, x.gradient_tile)
+            elif x.tile:
                 shared = region_layout.tile_gradient_bytes(x.classes, number)
         elif stage != "groups":
             columns = region_layout.columns_of_sums(x.held, self.static.label_apart)
             shared = columns * threads * number if x.held else 24 * x.classes
-            if x.tile:
+            if x.word:
+                shared = region_layout.stored_sums_bytes(*stored, x.tile)
+            elif x.tile:
                 shared = region_layout.sums_bytes(x.classes, number, x.tile)
         return -(-shared // 16) * 16 + threads * self._staged_bytes if staged else shared
 
     def _tile(self, stage: str) -> int:
         """Voxels of a tile in shared memory of a stage."""
-        if stage == "groups" or not self.layout.tile:
+        if stage in ("groups", "hvp_groups"):
             return 0
-        return region_layout.GRADIENT_THREADS if stage == "from_residual" else self.layout.tile
+        return self.layout.gradient_tile if stage in ("from_residual", "hvp") else self.layout.tile
 
     def _load(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         x, static = self.layout, self.static
@@ -187,8 +196,11 @@ class RegionPlan(Plan):
             else:
                 chunks, per_chunk = region_layout.gradient_chunks(x, self.machine.processors)
                 blocks = x.samples * chunks
+        shared = self._shared(stage, staged)
+        if stage == "value":
+            piece = x.per_segment, shared // 8
         fixed = (static.ignore_index, self.site, chunks, per_chunk, *piece, x.words)
-        return self.machine.launcher(kernel, blocks, threads, fixed, self._shared(stage, staged))
+        return self.machine.launcher(kernel, blocks, threads, fixed, shared)
 
     def kernel(self, stage: str, wanted: Wanted, staged: bool, counted: bool) -> RegionKernel:
         """The kernel of a stage."""
@@ -199,7 +211,8 @@ class RegionPlan(Plan):
             "" if self.weight is None else self.weight.dtype, static.masked, self.result, self.compute,
             _of_kernel(static, stage),
             tuple(wanted[:2]), x.held, x.vec_size, x.wide, x.many, staged, counted,
-            self._tile(stage), x.packed if stage != "groups" else (False, False),
+            self._tile(stage), x.packed if stage not in ("groups", "hvp_groups") else (False, False),
+            x.word if self._tile(stage) else 0,
         )  # fmt: skip
 
     def unreduced_step(self, counted: bool) -> Step:

@@ -47,27 +47,41 @@ class RegionHvpPlan(RegionPlan):
         x = self.layout
         blocks, threads, shared = 1, region_layout.THREADS, 0
         chunks, per_chunk = x.chunks, x.per_chunk
+        stored = x.classes, ITEMSIZE[self.input.dtype], ITEMSIZE[self.compute], True
         if stage == "hvp_sums":
             blocks = min(x.samples * x.chunks, 32 * self.machine.processors)
             columns = 2 * x.held * self.static.label_apart
             shared = columns * threads * 2 * ITEMSIZE[self.compute] if x.held else 48 * x.classes
+            if x.word:
+                shared = region_layout.stored_sums_bytes(*stored, x.tile)
         elif stage == "hvp":
             threads, shared = region_layout.GRADIENT_THREADS, 6 * x.classes * ITEMSIZE[self.compute]
+            if x.word:
+                shared = region_layout.stored_gradient_bytes(*stored, x.gradient_tile)
             chunks, per_chunk = region_layout.gradient_chunks(x, self.machine.processors)
             blocks = x.samples * chunks
-        fixed = (self.static.ignore_index, self.site, chunks, per_chunk, x.words)
+        elif self._kept_by_groups <= self.machine.chip.shared - region_layout.DECLARED_BYTES:
+            shared = self._kept_by_groups
+        segments = (x.per_segment, shared // 8) if stage == "hvp_groups" else (x.per_segment,) * (stage == "hvp_sums")
+        fixed = (self.static.ignore_index, self.site, chunks, per_chunk, *segments, x.words)
         return self.machine.launcher(self.kernel(stage, wanted, False, counted), blocks, threads, fixed, shared)
+
+    @property
+    def _kept_by_groups(self) -> int:
+        """Bytes of what the second kernel keeps between its steps."""
+        x = self.layout
+        return 8 * (x.samples * (2 * x.numbers + 1) + self.groups * region_layout.SECOND_RECORD)
 
     def run_hvp(
         self, device: Device, arrays: Sequence[Any], scalars: Sequence[float], wanted: Wanted, grad_output: int
     ) -> tuple[Any, list[Any]]:
         """The derivative along the tangent, and the products of the second derivatives with it."""
         x, stream = self.layout, device.stream()
-        count = x.samples * ((x.chunks + 1) * 2 * x.numbers + 1) + self.groups * region_layout.SECOND_RECORD
-        partials = device.empty((count,), (1,), "float64")
+        count = x.samples * x.chunks * 2 * x.numbers + self._kept_by_groups // 8
+        _memory, workspace = device.workspace(stream, count, stream != 0 and device.capturing())
         coefficients = device.empty((2 * (3 * x.samples * x.classes + 1),), (1,), "float64")
         value = device.empty(self.shape, self.strides, self.result)
-        own = device.address(partials), device.address(coefficients), device.address(value), grad_output
+        own = workspace, device.address(coefficients), device.address(value), grad_output
         rest = *own, int(not self.scalar), *scalars, *self.constant.arguments
         pointers = [device.address(array) for array in arrays]
         for stage in ("hvp_sums", "hvp_groups"):
