@@ -130,6 +130,7 @@ def test_every_line_of_the_kernels_is_where_its_label_says(files: tuple[str, ...
 
 
 @pytest.mark.skipif(host.find_compiler() is None, reason="no C++ compiler")
+@pytest.mark.programs
 def test_every_kernel_file_includes_what_it_needs() -> None:
     """Editors parse each file by itself, with the flags of compile_flags.txt."""
     flags = (ROOT / "compile_flags.txt").read_text(encoding="utf-8").split()

@@ -68,6 +68,7 @@ def test_the_first_launch_raises_what_the_compilation_did(kernels: list[Any], mo
         second.launch(11, 13)
 
 
+@pytest.mark.programs
 def test_a_first_loss_imports_no_graph_compiler() -> None:
     """Dynamo and what it imports take seconds, also of those who never compile a graph. So do modules that import
     themselves when their attributes are asked for.
