@@ -10,9 +10,9 @@ markers:
 ``representatives``  it runs for these only, with or without kernels: it tests shared behaviour;
 ``in_turn``          its kernels run for one representative per setting, in turn;
 ``every_loss``       it runs for every loss, with kernels: it tests formulas, or has a few kernels per loss;
-``plain``            its kernels are compiled without the check for races, which takes a tenth of the time: it tests
-                     formulas, options, or what surrounds kernels, and tests of the engine check the same kernels of
-                     other losses, dtypes or options;
+``plain``            its kernels are compiled without the check for races, which takes a tenth of the time, and without
+                     optimization: it tests formulas, options, or what surrounds kernels, and tests of the engine check
+                     the same kernels of other losses, dtypes or options;
 ``races``            they are checked nevertheless, in a module that is marked ``plain``;
 ``programs``         it runs with ``--programs`` or ``--thorough`` only, as .ci/run does: it waits for programs of its
                      own, such as processes that talk to each other, or the compiler of what Inductor generates;
@@ -46,6 +46,7 @@ from cupylosses.definition.registry import registry
 from cupylosses.engines.cache import plans
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import host
+from cupylosses.testing.host.settings import settings as settings_of_the_host
 
 #: Free memory that a test marked ``large`` may use.
 LARGE_BYTES = 24 << 30
@@ -261,7 +262,8 @@ def cupy(request: pytest.FixtureRequest) -> Iterator[Any]:
         return
     from tools import cupy_stand_in as stand_in
 
-    with stand_in.cupy(seed=zlib.crc32(request.node.nodeid.encode()) % 4) as module:
+    chosen = {"sanitize": settings_of_the_host().sanitize} if request.node.get_closest_marker("plain") else {}
+    with stand_in.cupy(seed=zlib.crc32(request.node.nodeid.encode()) % 4, **chosen) as module:
         yield module
 
 

@@ -94,6 +94,7 @@ def test_later_kernels_wait_until_the_first_one_has_passed_the_empty_program(mon
     later()  # Nor does it wait where the first one has failed.
 
 
+@pytest.mark.programs
 def test_a_first_loss_imports_no_graph_compiler() -> None:
     """Dynamo and what it imports take seconds, also of those who never compile a graph. So do modules that import
     themselves when their attributes are asked for.

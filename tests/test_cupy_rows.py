@@ -15,7 +15,7 @@ import torch
 from cupy_memory import array, tensor
 from devices import GPU, KERNELS, WAIT
 from grids import in_turn, short_or_full
-from test_rows import build, cases, few_cases
+from test_rows import build, cases, few_cases, kernel_cases
 from torch import Tensor
 
 import cupylosses.functional as F
@@ -82,9 +82,13 @@ def drawn(kind: str, reduction: str = "mean", rows: int = 37, classes: int = 43)
 # The bits of tensors
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize(
     ("what", "setting", "turn"),
-    [pytest.param(*x.values, i, id=str(x.id)) for i, x in enumerate(short_or_full(few_cases(cases(1)), cases(1)))],
+    [
+        pytest.param(*x.values, i, id=str(x.id))
+        for i, x in enumerate(short_or_full(few_cases(kernel_cases()), cases(1)))
+    ],
 )
 def test_bits_are_those_of_tensors(cupy: Any, what: str, setting: Mapping[str, Any], turn: int) -> None:
     """Every choice of every option, with some loss; with each loss under ``--thorough``. Gradients of each operand

@@ -491,6 +491,7 @@ print(F.mse_loss(numpy.array([1.0, 3.0]), numpy.array([0.0, 1.0])))
     assert python(program, without=("torch", "cupy")) == "2.5"
 
 
+@pytest.mark.programs
 def test_cpu_tensors_load_no_cupy(python: Callable[..., str]) -> None:
     program = """
 import torch, cupylosses.functional as F

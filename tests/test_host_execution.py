@@ -726,6 +726,7 @@ def test_switch_comes_back_after_an_error() -> None:
     assert host.settings.settings() == Settings()
 
 
+@pytest.mark.programs
 def test_switch_by_environment(python: Callable[..., str]) -> None:
     program = """
 import torch, cupylosses.functional as F, cupylosses.testing

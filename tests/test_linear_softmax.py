@@ -121,7 +121,7 @@ def test_chunks_agree_with_the_loss_of_the_logits(dtype: str) -> None:
 @pytest.mark.parametrize(("classes", "reduction"), in_turn([5, 30, 301, 2050, 9001], ["mean", "none"]))
 def test_rows_of_any_length(classes: int, reduction: str) -> None:
     """Rows of a thread, of a warp, of a block, and too long for a block; odd ones too."""
-    given = operands((6,), 7, classes)
+    given = operands((6 if classes < 1000 else 4,), 7, classes)  # two in each chunk
     if classes > 4096:
         del given["linear_bias"]  # its sums would be most of the threads, and know no other length of a row
     agrees(given, reduction=reduction, max_memory=2 * classes * 4)
@@ -593,7 +593,7 @@ def test_second_derivatives() -> None:
         return F.linear_cross_entropy(x, w, given["target"], linear_bias=b)
 
     inputs = [given[x] for x in ("input", "linear_weight", "linear_bias")]
-    torch.autograd.gradgradcheck(value, inputs)
+    torch.autograd.gradgradcheck(value, inputs, check_undefined_grad=False)
 
 
 MOVING = [

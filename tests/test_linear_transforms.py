@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from devices import KERNELS
+from grids import in_turn
 from torch.utils.checkpoint import checkpoint
 
 import cupylosses.functional
@@ -74,8 +75,7 @@ def test_activation_checkpointing(name: str, reentrant: bool) -> None:
 
 
 @kernels
-@each
-@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(("name", "strict"), in_turn(list(FUNCTIONS), [True, False]))
 def test_export(name: str, strict: bool) -> None:
     """A program that is saved, loaded and run."""
     f = FUNCTIONS[name]

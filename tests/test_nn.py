@@ -357,6 +357,7 @@ ScaledLoss = module_of(scaled_loss)
 """
 
 
+@pytest.mark.programs
 def test_modules_of_users_are_pickled_by_name(
     tmp_path: Path, python: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

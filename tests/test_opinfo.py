@@ -1,13 +1,14 @@
 """Every loss that torch has, judged by torch's own test data: OpInfos and ModuleInfos.
 
-Reference formulas run all of it in every dtype, kernels a part in float32, and on a GPU in one more dtype.
+Reference formulas run all of it in float32 and a third of it in every other dtype; kernels a part in float32, and on a
+GPU in one more dtype.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from itertools import chain, permutations
+from itertools import chain, islice, permutations
 from typing import Any
 
 import opinfo
@@ -15,7 +16,7 @@ import pytest
 import torch
 from checkout import ROOT
 from devices import KERNELS
-from grids import in_turn
+from grids import in_turn, short_or_full
 from opinfo import Sample, few, modules, samples, twin
 from test_wrong_losses import assumes_contiguity, divides_half_way, gradient, loses_the_tail, sums_one_row, value
 
@@ -77,8 +78,8 @@ def test_torch_has_data() -> None:
 
 @everywhere(*DTYPES)
 def test_functions(loss: Loss, device: str, dtype: str) -> None:
-    sample = None
-    for sample in given(loss, device, dtype):
+    sample, every = None, short_or_full(1 if dtype == "float32" else 3, 1)
+    for sample in islice(given(loss, device, dtype), None, None, every):
         opinfo.holds(getattr(F, loss.name), twin(loss), sample)
     if sample is None:
         pytest.skip(f"torch has no samples of {dtype}")

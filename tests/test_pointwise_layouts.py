@@ -138,27 +138,27 @@ def test_micro_tiles_have_the_gradients_of_contiguous_operands(dtype: str) -> No
     assert all(map(torch.equal, found, gradients([x, y], "none", y)))
 
 
-@pytest.mark.parametrize(
-    ("shape", "target"),
-    [
-        ((1200, 8), (8,)),  # lanes and warps share the rows of a column
-        ((2, 70, 40), (2, 1, 40)),  # warps share them, in two planes
-        ((67, 64), (67, 1)),  # several rows in a warp
-        ((3, 5, 40), (5, 1)),  # sums over two dimensions
-        ((9000,), ()),  # slices
-        ((2, 66, 520), (520,)),  # several strips, planes whose sums are added up
-        ((2, 66, 520), (2, 1, 520)),  # the same, apart
-        ((70, 520), (70, 1)),  # rows of several strips
-        ((2, 3, 2000), (3, 1)),  # along which the steps of a batch go
-        ((3, 64, 72), (64, 1)),  # rows of several planes
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+#: Shapes of two operands, the second of which is broadcast.
+SHARED_SUMS = [
+    ((1200, 8), (8,)),  # lanes and warps share the rows of a column
+    ((2, 70, 40), (2, 1, 40)),  # warps share them, in two planes
+    ((67, 64), (67, 1)),  # several rows in a warp
+    ((3, 5, 40), (5, 1)),  # sums over two dimensions
+    ((9000,), ()),  # slices
+    ((2, 66, 520), (520,)),  # several strips, planes whose sums are added up
+    ((2, 66, 520), (2, 1, 520)),  # the same, apart
+    ((70, 520), (70, 1)),  # rows of several strips
+    ((2, 3, 2000), (3, 1)),  # along which the steps of a batch go
+    ((3, 64, 72), (64, 1)),  # rows of several planes
+]
+
+
+@pytest.mark.parametrize(("shapes", "dtype"), in_turn(SHARED_SUMS, ["float32", "bfloat16"]), ids=str)
 def test_gradient_of_a_broadcast_operand_however_lanes_and_warps_share_it(
-    shape: tuple[int, ...], target: tuple[int, ...], dtype: str
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: str
 ) -> None:
     """Small integers, of which every sum is exact."""
+    shape, target = shapes
     x = (torch.arange(prod(shape), device=KERNELS) % 5 - 1).reshape(shape)
     t = (torch.arange(prod(target), device=KERNELS) % 3).reshape(target)
     found = gradients([x.to(getattr(torch, dtype)), t.to(getattr(torch, dtype))], "sum")[-1]

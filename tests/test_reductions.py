@@ -208,7 +208,7 @@ def test_second_derivatives_with_a_normalizer(normalizer: Any, dim: int | None, 
         return F.huber_loss(a, b, normalizer=normalizer, mask=mask, dim=dim)
 
     assert torch.autograd.gradcheck(function, (x, y), rtol=1e-5, atol=1e-7)
-    assert torch.autograd.gradgradcheck(function, (x, y), rtol=1e-5, atol=1e-7)
+    assert torch.autograd.gradgradcheck(function, (x, y), rtol=1e-5, atol=1e-7, check_undefined_grad=False)
 
 
 def test_a_normalizer_may_change_after_the_call(device: str) -> None:

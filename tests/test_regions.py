@@ -689,8 +689,7 @@ def test_every_preset_is_documented():
         assert all(f"'{x}'" in text for x in loss.presets), loss.name
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("labels", [torch.int64, torch.uint8])
+@pytest.mark.parametrize(("dtype", "labels"), in_turn([torch.bfloat16, torch.float16], [torch.int64, torch.uint8]))
 def test_logits_that_come_through_shared_memory_give_the_same_bits(dtype, labels):
     """On GPUs with room for them; on others threads load their logits themselves."""
     classes = 14

@@ -632,7 +632,7 @@ def means(given: Drawn, **chosen: Any) -> list[Tensor]:
 #: Layouts of few rows; and of those whose kernels count labels, one whose rows lanes share, one for clusters, one for a
 #: thread to a row, and one without a softmax.
 FEW_ROWS = [x for x in LAYOUTS if x not in OF_MANY_ROWS]
-COUNTING = ["subwarp", "two_pass", "thread_per_row", "label_only_columns"]
+COUNTING = ["subwarp", "block, cluster", "thread_per_row", "label_only_columns"]
 
 
 @pytest.mark.parametrize(("layout", "masked"), in_turn(short_or_full(COUNTING, FEW_ROWS), [False, True]))

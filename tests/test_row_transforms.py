@@ -61,7 +61,7 @@ def test_works(row_loss: SoftmaxLoss, transform: Transform, monkeypatch: pytest.
         raise error
 
 
-@pytest.mark.parametrize("row_loss", short_or_full([FIRST, OTHERS[0]], [FIRST, *OTHERS]), ids=lambda x: x.name)
+@pytest.mark.parametrize("row_loss", short_or_full([FIRST], [FIRST, *OTHERS]), ids=lambda x: x.name)
 def test_one_graph(row_loss: SoftmaxLoss) -> None:
     """``torch.compile`` has one graph for all sizes, even on the CPU, where the operators use the formulas."""
     torch.compiler.reset()
@@ -274,7 +274,7 @@ def test_what_is_asked_for_besides() -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("labels", short_or_full(["int64", "uint8"], ["int64", "int32", "int16", "int8", "uint8"]))
+@pytest.mark.parametrize("labels", short_or_full(["int64"], ["int64", "int32", "int16", "int8", "uint8"]))
 def test_one_graph_for_all_sizes(labels: str) -> None:
     """Batches and vocabularies of any size use the graph that the second one was compiled for."""
     torch.compiler.reset()
@@ -289,13 +289,12 @@ def test_one_graph_for_all_sizes(labels: str) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("dense", [False, True], ids=["labels", "probabilities"])
-def test_no_rows(reduction: str, dense: bool) -> None:
+@pytest.mark.parametrize(("target", "reduction"), in_turn(["labels", "probabilities"], ["mean", "none"]))
+def test_no_rows(target: str, reduction: str) -> None:
     """In a graph and under transforms, as in eager mode."""
     torch.compiler.reset()
     x = torch.zeros(0, 3, device=KERNELS)
-    y = torch.zeros(0, 3, device=KERNELS) if dense else torch.zeros(0, dtype=torch.int64, device=KERNELS)
+    y = x if target == "probabilities" else torch.zeros(0, dtype=torch.int64, device=KERNELS)
     function = partial(F.cross_entropy, reduction=reduction)
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     for a, b in zip(*[gradients(f, [x], target=y) for f in (compiled, function)], strict=True):

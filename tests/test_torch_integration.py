@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from devices import GPU, KERNELS, allocated
-from grids import in_turn
+from grids import LOSSES, REPRESENTATIVES, in_turn, short_or_full
 from torch import Tensor
 
 import cupylosses.functional as F
@@ -400,7 +400,7 @@ def test_jacobian_vector_product(loss: Loss, device: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call")
-@pytest.mark.representatives
+@pytest.mark.parametrize("loss", short_or_full(REPRESENTATIVES[-2:], LOSSES))
 def test_torch_compile(loss: Loss, device: str) -> None:
     """Traced by Dynamo; without its code generator, which would need a C++ compiler."""
     torch.compiler.reset()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from devices import KERNELS
+from grids import short_or_full
 from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -60,7 +61,7 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("reduction", short_or_full(["mean"], ["mean", "none"]))
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_full_graph_where_nothing_requires_grad(case: Any, reduction: str) -> None:
     """Dynamo drops the context of a Function whose forward gets as many tensors as it has named arguments."""

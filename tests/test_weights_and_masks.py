@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 from devices import KERNELS
-from grids import in_turn, reference_and_kernels
+from grids import in_turn, reference_and_kernels, short_or_full
 from tools.representatives import representatives
 from torch import Tensor
 
@@ -117,12 +117,17 @@ def test_shapes_by_the_formula(name: str, weight: str | None, mask: str | None) 
     [
         ({"weight": "array"}, ("full",), "mean", None),
         ({"weight": "array"}, ("scalar",), "weighted_mean", (0,)),
-        ({"mask": True}, ("column",), "mean", None),
         ({"mask": True}, ("full",), "none", None),
         ({"weight": "number", "mask": True}, ("row",), "weighted_mean", (0,)),
-        ({"weight": "array", "mask": True}, ("column", "full"), "none", None),
         ({"weight": "array", "mask": True}, ("column", "full"), "weighted_mean", (1,)),
         ({"weight": "array", "mask": True}, ("row", "larger"), "mean", (0, 2)),
+        *short_or_full(
+            [],
+            [
+                ({"mask": True}, ("column",), "mean", None),
+                ({"weight": "array", "mask": True}, ("column", "full"), "none", None),
+            ],
+        ),
     ],
     ids=str,
 )
@@ -459,7 +464,7 @@ def test_derivatives_of_any_order(options: dict[str, Any], device: str) -> None:
         return function(*x, **options)
 
     assert torch.autograd.gradcheck(bound, leaves, rtol=1e-5, atol=1e-7)
-    assert torch.autograd.gradgradcheck(bound, leaves, rtol=1e-5, atol=1e-7)
+    assert torch.autograd.gradgradcheck(bound, leaves, rtol=1e-5, atol=1e-7, check_undefined_grad=False)
 
 
 def test_function_transforms(device: str) -> None:
