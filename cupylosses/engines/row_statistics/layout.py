@@ -180,8 +180,7 @@ class Layout:
         """True if the parts of a row may wait for each other, in a block each: if all of them run at once, and a half
         besides; those that are not kept, with those of all rows. A multiprocessor runs so many ``threads``.
         """
-        if self.apart is None:
-            return False
+        assert self.apart is not None
         resident = self.apart.resident(threads)
         if not self.apart.kept(resident):
             return self.split and processors * resident >= self.chunks * self.parts

@@ -141,6 +141,8 @@ class StatisticsPlan(Plan):
 
     def _is_apart(self, wanted: Wanted) -> bool:
         """True if each part of a row has a block where the value and its gradients are computed."""
+        if self.layout.apart is None:
+            return False
         writes = any([w and has for w, has in zip(wanted, self._has_features, strict=False)])
         return writes and self.layout.parts_meet(self.machine.processors, self._threads_of_parts(wanted))
 
