@@ -78,10 +78,11 @@ STRIPS = ("strips", "strips_of_planes")
 GATHERED = ("gathered1", "gathered2", "gathered3", "gathered4")
 
 #: Elements of a vector beside which others are gathered: the more there are, the more sectors a warp touches with each
-#: load, or store, of a gathered element. Where there is a chunk for each warp of the largest GPUs, fewer instructions
-#: for the places count more, but for gradients of four bytes and more that are stored so.
+#: load, or store, of a gathered element. Where vectors leave a chunk for each warp of the largest GPUs, fewer
+#: instructions for the places count more, but for gradients of four bytes and more that are stored so.
 GATHERED_AT_ONCE = 2
-GATHERED_AT_ONCE_OF_MANY = 4
+#: Elements of a vector beside which gradients of 16 bits are stored so, at most.
+SCATTERED_AT_ONCE = 4
 
 #: Elements below which streams are not gathered: 0 to 4 us of 12 to 26 would be gained. It keeps rows of single
 #: elements, which more dimensions need, within reach of small tests.
@@ -243,10 +244,11 @@ def gathered(found: Layout, streams: Sequence[Stream]) -> Layout | None:
         return None
     flat = [streams[i] for i in whole]
     scattered = any(x == "gather" and not stream.read for x, stream in zip(access, streams, strict=True))
-    many = found.elements >= MAX_CHUNKS * WARP * UNROLL[GATHERED_AT_ONCE_OF_MANY] * GATHERED_AT_ONCE_OF_MANY
-    longer = many and not (scattered and max(x.itemsize for x in flat) > 2)
-    most = GATHERED_AT_ONCE_OF_MANY if longer else GATHERED_AT_ONCE
-    vec_size = min(_widest((found.elements,), [(1,)] * len(flat), flat, True), most)
+    vec_size = _widest((found.elements,), [(1,)] * len(flat), flat, True)
+    if scattered:
+        vec_size = min(vec_size, SCATTERED_AT_ONCE if max(x.itemsize for x in flat) <= 2 else GATHERED_AT_ONCE)
+    while vec_size > GATHERED_AT_ONCE and found.elements < MAX_CHUNKS * WARP * UNROLL[vec_size] * vec_size:
+        vec_size //= 2
     if vec_size == 1 or found.elements < GATHERED_ELEMENTS:
         return None
     for i in whole:
