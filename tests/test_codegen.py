@@ -46,8 +46,8 @@ def variants(loss: Loss) -> list[PointwiseKernel]:
 
 
 def one_of_kind(loss: Loss, kind: str) -> PointwiseKernel:
-    """A variant with the given entry point."""
-    found = next((v for v in variants(loss) if v.kind == kind), None)
+    """A variant with the given entry point, of the loss itself and not of what it is divided by."""
+    found = next((v for v in variants(loss) if v.kind == kind and v.loss is loss), None)
     if found is None:
         assert loss.mean_of_rows and kind == "elements", f"no call of {loss.name} reaches {kind}"
         pytest.skip("its elements are means of rows")

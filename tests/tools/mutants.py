@@ -580,7 +580,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "softmax without its mean",
         REGIONS,
-        "label_gradient",
+        "gradient_of_label",
         r"-\(at_label \+ mean\)",
         "-(at_label)",
         ("regions",),

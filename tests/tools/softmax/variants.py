@@ -133,7 +133,7 @@ class SoftmaxVariants(Variants):
         target, wanted = variant.target, (*variant.gradients, False)[:2]
         flags = [x.name for x, on in zip(variant.loss.flags, variant.flags, strict=False) if on]
         flags += ["smoothed"] * variant.smoothed + ["prefetch"] * variant.prefetch + ["shifted"] * variant.shifted
-        flags += ["gathered"] * variant.gathered
+        flags += ["gathered"] * variant.gathered + ["without the value"] * (not variant.valued)
         flags += ["counts its rows"] * variant.self_counting + ["tallies"] * variant.tallies
         flags += [f"cluster of {variant.cluster}"] if variant.cluster > 1 else []
         flags += ["plain"] * variant.plain
