@@ -203,7 +203,7 @@ def test_gathered_operands_have_the_gradients_of_contiguous_ones(dtype: str, mon
         found = gradients([first, other])
         assert all(map(torch.equal, found[1:], expected[1:])), other.stride()
         assert torch.allclose(found[0], expected[0])
-    # What is expanded has no order of its own.
+    # An expanded operand has no order of its own.
     assert found[1].stride() == found[2].stride() == permuted.stride()
     found = gradients([padded, x], "none", permuted)
     assert all(map(torch.equal, found, gradients([y.contiguous(), x], "none", y)))

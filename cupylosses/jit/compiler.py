@@ -64,7 +64,7 @@ def _compile(variant: Kernel) -> Any:
 
 
 def is_compiled(variant: Kernel) -> bool:
-    """Whether this process has compiled the variant, or read it from CuPy's cache."""
+    """True if this process has compiled the variant, or read it from CuPy's cache."""
     return variant in _kernels
 
 

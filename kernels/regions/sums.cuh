@@ -321,7 +321,7 @@ struct TileVoxel {
     }
     label = Program::kDense ? 0 : target.label;
   }
-  // What the voxel adds to the sums of a class.
+  // The terms of the voxel in the sums of a class.
   template <class Classes>
   __device__ __forceinline__ Summands<Compute> summands_of(const Program& program, const Classes& classes,
                                                            int c) const {

@@ -156,7 +156,7 @@ struct TileLabel {
   }
 };
 
-// What the threads of a word of voxels find together, and the targets.
+// The softmax that the threads of a word of voxels find together, and the targets.
 template <class Program>
 struct TileSoftmax {
   using Compute = typename Program::Compute;
