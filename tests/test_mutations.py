@@ -348,6 +348,7 @@ def test_right_library_passes(check: str) -> None:
     BATTERY[check]()
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda x: x.name)
 def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     if not mutant.races and "CUPYLOSSES_HOST_SANITIZE" not in os.environ:
