@@ -75,15 +75,15 @@ def test_later_kernels_wait_until_the_first_one_has_passed_the_empty_program(mon
     cuda: Any = SimpleNamespace(compiler=SimpleNamespace(_empty_file_preprocess_cache=known))
     monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
-    monkeypatch.setattr(compiler, "_first_begun", threading.Lock())
-    monkeypatch.setattr(compiler, "_first_compiled", threading.Event())
+    monkeypatch.setattr(compiler, "first_begun", threading.Lock())
+    monkeypatch.setattr(compiler, "first_compiled", threading.Event())
     passed = threading.Event()
 
     def later() -> None:
-        with compiler._behind_the_first():
+        with compiler.behind_the_first():
             passed.set()
 
-    with compiler._behind_the_first():
+    with compiler.behind_the_first():
         thread = threading.Thread(target=later)
         thread.start()
         assert not passed.wait(0.05)

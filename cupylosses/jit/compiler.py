@@ -57,7 +57,7 @@ def _compile(variant: Kernel) -> Any:
     import cupy
 
     text = variant.source()
-    with _explained(variant, text), kept_locale(), _behind_the_first():
+    with _explained(variant, text), kept_locale(), behind_the_first():
         module = cupy.RawModule(code=text, options=OPTIONS)
         module.compile()
         return module.get_function(variant.entry)
@@ -68,28 +68,28 @@ def is_compiled(variant: Kernel) -> bool:
     return variant in _kernels
 
 
-_first_begun, _first_compiled = threading.Lock(), threading.Event()
+first_begun, first_compiled = threading.Lock(), threading.Event()
 
 
 @contextmanager
-def _behind_the_first() -> Iterator[None]:
+def behind_the_first() -> Iterator[None]:
     """Holds kernels back until the first one of the process has passed CuPy's empty program.
 
     CuPy compiles that program to learn the compiler's build, and keeps what it learns; but threads that ask before each
     compile it again. The front end of NVRTC takes one thread at a time, so those of a first call delayed each other: by
     0.01 s with NVRTC 13, by 0.06 s with 11.8.
     """
-    if _first_begun.acquire(blocking=False):  # never released: there is one first kernel
+    if first_begun.acquire(blocking=False):  # never released: there is one first kernel
         try:
             yield
         finally:
-            _first_compiled.set()
+            first_compiled.set()
         return
     from cupy.cuda import compiler
 
     # Private, so it may be missing: then nobody waits.
     known = getattr(compiler, "_empty_file_preprocess_cache", True)
-    while not known and not _first_compiled.wait(0.001):
+    while not known and not first_compiled.wait(0.001):
         pass
     yield
 
