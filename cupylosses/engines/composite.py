@@ -7,50 +7,41 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cupylosses.engines.base import Plan, Step, Wanted
 from cupylosses.engines.device import Device, Divisor
 from cupylosses.jit import compiler
 
 
+class Inputs(NamedTuple):
+    """A launch without its plan (`execute`), with the arrays themselves."""
+
+    device: Device
+    arrays: Sequence[Any]
+    scalars: Sequence[float]
+    divisor: Divisor
+
+
 class CompositePlan(Plan):
-    """A plan that runs itself. ``arrays`` are those of the call, ``auxiliary`` the addresses of auxiliary outputs; of a
-    plan with a residual, its array is the last one.
+    """A plan that runs itself. ``auxiliary`` are the addresses of auxiliary outputs; of a plan with a residual, its
+    array is the last one.
     """
 
     composite = True
 
     @abstractmethod
-    def run_value(
-        self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
-        auxiliary: Sequence[Any],
-    ) -> Any:
+    def run_value(self, inputs: Inputs, auxiliary: Sequence[Any]) -> Any:
         """The value, reduced or not."""
 
     @abstractmethod
-    def run_value_and_gradients(
-        self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
-        wanted: Wanted,
-        auxiliary: Sequence[int],
-    ) -> tuple[Any, Any]:
+    def run_value_and_gradients(self, inputs: Inputs, wanted: Wanted, auxiliary: Sequence[int]) -> tuple[Any, Any]:
         """The reduced value, and the speculation of `execute.value_and_gradients`, or None."""
 
     @abstractmethod
     def run_gradients(
         self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
+        inputs: Inputs,
         wanted: Wanted,
         grad_output: int,
         per_row: bool,
@@ -60,10 +51,7 @@ class CompositePlan(Plan):
 
     def run_from_residual(
         self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
+        inputs: Inputs,
         wanted: Wanted,
         residual: Any,
         grad_output: int,
@@ -72,9 +60,7 @@ class CompositePlan(Plan):
         """The gradients from the residual of forward, for plans that have one."""
         raise NotImplementedError("this plan has no residual")
 
-    def run_hvp(
-        self, device: Device, arrays: Sequence[Any], scalars: Sequence[float], wanted: Wanted, grad_output: int
-    ) -> tuple[Any, list[Any]]:
+    def run_hvp(self, inputs: Inputs, wanted: Wanted, grad_output: int) -> tuple[Any, list[Any]]:
         """Of the plan of a derivative along tangents: the derivative of a value per row, and its gradients."""
         raise NotImplementedError("this plan has no second derivatives")
 

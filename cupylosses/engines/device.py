@@ -200,6 +200,16 @@ class Divisor:
         return divisor
 
     @property
+    def number_and_count(self) -> tuple[float, int]:
+        """The divisor as a number, and the address of a count that multiplies it, or 0."""
+        number, more = self.arguments
+        return number, int(more) if self.counted else 0
+
+    @property
     def value(self) -> Any:
         """The divisor as a number, or as an array on the device."""
         return self.array * self.arguments[0] if self.counted else float(self.arguments[0])
+
+
+#: The divisor of what is not divided.
+UNDIVIDED = Divisor(1.0)

@@ -17,6 +17,7 @@ from typing import Any
 
 from cupylosses import options
 from cupylosses.engines.base import Plan, Step, Wanted
+from cupylosses.engines.composite import Inputs
 from cupylosses.engines.device import Device, Divisor
 from cupylosses.jit import compiler
 
@@ -219,7 +220,7 @@ def value(
 ) -> Any:
     """The reduced value."""
     if plan.composite:
-        return plan.run_value(device, pointers, scalars, divisor, auxiliary)
+        return plan.run_value(Inputs(device, pointers, scalars, divisor), auxiliary)
     stream = device.stream()
     value = device.empty((), (), plan.result)
     _memory, workspace = device.workspace(stream, plan.partials, stream != 0 and device.capturing())
@@ -242,7 +243,7 @@ def value_and_gradients(
     are sums, the partial sums.
     """
     if plan.composite:
-        return plan.run_value_and_gradients(device, pointers, scalars, divisor, wanted, auxiliary)
+        return plan.run_value_and_gradients(Inputs(device, pointers, scalars, divisor), wanted, auxiliary)
     try:
         found = plan.one_pass[wanted, divisor.counted]
     except KeyError:
@@ -332,7 +333,7 @@ def unreduced(
 ) -> Any:
     """A value with dimensions: one per element, row, or index of the dimensions that are kept."""
     if plan.composite:
-        return plan.run_value(device, pointers, scalars, divisor, auxiliary)
+        return plan.run_value(Inputs(device, pointers, scalars, divisor), auxiliary)
     step = plan.unreduced_step(divisor.counted)
     values = device.empty(plan.shape, plan.strides, plan.result)
     own = (*(auxiliary or plan.no_auxiliary), device.address(values))
@@ -356,7 +357,8 @@ def gradients(
     """
     if plan.composite:
         per_row = grad_output_strides is not None
-        return plan.run_gradients(device, pointers, scalars, divisor, wanted, grad_output, per_row, speculation)
+        inputs = Inputs(device, pointers, scalars, divisor)
+        return plan.run_gradients(inputs, wanted, grad_output, per_row, speculation)
     upstream = None
     result: list[Any] = [None] * len(wanted)
     if grad_output_strides is not None:
@@ -417,7 +419,8 @@ def from_residual(
     written into ``over`` if that is given.
     """
     if plan.composite:
-        return plan.run_from_residual(device, pointers, scalars, divisor, wanted, residual, grad_output, per_row)
+        inputs = Inputs(device, pointers, scalars, divisor)
+        return plan.run_from_residual(inputs, wanted, residual, grad_output, per_row)
     if over is None:
         gradients, addresses = gradient_buffers(plan, device, wanted)
     else:
@@ -444,7 +447,7 @@ def hvp(
     kernel of a reduced value writes the gradients speculatively, and without ``has_value`` the value is left out.
     """
     if plan.composite:
-        return plan.run_hvp(device, pointers, scalars, wanted, grad_output)
+        return plan.run_hvp(Inputs(device, pointers, scalars, divisor), wanted, grad_output)
     if plan.fused_hvp:
         value, own = None, [grad_output]
         alone = plan.has_product and not has_value

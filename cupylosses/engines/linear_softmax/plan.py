@@ -29,7 +29,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from cupylosses.call import Call
 from cupylosses.engines.base import Engine, Machine, Plan, TensorSpec, Wanted, contiguous
-from cupylosses.engines.device import EXPECTATIONS, Device, Divisor
+from cupylosses.engines.composite import Inputs
+from cupylosses.engines.device import EXPECTATIONS, UNDIVIDED, Device
 from cupylosses.engines.execute import gradient_buffers
 from cupylosses.engines.linear_softmax.call import Static, inner_arrays, positions
 from cupylosses.engines.linear_softmax.chunks import ChunkedPlan, LogitsSpec
@@ -251,22 +252,16 @@ class LinearPlan(ChunkedPlan):
 
     # Runs
 
-    def run_value(
-        self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
-        auxiliary: Sequence[int],
-    ) -> Any:
+    def run_value(self, inputs: Inputs, auxiliary: Sequence[int]) -> Any:
+        device, arrays, _, divisor = inputs
         value = device.empty(self.shape, self.strides, self.result)
         if self.residual is not None:
-            self._run_kept(device, arrays, scalars, divisor, value, auxiliary)
+            self._run_kept(inputs, value, auxiliary)
             return value
         if self.token_weights is not None:
             losses = device.empty((self.rows,), (1,), self.compute)
             self._sweep(
-                device, arrays, scalars, divisor, "unreduced", "none", self.compute, self._stored_at(losses, device),
+                inputs, "unreduced", "none", self.compute, self._stored_at(losses, device),
                 auxiliary,
             )  # fmt: skip
             dtypes = self.compute, self.result
@@ -282,76 +277,52 @@ class LinearPlan(ChunkedPlan):
             def own(i: int, chunk: Chunk) -> tuple[int, ...]:
                 return workspaces(chunk), shares + 8 * i
 
-            self._sweep(device, arrays, scalars, divisor, "value", "sum", "float64", own, auxiliary)
+            self._sweep(inputs, "value", "sum", "float64", own, auxiliary)
             self._finish(device, shares, value)
             return value
         own = self._stored_at(value, device)
-        self._sweep(device, arrays, scalars, divisor, "unreduced", "none", self.result, own, auxiliary)
+        self._sweep(inputs, "unreduced", "none", self.result, own, auxiliary)
         return value
 
-    def _run_kept(
-        self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
-        value: Any,
-        auxiliary: Sequence[Any],
-    ) -> None:
+    def _run_kept(self, inputs: Inputs, value: Any, auxiliary: Sequence[Any]) -> None:
+        device = inputs.device
         *asked, kept = auxiliary or self.no_auxiliary
         stage, own = "unreduced", self._stored_at(value, device)
         if self.scalar:
             stage, (_, workspaces) = "value", self._memory(device)
             own = lambda i, chunk: (workspaces(chunk), device.address(value))  # noqa: E731
         self._sweep(
-            device, arrays, scalars, divisor, stage, self.static.reduction, self.result, own, asked,
+            inputs, stage, self.static.reduction, self.result, own, asked,
             kept=None if type(kept) is int else kept,
         )  # fmt: skip
 
     def run_from_residual(
         self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
+        inputs: Inputs,
         wanted: Wanted,
         residual: Any,
         grad_output: int,
         per_row: bool,
     ) -> list[Any]:
-        return self.compute_gradients(device, arrays, scalars, divisor, wanted, grad_output, per_row, residual)
+        return self.compute_gradients(inputs, wanted, grad_output, per_row, residual)
 
     def _stored_at(self, losses: Any, device: Device) -> Any:
         """The argument of each chunk's row kernel: where in an array of all rows its own losses go."""
         first, size = device.address(losses), ITEMSIZE[self.compute if self.token_weights else self.result]
         return lambda i, chunk: (first + size * chunk.first,)
 
-    def run_value_and_gradients(
-        self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
-        wanted: Wanted,
-        auxiliary: Sequence[int],
-    ) -> tuple[Any, Any]:
+    def run_value_and_gradients(self, inputs: Inputs, wanted: Wanted, auxiliary: Sequence[int]) -> tuple[Any, Any]:
+        device, arrays, *_ = inputs
         written = self.writable(wanted)
         if True not in written or not self._expects or self.residual is not None:
-            return self.run_value(device, arrays, scalars, divisor, auxiliary), None
-        value, gradients, memory = self.write_ahead(device, arrays, scalars, divisor, written, auxiliary)
+            return self.run_value(inputs, auxiliary), None
+        value, gradients, memory = self.write_ahead(inputs, written, auxiliary)
         check = ScaledGradients(self, device, arrays, gradients, memory, written == wanted)
         return value, (check, self.without_added(gradients))
 
-    def write_ahead(
-        self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
-        written: Wanted,
-        auxiliary: Sequence[int],
-    ) -> tuple[Any, list[Any], Any]:
+    def write_ahead(self, inputs: Inputs, written: Wanted, auxiliary: Sequence[int]) -> tuple[Any, list[Any], Any]:
         """The reduced value, the gradients for the expected ``grad_output``, and the memory that begins with it."""
+        device, arrays, _, divisor = inputs
         value = device.empty((), (), self.result)
         ahead = self.adds and written[1]
         gradients, _ = gradient_buffers(self, device, (written[0], written[1] and not ahead, *written[2:]))
@@ -367,7 +338,7 @@ class LinearPlan(ChunkedPlan):
             dtypes = "float64", self.compute
             upstream = self.token_weights.weigh(device, arrays, used, 0, dtypes, divisor)
             self._sweep(
-                device, arrays, scalars, divisor, "unreduced", "none", self.compute, self._stored_at(losses, device),
+                inputs, "unreduced", "none", self.compute, self._stored_at(losses, device),
                 auxiliary, gradients, then=("gradient", self._stored_at(upstream, device)),
             )  # fmt: skip
             self.token_weights.sum(device, arrays, losses, (self.compute, self.result), divisor, value)
@@ -376,16 +347,13 @@ class LinearPlan(ChunkedPlan):
         def own(i: int, chunk: Chunk) -> tuple[int, ...]:
             return workspaces(chunk), shares + 8 * i, used, device.address(records)
 
-        self._sweep(device, arrays, scalars, divisor, "value_and_gradient", "sum", "float64", own, auxiliary, gradients)
+        self._sweep(inputs, "value_and_gradient", "sum", "float64", own, auxiliary, gradients)
         self._finish(device, shares, value)
         return value, gradients, memory
 
     def run_gradients(
         self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
+        inputs: Inputs,
         wanted: Wanted,
         grad_output: int,
         per_row: bool,
@@ -395,24 +363,22 @@ class LinearPlan(ChunkedPlan):
             check, gradients = speculation
             if check.complete and check.run(grad_output, check.pointers):
                 return gradients
-        return self.compute_gradients(device, arrays, scalars, divisor, wanted, grad_output, per_row)
+        return self.compute_gradients(inputs, wanted, grad_output, per_row)
 
     def compute_gradients(
         self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
+        inputs: Inputs,
         wanted: Wanted,
         grad_output: int,
         per_row: bool,
         kept: Any = None,
     ) -> list[Any]:
         """The gradients for a ``grad_output``, from logits that forward has ``kept`` or that are computed again."""
+        device, arrays, _, divisor = inputs
         gradients = self.buffers_onto(device, arrays, wanted)
         if self.residual is not None and not per_row:
             self._sweep(
-                device, arrays, scalars, divisor, "verify_gradient", self.static.reduction, self.result,
+                inputs, "verify_gradient", self.static.reduction, self.result,
                 lambda i, chunk: (grad_output, 0, 0), (), gradients, onto=self.adds, kept=kept,
             )  # fmt: skip
             return self.without_added(gradients)
@@ -424,21 +390,21 @@ class LinearPlan(ChunkedPlan):
             self._expects = True
         if self.token_weights is not None:
             read = (grad_output, 1, (self.result, self.compute)) if per_row else (used, 0, ("float64", self.compute))
-            upstream = self.token_weights.weigh(device, arrays, *read, None if per_row else divisor)
+            upstream = self.token_weights.weigh(device, arrays, *read, UNDIVIDED if per_row else divisor)
             self._sweep(
-                device, arrays, scalars, divisor, "gradient", "none", self.compute, self._stored_at(upstream, device),
+                inputs, "gradient", "none", self.compute, self._stored_at(upstream, device),
                 (), gradients, onto=self.adds,
             )  # fmt: skip
             return self.without_added(gradients)
         if per_row:
             size = ITEMSIZE[self.result]
             self._sweep(
-                device, arrays, scalars, divisor, "gradient", "none", self.result,
+                inputs, "gradient", "none", self.result,
                 lambda i, chunk: (grad_output + size * chunk.first,), (), gradients, onto=self.adds, kept=kept,
             )  # fmt: skip
             return self.without_added(gradients)
         self._sweep(
-            device, arrays, scalars, divisor, "verify_gradient", "sum", "float64",
+            inputs, "verify_gradient", "sum", "float64",
             lambda i, chunk: (used, 0, 0), (), gradients, onto=self.adds,
         )  # fmt: skip
         return self.without_added(gradients)
@@ -468,10 +434,7 @@ class LinearPlan(ChunkedPlan):
 
     def _sweep(
         self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
+        inputs: Inputs,
         stage: str,
         reduction: str,
         result: str,
@@ -485,6 +448,7 @@ class LinearPlan(ChunkedPlan):
         """All chunks with the row kernel of ``stage``, its ``own`` arguments, and products for ``gradients``, which
         another row kernel writes if one comes ``then``.
         """
+        device, arrays, scalars, divisor = inputs
         chunks, at, addresses = self.chunks(reduction, result), self.at, [device.address(x) for x in arrays]
         of_target = gradients[2] if gradients else None
         wanted, stream = (bool(gradients), of_target is not None), device.stream()
@@ -529,8 +493,9 @@ class PackedPlan(LinearPlan):
 
     may_keep = False
 
-    def _packed(self, device: Device, arrays: Sequence[Any]) -> tuple[Any, LinearPlan, list[Any]] | None:
-        """The indices of the rows that count, their plan and their arrays; None if all or none of them count."""
+    def _packed(self, inputs: Inputs) -> tuple[Any, LinearPlan, Inputs] | None:
+        """The indices of the rows that count, their plan and its inputs; None if all or none of them count."""
+        device, arrays, *_ = inputs
         static, at = self.static, self.at
         ignored = static.ignore_index if self.indices else None
         mask = arrays[at["mask"]] if static.masked else None
@@ -548,7 +513,7 @@ class PackedPlan(LinearPlan):
                 tensors[at[name]] = contiguous(self.tensors[at[name]].dtype, shape)
         call = Call(self.loss, (), static._replace(skip_ignored=False, class_dim=1))
         plan = _PackedRows(self.engine, call, tuple(tensors), self.promoted, self.machine)
-        return index, plan, packed
+        return index, plan, inputs._replace(arrays=packed)
 
     def _spread(self, device: Device, gradients: list[Any], index: Any) -> list[Any]:
         """The gradients of the packed rows as those of all rows."""
@@ -557,53 +522,35 @@ class PackedPlan(LinearPlan):
                 gradients[i] = device.spread(x, index, self.rows).reshape(self.tensors[i].shape)
         return gradients
 
-    def run_value(
-        self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
-        auxiliary: Sequence[int],
-    ) -> Any:
-        found = self._packed(device, arrays)
+    def run_value(self, inputs: Inputs, auxiliary: Sequence[int]) -> Any:
+        found = self._packed(inputs)
         if found is None:
-            return super().run_value(device, arrays, scalars, divisor, auxiliary)
+            return super().run_value(inputs, auxiliary)
         index, plan, packed = found
-        value = plan.run_value(device, packed, scalars, divisor, auxiliary)
-        return value if self.scalar else device.spread(value, index, self.rows).reshape(self.rows_shape)
+        value = plan.run_value(packed, auxiliary)
+        return value if self.scalar else inputs.device.spread(value, index, self.rows).reshape(self.rows_shape)
 
-    def write_ahead(
-        self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
-        written: Wanted,
-        auxiliary: Sequence[int],
-    ) -> tuple[Any, list[Any], Any]:
-        found = self._packed(device, arrays)
+    def write_ahead(self, inputs: Inputs, written: Wanted, auxiliary: Sequence[int]) -> tuple[Any, list[Any], Any]:
+        found = self._packed(inputs)
         if found is None:
-            return super().write_ahead(device, arrays, scalars, divisor, written, auxiliary)
+            return super().write_ahead(inputs, written, auxiliary)
         index, plan, packed = found
         plan.slot = self.slot
-        value, gradients, memory = plan.write_ahead(device, packed, scalars, divisor, written, auxiliary)
-        return value, self._spread(device, gradients, index), memory
+        value, gradients, memory = plan.write_ahead(packed, written, auxiliary)
+        return value, self._spread(inputs.device, gradients, index), memory
 
     def compute_gradients(
         self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
+        inputs: Inputs,
         wanted: Wanted,
         grad_output: int,
         per_row: bool,
         kept: Any = None,
     ) -> list[Any]:
         # A grad_output per row is read where it lies, by all rows.
-        found = None if per_row else self._packed(device, arrays)
+        found = None if per_row else self._packed(inputs)
         if found is None:
-            return super().compute_gradients(device, arrays, scalars, divisor, wanted, grad_output, per_row)
+            return super().compute_gradients(inputs, wanted, grad_output, per_row)
         index, plan, packed = found
-        gradients = plan.compute_gradients(device, packed, scalars, divisor, wanted, grad_output, per_row)
-        return self._spread(device, gradients, index)
+        gradients = plan.compute_gradients(packed, wanted, grad_output, per_row)
+        return self._spread(inputs.device, gradients, index)

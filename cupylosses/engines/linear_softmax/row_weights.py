@@ -13,8 +13,8 @@ from typing import Any
 
 from cupylosses.call import Call
 from cupylosses.definition.base import Definition
-from cupylosses.engines.composite import CompositePlan
-from cupylosses.engines.device import Device, Divisor
+from cupylosses.engines.composite import CompositePlan, Inputs
+from cupylosses.engines.device import UNDIVIDED, Device, Divisor
 from cupylosses.jit import compiler
 from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.kernel import Kernel
@@ -104,14 +104,14 @@ class RowWeights:
         read: int,
         step: int,
         dtypes: tuple[str, str],
-        divisor: Divisor | None = None,
+        divisor: Divisor = UNDIVIDED,
         to: Any = None,
     ) -> Any:
         """Products of the weights and of what lies at the address ``read``, a number (``step`` 0) or one per row,
         divided: new, or in ``to``. ``dtypes`` are those of what is read and of what is written.
         """
         found = device.empty((self.rows,), (1,), dtypes[1]) if to is None else to
-        weights, below = device.address(arrays[self._at]), _arguments(divisor)
+        weights, below = device.address(arrays[self._at]), divisor.number_and_count
         self.launcher("weigh", *dtypes)(device.stream(), read, step, weights, *below, device.address(found))
         return found
 
@@ -121,15 +121,7 @@ class RowWeights:
         """Stores the weighted sum of the ``losses`` of the rows, divided."""
         weights = device.address(arrays[self._at])
         launch = self.launcher("sum", *dtypes)
-        launch(device.stream(), device.address(losses), weights, *_arguments(divisor), device.address(value))
-
-
-def _arguments(divisor: Divisor | None) -> tuple[float, int]:
-    """A divisor as a number, and the address of a count that multiplies it, or 0."""
-    if divisor is None:
-        return 1.0, 0
-    number, more = divisor.arguments
-    return number, int(more) if divisor.counted else 0
+        launch(device.stream(), device.address(losses), weights, *divisor.number_and_count, device.address(value))
 
 
 class WeightSumPlan(CompositePlan):
@@ -143,8 +135,9 @@ class WeightSumPlan(CompositePlan):
         self._weights, self._indices, self._at = weights, plan.indices, plan.at
         self._classes, self._ignored = plan.classes, plan.static.ignore_index
 
-    def run_value(self, device: Device, arrays: Sequence[Any], *_: Any) -> Any:
-        """The sum; ``arrays`` are addresses."""
+    def run_value(self, inputs: Inputs, auxiliary: Sequence[int]) -> Any:
+        """The sum; the arrays are addresses."""
+        device, arrays, *_ = inputs
         at, dtypes = self._at, [x.dtype for x in self.tensors]
         labels, of_classes = (0, "int64"), (0, "float64")
         if self._indices:

@@ -17,7 +17,8 @@ from typing import Any
 
 from cupylosses.call import Call
 from cupylosses.engines.base import Engine, Machine, TensorSpec, Wanted, contiguous
-from cupylosses.engines.device import Device, Divisor
+from cupylosses.engines.composite import Inputs
+from cupylosses.engines.device import Device
 from cupylosses.engines.execute import gradient_buffers
 from cupylosses.engines.linear_softmax.chunks import LogitsSpec
 from cupylosses.engines.linear_softmax.codegen import BIAS_COLUMNS
@@ -83,17 +84,11 @@ class LinearHvpPlan(LinearPlan):
         """The dtype of values and grad_outputs of row kernels."""
         return self.result if self.token_weights is None else self.compute
 
-    def run_hvp(
-        self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        wanted: Wanted,
-        grad_output: int,
-    ) -> tuple[Any, list[Any]]:
+    def run_hvp(self, inputs: Inputs, wanted: Wanted, grad_output: int) -> tuple[Any, list[Any]]:
         """The derivative of the values along the tangents, and the gradients of its sum, weighted by ``grad_output``,
         that are wanted.
         """
+        device, arrays, scalars, _ = inputs
         at, stream = self.at, device.stream()
         along = losses = device.empty(self.shape, self.strides, self.result)
         weights, kept = self.token_weights, None
@@ -177,17 +172,11 @@ class LinearHvpPlan(LinearPlan):
             narrow = self.kernel("narrow", self.accumulated, self.weight.dtype, self.grid(count))
             narrow(stream, device.address(total), device.address(of_weight), count)
 
-    def run_value(
-        self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
-        auxiliary: Sequence[int],
-    ) -> Any:
+    def run_value(self, inputs: Inputs, auxiliary: Sequence[int]) -> Any:
         # The row kernel has no variant without H: its grad_outputs may be anything.
+        device = inputs.device
         unused = device.empty((self.rows,), (1,), self.result)
-        return self.run_hvp(device, arrays, scalars, (False, False, False), device.address(unused))[0]
+        return self.run_hvp(inputs, (False, False, False), device.address(unused))[0]
 
     def run_gradients(self, *_: Any) -> list[Any]:
         raise NotImplementedError("gradients of a derivative come with it")

@@ -18,7 +18,7 @@ from typing import Any
 
 from cupylosses.call import Call
 from cupylosses.engines.base import Engine, Machine, TensorSpec, Wanted, contiguous
-from cupylosses.engines.device import Device, Divisor
+from cupylosses.engines.composite import Inputs
 from cupylosses.engines.linear_softmax.chunks import ChunkedPlan, LogitsSpec
 from cupylosses.engines.log_probs.call import LinearStatic, linear_positions, value_shape
 from cupylosses.engines.log_probs.plan import LogProbPlan
@@ -107,36 +107,28 @@ class LinearLogProbPlan(ChunkedPlan):
 
     # Runs
 
-    def run_value(
-        self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
-        auxiliary: Sequence[Any],
-    ) -> Any:
+    def run_value(self, inputs: Inputs, auxiliary: Sequence[Any]) -> Any:
+        device = inputs.device
         value = device.empty(self.shape, self.strides, self.result)
         left = next(iter(auxiliary), 0)
         place, residual = device.address(value), left if type(left) is int else device.address(left)
-        self._run(device, arrays, scalars, "unreduced", (), lambda first: (residual and residual + self._left * first,
+        self._run(inputs, "unreduced", (), lambda first: (residual and residual + self._left * first,
                                                                            place + self._stored * first))  # fmt: skip
         return value
 
     def run_from_residual(
         self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
+        inputs: Inputs,
         wanted: Wanted,
         residual: Any,
         grad_output: int,
         per_row: bool,
     ) -> list[Any]:
+        device, arrays, *_ = inputs
         gradients = self.buffers_onto(device, arrays, wanted)
         step, left = self._stored if per_row else 0, device.address(residual)
         self._run(
-            device, arrays, scalars, "from_residual", gradients,
+            inputs, "from_residual", gradients,
             lambda first: (left + self._left * first, grad_output + step * first, int(per_row)),
         )  # fmt: skip
         return self.without_added(gradients)
@@ -151,16 +143,9 @@ class LinearLogProbPlan(ChunkedPlan):
         """Bytes of the values of a row."""
         return self.columns * ITEMSIZE[self.result]
 
-    def _run(
-        self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        stage: str,
-        gradients: Sequence[Any],
-        own: Any,
-    ) -> None:
+    def _run(self, inputs: Inputs, stage: str, gradients: Sequence[Any], own: Any) -> None:
         """All chunks with the row kernel of ``stage``, whose arguments for a first row are ``own(first)``."""
+        device, arrays, scalars, _ = inputs
         labels, step = device.address(arrays[2]), self.labels * ITEMSIZE[self.index.dtype]
         masks = [device.address(arrays[self.at["mask"]])] if self.static.masked else []
         stream = device.stream()

@@ -7,12 +7,11 @@ each voxel (``kernels/regions/region_hvp.cuh``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from cupylosses.call import Call
 from cupylosses.engines.base import Engine, Machine, TensorSpec, Wanted
-from cupylosses.engines.device import Device
+from cupylosses.engines.composite import Inputs
 from cupylosses.engines.regions import layout as region_layout
 from cupylosses.engines.regions.plan import RegionPlan
 from cupylosses.interop import ITEMSIZE
@@ -72,10 +71,9 @@ class RegionHvpPlan(RegionPlan):
         x = self.layout
         return 8 * (x.samples * (2 * x.numbers + 1) + self.groups * region_layout.SECOND_RECORD)
 
-    def run_hvp(
-        self, device: Device, arrays: Sequence[Any], scalars: Sequence[float], wanted: Wanted, grad_output: int
-    ) -> tuple[Any, list[Any]]:
+    def run_hvp(self, inputs: Inputs, wanted: Wanted, grad_output: int) -> tuple[Any, list[Any]]:
         """The derivative along the tangent, and the products of the second derivatives with it."""
+        device, arrays, scalars, _ = inputs
         x, stream = self.layout, device.stream()
         count = x.samples * x.chunks * 2 * x.numbers + self._kept_by_groups // 8
         _memory, workspace = device.workspace(stream, count, stream != 0 and device.capturing())

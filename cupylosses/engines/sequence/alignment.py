@@ -15,7 +15,7 @@ from cupylosses.call import Call, Parts
 from cupylosses.definition.base import Definition
 from cupylosses.definition.registry import define_function
 from cupylosses.engines.base import Engine, Machine, Plan, TensorSpec, Wanted, contiguous
-from cupylosses.engines.device import Device, Divisor
+from cupylosses.engines.composite import Inputs
 from cupylosses.engines.sequence import reference as sequence_reference
 from cupylosses.engines.sequence.call import sizes_of
 from cupylosses.engines.sequence.functions import SequenceFunction, SequenceFunctionEngine, in_order, wide_dtype
@@ -247,15 +247,9 @@ class AlignmentPlan(SequencePlan):
         threads = min(MAX_THREADS, -(-self.most // WARP) * WARP)
         return self.machine.launcher(kernel, self.sizes.every, threads, (self.shape_words,)), self.most > threads
 
-    def run_value(
-        self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
-        auxiliary: Sequence[int],
-    ) -> Any:
+    def run_value(self, inputs: Inputs, auxiliary: Sequence[int]) -> Any:
         """The scores; the other results are written to the addresses in ``auxiliary``."""
+        device, arrays, scalars, _ = inputs
         if self._align is None:
             self._align = self._load()
         launch, sweeps = self._align

@@ -23,7 +23,7 @@ from typing import Any
 
 from cupylosses.call import Call
 from cupylosses.engines.base import Engine, Machine, Plan, TensorSpec, Wanted, contiguous
-from cupylosses.engines.composite import CompositePlan
+from cupylosses.engines.composite import CompositePlan, Inputs
 from cupylosses.engines.device import EXPECTATIONS, Device, Divisor
 from cupylosses.engines.pointwise.definition import counting
 from cupylosses.engines.pointwise.plan import PointwisePlan
@@ -419,32 +419,19 @@ class SequencePlan(CompositePlan):
 
     # Runs
 
-    def run_value(
-        self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
-        auxiliary: Sequence[int],
-    ) -> Any:
+    def run_value(self, inputs: Inputs, auxiliary: Sequence[int]) -> Any:
+        device, arrays, scalars, divisor = inputs
         value = device.empty(self.shape, self.strides, self.result)
         memory = self.prepared(device, arrays, 0, int(scalars[-1]))
         self._launch("first")(device.stream(), device.address(arrays[0]), device.address(memory), 0, 0)
         to = (0, device.address(value)) if self.scalar else (device.address(value), 0)
-        self._launch("finish")(device.stream(), device.address(memory), *to, *_arguments(divisor))
+        self._launch("finish")(device.stream(), device.address(memory), *to, *divisor.number_and_count)
         return value
 
-    def run_value_and_gradients(
-        self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
-        wanted: Wanted,
-        auxiliary: Sequence[int],
-    ) -> tuple[Any, Any]:
+    def run_value_and_gradients(self, inputs: Inputs, wanted: Wanted, auxiliary: Sequence[int]) -> tuple[Any, Any]:
+        device, arrays, scalars, divisor = inputs
         if not wanted[0]:
-            return self.run_value(device, arrays, scalars, divisor, auxiliary), None
+            return self.run_value(inputs, auxiliary), None
         value = device.empty(self.shape, self.strides, self.result)
         memory, lattice = self.walk(device, arrays, device.expectation(self.slot), int(scalars[-1]))
         check = Speculation(self, device, arrays, memory, divisor)
@@ -473,22 +460,20 @@ class SequencePlan(CompositePlan):
         """
         at = [device.address(y) for y in (gradient, memory, lattice)]
         self._launch("gradient", finishes=value != 0, verifies=expected != 0)(
-            device.stream(), x, *at, grad_output, per_sample, expected, value, *_arguments(divisor)
+            device.stream(), x, *at, grad_output, per_sample, expected, value, *divisor.number_and_count
         )
         if self.in_parts and not expected:
-            self._launch("finish", finishes=True)(device.stream(), at[1], at[0], 0, value, *_arguments(divisor))
+            self._launch("finish", finishes=True)(device.stream(), at[1], at[0], 0, value, *divisor.number_and_count)
 
     def run_gradients(
         self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
+        inputs: Inputs,
         wanted: Wanted,
         grad_output: int,
         per_row: bool,
         speculation: Any,
     ) -> list[Any]:
+        device, arrays, _, divisor = inputs
         pointers = [device.address(x) for x in arrays]
         if speculation is not None and speculation[0].run(grad_output, pointers):
             return speculation[1]
@@ -496,9 +481,3 @@ class SequencePlan(CompositePlan):
         memory, lattice = self.walk(device, arrays, 0, 0)
         self.write(device, pointers[0], memory, lattice, divisor, gradients[0], grad_output, int(per_row))
         return gradients
-
-
-def _arguments(divisor: Divisor) -> tuple[float, int]:
-    """A divisor as a number, and the address of a count that multiplies it, or 0."""
-    number, more = divisor.arguments
-    return number, int(more) if divisor.counted else 0

@@ -16,7 +16,7 @@ from cupylosses.call import Call, Parts
 from cupylosses.definition.base import Definition
 from cupylosses.definition.registry import define_function
 from cupylosses.engines.base import Engine, Machine, Plan, TensorSpec, Wanted, contiguous
-from cupylosses.engines.device import Device, Divisor
+from cupylosses.engines.composite import Inputs
 from cupylosses.engines.sequence import checks as sequence_checks
 from cupylosses.engines.sequence import reference as sequence_reference
 from cupylosses.engines.sequence.call import Static, sizes_of
@@ -249,14 +249,8 @@ class PosteriorPlan(SequencePlan):
         self.differentiable = self.speculative = self.nothing
         self._write: Any = None
 
-    def run_value(
-        self,
-        device: Device,
-        arrays: Sequence[Any],
-        scalars: Sequence[float],
-        divisor: Divisor,
-        auxiliary: Sequence[int],
-    ) -> Any:
+    def run_value(self, inputs: Inputs, auxiliary: Sequence[int]) -> Any:
+        device, arrays, scalars, _ = inputs
         if self._write is None:
             of_many = self.many and not self.static.by_position
             kernel = PosteriorKernel(self.loss, self.result, self.static.by_position, of_many)
