@@ -4,46 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from typing import Any, ClassVar
 
-from comparing.matrix import NARROW, Matrix
+from comparing.matrix import NARROW
+from comparing.targets import REPEATED_AS, TargetMatrix, without_repetitions
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
-from cupylosses.testing.check import GIVEN
 from cupylosses.testing.linear_softmax.check import LAYOUTS, LinearSoftmaxCheck
 
 #: The layouts in which arguments and dtypes are tried.
 USUAL = ("one_chunk", "chunks")
 
-#: Dtypes and reductions that try every layout by default.
-LAYOUT_DTYPES = {("float32",): ("mean", "none"), NARROW: ("mean",)}
 
-#: Reductions with distinct orders of additions and distinct results.
-REPEATED_AS = ("mean", "none")
-
-
-def cases(loss: LinearSoftmaxLoss, kind: str) -> list[dict[str, Any]]:
-    """The cases of the softmax loss, each further argument that changes the result, and all together."""
-    more: list[dict[str, Any]] = [
-        {"linear_bias": True},
-        {"weight": True},
-        {"softcap": 2.5, "logit_scale": 0.5},
-        {"mask": True},
-        {"logits_dtype": "float32"},
-    ]
-    if kind == "indices":
-        more.append({"ignore_index": 1})
-    only = loss.of_logits.only_of_indices
-    own = {k: v for case in loss.cases for k, v in case.items() if k not in only or kind == "indices"}
-    every = {**own, "linear_bias": True, "weight": True, "softcap": 2.5}
-    found = [*map(dict, loss.cases), *more, every]
-    return [x for i, x in enumerate(found) if x not in found[:i]]
-
-
-class LinearSoftmaxMatrix(Matrix):
+class LinearSoftmaxMatrix(TargetMatrix):
     """Every kind of target, argument, dtype, reduction and layout."""
 
     Definition: ClassVar = LinearSoftmaxLoss
+    usual = USUAL
     section = "rows of logits of a linear layer"
     heading = "losses of a linear layer"
     layouts = tuple(LAYOUTS)
@@ -54,30 +30,22 @@ class LinearSoftmaxMatrix(Matrix):
     def bases(self) -> list[LinearSoftmaxCheck]:
         return [LinearSoftmaxCheck(self.loss, kind=x, **self.where) for x in self.loss.of_logits.targets]
 
-    def checks(self) -> list[LinearSoftmaxCheck]:
-        # A shape has no layout.
-        return [] if self.selection.shape and self.selection.layouts else super().checks()
-
-    def everything(self) -> Iterator[LinearSoftmaxCheck]:
-        if self.selection.shape:
-            yield from self.once()
-            return
-        for base in self.bases():
-            for check in self.laid_out(base, dict.fromkeys(self.dtypes, self.reductions)):
-                yield from (replace(check, case=x) for x in cases(self.loss, base.kind))
-
-    def once(self) -> Iterator[LinearSoftmaxCheck]:
-        """Every case and dtype with every reduction, and every layout at least once."""
-        shape = self.selection.shape
-        for base in self.bases():
-            for case, dtypes, reduction in product(cases(self.loss, base.kind), self.dtypes, self.reductions):
-                check = replace(base, case=case, dtypes=dtypes, reduction=reduction)
-                if shape:
-                    yield replace(check, layout=GIVEN, shape=tuple(shape))
-                else:
-                    yield from (replace(check, layout=x) for x in USUAL)
-            if not shape:
-                yield from self.laid_out(base, LAYOUT_DTYPES)
+    def cases(self, kind: str) -> list[dict[str, Any]]:
+        """The cases of the softmax loss, each further argument that changes the result, and all together."""
+        more: list[dict[str, Any]] = [
+            {"linear_bias": True},
+            {"weight": True},
+            {"softcap": 2.5, "logit_scale": 0.5},
+            {"mask": True},
+            {"logits_dtype": "float32"},
+        ]
+        if kind == "indices":
+            more.append({"ignore_index": 1})
+        only = self.loss.of_logits.only_of_indices
+        own = {k: v for case in self.loss.cases for k, v in case.items() if k not in only or kind == "indices"}
+        every = {**own, "linear_bias": True, "weight": True, "softcap": 2.5}
+        found = [*map(dict, self.loss.cases), *more, every]
+        return without_repetitions(found)
 
     def among_few(self, check: LinearSoftmaxCheck) -> bool:
         """Each case, dtype, reduction, layout and kind of target occurs once."""
@@ -107,7 +75,7 @@ class LinearSoftmaxMatrix(Matrix):
     def candidates_of_line(self) -> Iterator[LinearSoftmaxCheck]:
         for plain in self.plain():
             indices = plain.kind == "indices"
-            every = cases(self.loss, plain.kind)
+            every = self.cases(plain.kind)
             # The longest case has most arguments at once.
             yield from (replace(plain, case=x) for x in (every if indices else [{}, max(every, key=len)]))
             yield from (replace(plain, reduction=x) for x in ("none", "sum", "batchmean"))

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from typing import Any, ClassVar
 
-from comparing.matrix import LAYOUT_DTYPES, NARROW, Matrix
+from comparing.matrix import NARROW
+from comparing.targets import REPEATED_AS, TargetMatrix, without_repetitions
 from cupylosses.engines.softmax.definition import SoftmaxLoss
-from cupylosses.testing.check import GIVEN
 from cupylosses.testing.softmax.check import MASK, ROW_LAYOUTS, SoftmaxCheck
 
 #: The layouts in which arguments and dtypes are tried.
 USUAL = ("subwarp", "label_only_rows")
-
-#: Reductions with distinct orders of additions and distinct results.
-REPEATED_AS = ("mean", "none")
 
 #: Layouts in which arrays of another library are tried.
 ARRAY_LAYOUTS = (*USUAL, "thread_per_row")
@@ -26,23 +22,11 @@ ARRAY_LAYOUTS = (*USUAL, "thread_per_row")
 FIRST = ("cross_entropy", "indices")
 
 
-def cases(loss: SoftmaxLoss, kind: str) -> list[dict[str, Any]]:
-    """The cases of the definition, and each further argument that changes the result, alone and all together."""
-    weights = {str(loss.weights): True} if loss.weights else {}
-    scaled = {"logit_scale": {"softcap": 2.5, "logit_scale": 0.5}, "temperature": {"temperature": 2.0}}
-    more: list[dict[str, Any]] = [weights, dict(scaled.get(str(loss.scale), {})), {MASK: True}]
-    if kind == "indices":
-        more.append({"ignore_index": 1})
-    own = {k: v for case in loss.cases for k, v in case.items() if k not in loss.only_of_indices or kind == "indices"}
-    every = {k: v for x in (*more, own) for k, v in x.items() if k not in (MASK, "ignore_index", "logit_scale")}
-    found = [*map(dict, loss.cases), *(x for x in more if x), every]
-    return [x for i, x in enumerate(found) if x not in found[:i]]
-
-
-class SoftmaxMatrix(Matrix):
+class SoftmaxMatrix(TargetMatrix):
     """Every kind of target, argument, dtype, reduction and layout of a loss of rows."""
 
     Definition: ClassVar = SoftmaxLoss
+    usual = USUAL
     section = "rows of logits"
     heading = "losses of rows of logits"
     layouts = ROW_LAYOUTS
@@ -53,30 +37,20 @@ class SoftmaxMatrix(Matrix):
     def bases(self) -> list[SoftmaxCheck]:
         return [SoftmaxCheck(self.loss, kind=x, **self.where) for x in self.loss.targets]
 
-    def checks(self) -> list[SoftmaxCheck]:
-        # A shape determines the layout.
-        return [] if self.selection.shape and self.selection.layouts else super().checks()
-
-    def everything(self) -> Iterator[SoftmaxCheck]:
-        if self.selection.shape:
-            yield from self.once()
-            return
-        for base in self.bases():
-            for check in self.laid_out(base, dict.fromkeys(self.dtypes, self.reductions)):
-                yield from (replace(check, case=x) for x in cases(self.loss, base.kind))
-
-    def once(self) -> Iterator[SoftmaxCheck]:
-        """Every case and dtype with every reduction, and every layout at least once."""
-        shape = self.selection.shape
-        for base in self.bases():
-            for case, dtypes, reduction in product(cases(self.loss, base.kind), self.dtypes, self.reductions):
-                check = replace(base, case=case, dtypes=dtypes, reduction=reduction)
-                if shape:
-                    yield replace(check, layout=GIVEN, shape=tuple(shape))
-                else:
-                    yield from (replace(check, layout=x) for x in USUAL)
-            if not shape:
-                yield from self.laid_out(base, LAYOUT_DTYPES)
+    def cases(self, kind: str) -> list[dict[str, Any]]:
+        """The cases of the definition, and each further argument that changes the result, alone and all together."""
+        loss = self.loss
+        weights = {str(loss.weights): True} if loss.weights else {}
+        scaled = {"logit_scale": {"softcap": 2.5, "logit_scale": 0.5}, "temperature": {"temperature": 2.0}}
+        more: list[dict[str, Any]] = [weights, dict(scaled.get(str(loss.scale), {})), {MASK: True}]
+        if kind == "indices":
+            more.append({"ignore_index": 1})
+        own = {
+            k: v for case in loss.cases for k, v in case.items() if k not in loss.only_of_indices or kind == "indices"
+        }
+        every = {k: v for x in (*more, own) for k, v in x.items() if k not in (MASK, "ignore_index", "logit_scale")}
+        found = [*map(dict, loss.cases), *(x for x in more if x), every]
+        return without_repetitions(found)
 
     def among_few(self, check: SoftmaxCheck) -> bool:
         """With the first loss each option, layout and reduction occurs."""
@@ -111,7 +85,7 @@ class SoftmaxMatrix(Matrix):
     def candidates_of_line(self) -> Iterator[SoftmaxCheck]:
         for plain in self.plain():
             first = (self.loss.name, plain.kind) == FIRST
-            every = cases(self.loss, plain.kind)
+            every = self.cases(plain.kind)
             # The longest case has all arguments at once.
             chosen = every if first else [*self.loss.cases, max(every, key=len)]
             yield from (replace(plain, case=x) for x in chosen)
