@@ -29,6 +29,11 @@ class Variants(ByEngine, ABC, modules="tools.{}.variants"):
     def kernels(self, fast: bool = False) -> list[Any]:
         """Every kernel that calls of the loss can reach; with ``fast``, of two dtypes and the common layouts."""
 
+    @classmethod
+    def fast(cls, losses: Sequence[Any]) -> list[Any]:
+        """The kernels of several losses, of two dtypes and the common layouts."""
+        return [v for x in losses for v in cls(x).kernels(fast=True)]
+
     @abstractmethod
     def broad(self, architecture: str, whole: bool = True) -> list[Any]:
         """The kernels of the broad subset; without ``whole``, those of a loss that others stand for."""

@@ -90,9 +90,9 @@ class BoxVariants(Variants):
         """Each kernel and layout, of the loss whose kernels compile fastest; and of each loss forward with gradients,
         with the choices of the flags in turn.
         """
-        for variant in cover(cls._of(losses[:1]), structure):
+        for variant in cover(cls.fast(losses[:1]), structure):
             yield variant, broadest
-        forward = [x for x in cls._of(losses) if x.kind == "value_and_gradient"]
+        forward = [x for x in cls.fast(losses) if x.kind == "value_and_gradient"]
         for i, variant in enumerate(cover(forward, formula)):
             yield variant, broadest if i % 2 else next(others)
 
@@ -101,11 +101,7 @@ class BoxVariants(Variants):
         cls, losses: Sequence[BoxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
         """Each kernel, and each layout."""
-        yield from ((x, broadest) for x in cover(cls._of(losses[:1]), entry_point))
-
-    @classmethod
-    def _of(cls, losses: Sequence[BoxLoss]) -> list[BoxKernel]:
-        return [v for x in losses for v in cls(x).kernels(fast=True)]
+        yield from ((x, broadest) for x in cover(cls.fast(losses[:1]), entry_point))
 
     @staticmethod
     def wide_accesses(variant: BoxKernel) -> tuple[int, int]:

@@ -79,7 +79,7 @@ class LinearSoftmaxVariants(Variants):
         """Each kernel between products, and each layout that writes over logits: row kernels that do not are those of
         the logits' loss. Kernels that convert whole gradients also for the others in turn.
         """
-        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        kernels = cls.fast(losses)
         own = [x for x in kernels if x.kind != "add_unaligned" and getattr(x, "in_place", True)]
         for variant in cover(own, structure):
             yield variant, broadest
@@ -91,7 +91,7 @@ class LinearSoftmaxVariants(Variants):
         cls, losses: Sequence[LinearSoftmaxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
         """The kernels between products that convert arrays."""
-        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        kernels = cls.fast(losses)
         for variant in cover([x for x in kernels if x.kind in ("narrow", "rescale", "add", "weigh")], structure):
             yield variant, broadest
 

@@ -88,7 +88,7 @@ class RegionVariants(Variants):
         cls, losses: Sequence[RegionLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
         """Each kernel, layout and setting; training also for the others in turn."""
-        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        kernels = cls.fast(losses)
         for variant in cover(kernels, structure):
             yield variant, broadest
         for variant in cover([x for x in kernels if x.kind in ("value", "from_residual")], entry_point):
@@ -99,7 +99,7 @@ class RegionVariants(Variants):
         cls, losses: Sequence[RegionLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
         """Each kernel, layout and kind of voxel."""
-        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        kernels = cls.fast(losses)
         yield from ((x, broadest) for x in cover(kernels, entry_point))
 
     @staticmethod

@@ -80,7 +80,7 @@ class MarginVariants(Variants):
         cls, losses: Sequence[MarginLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
         """Each kernel and layout; forward with gradients of each formula also for the others in turn."""
-        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        kernels = cls.fast(losses)
         for variant in cover(kernels, structure):
             yield variant, broadest
         for variant in cover([x for x in kernels if x.kind == "value_and_gradient"], formula):
@@ -91,7 +91,7 @@ class MarginVariants(Variants):
         cls, losses: Sequence[MarginLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
         """Each kernel, and each layout."""
-        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        kernels = cls.fast(losses)
         yield from ((x, broadest) for x in cover(kernels, entry_point))
 
     @staticmethod

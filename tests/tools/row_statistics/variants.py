@@ -90,7 +90,7 @@ class StatisticsVariants(Variants):
         cls, losses: Sequence[StatisticsLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
         """Each formula, and each kernel and layout; forward with gradients also for the others in turn."""
-        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        kernels = cls.fast(losses)
         for variant in cover(kernels, structure):
             yield variant, broadest
         for variant in cover([x for x in kernels if x.kind == "value_and_gradient"], formula):
@@ -101,7 +101,7 @@ class StatisticsVariants(Variants):
         cls, losses: Sequence[StatisticsLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
         """Each kernel and layout."""
-        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        kernels = cls.fast(losses)
         yield from ((x, broadest) for x in cover(kernels, layout))
 
     @staticmethod

@@ -64,7 +64,7 @@ class SequenceVariants(Variants):
         cls, losses: Sequence[SequenceLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
         """Each kernel and kind of gradient; the recursion also for the others in turn."""
-        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        kernels = cls.fast(losses)
         for variant in cover(kernels, structure):
             yield variant, broadest
         for variant in cover([x for x in kernels if x.kind in ("second", "gradient")], kind):
@@ -75,7 +75,7 @@ class SequenceVariants(Variants):
         cls, losses: Sequence[SequenceLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
         """Each kernel."""
-        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        kernels = cls.fast(losses)
         yield from ((x, broadest) for x in cover(kernels, kind))
 
     @staticmethod

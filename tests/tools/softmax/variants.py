@@ -94,7 +94,7 @@ class SoftmaxVariants(Variants):
         cls, losses: Sequence[SoftmaxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
         """Each kernel, layout and option; forward with gradients also for the others in turn."""
-        kernels = cls._of(losses)
+        kernels = cls.fast(losses)
         for variant in cover(kernels, structure):
             yield variant, broadest
         forward = [x for x in kernels if x.kind == "value_and_gradient" and x.input == "bfloat16"]
@@ -106,15 +106,11 @@ class SoftmaxVariants(Variants):
         cls, losses: Sequence[SoftmaxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
         """Each layout and option."""
-        kernels = cls._of(losses)
+        kernels = cls.fast(losses)
         yield from (
             (x, broadest) for x in cover([x for x in kernels if x.kind == "value_and_gradient"], compiled_options)
         )
         yield from ((x, broadest) for x in cover([x for x in kernels if x.kind == "hvp"], entry_point))
-
-    @classmethod
-    def _of(cls, losses: Sequence[SoftmaxLoss]) -> list[SoftmaxKernel]:
-        return [v for x in losses for v in cls(x).kernels(fast=True)]
 
     @staticmethod
     def wide_accesses(variant: SoftmaxKernel) -> tuple[int, int]:
