@@ -10,10 +10,9 @@ import torch
 
 from benchmarking import figures, workloads
 from benchmarking.draw import Draw
-from benchmarking.figures import BOXES, MODES
+from benchmarking.figures import BOXES
 from benchmarking.selection import Run
 from benchmarking.workloads import Workload
-from cupylosses import functional
 from cupylosses.engines.boxes.definition import BoxLoss
 from cupylosses.testing.boxes.eager import twin
 from cupylosses.testing.eager import Call
@@ -33,16 +32,8 @@ class BoxWorkload(Workload):
         return (self.dtype,) * len(self.loss.operands)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.shapes[0]
-
-    @property
     def values(self) -> int:
         return self.elements // self.shape[-1]
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        return tuple(MODES)
 
     def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
         """Boxes of which most pairs overlap."""
@@ -53,11 +44,6 @@ class BoxWorkload(Workload):
             x[..., 2:] += x[..., :2] + 0.125
             found.append(x.to(getattr(torch, self.dtype)))
         return found
-
-    def ours(self) -> Call:
-        function, options = getattr(functional, self.loss.name), {**self.case, "reduction": self.reduction}
-        names = [x.name for x in self.loss.operands]
-        return lambda *operands: function(**dict(zip(names, operands, strict=True)), **options)
 
     def torchs(self) -> Call | None:
         return twin(self.loss, self.loss.values(self.case), self.reduction)
@@ -91,10 +77,6 @@ class BoxWorkload(Workload):
     def random(cls, loss: BoxLoss, draw: Draw) -> BoxWorkload:
         found = boxes(loss, draw.size(1 << 8, 1 << 23), draw.dtype())
         return replace(found, title=figures.RANDOM, reduction=draw.choice(figures.REDUCTIONS))
-
-    def __str__(self) -> str:
-        words = [self.loss.name, self.dtype, figures.spell_shape(self.shape)]
-        return " ".join([*words, *([figures.spell_case(self.case)] if self.case else [])])
 
 
 def boxes(loss: BoxLoss, count: int, dtype: str) -> BoxWorkload:

@@ -13,7 +13,6 @@ from benchmarking.draw import Draw
 from benchmarking.figures import LARGE_LAYER, LINEAR, MODES, TINY_LAYER
 from benchmarking.selection import Run
 from benchmarking.workloads import Workload
-from cupylosses import functional
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.testing.eager import Call
 from cupylosses.testing.softmax.eager import twin
@@ -60,10 +59,6 @@ class LinearSoftmaxWorkload(Workload):
             labels[..., ::2] = -100
         # Logits of unit variance.
         return [x, w.mul_(w.shape[-1] ** -0.5), labels]
-
-    def ours(self) -> Call:
-        function, options = getattr(functional, self.loss.name), {**self.case, "reduction": self.reduction}
-        return lambda *operands: function(*operands, **options)
 
     def torchs(self) -> Call | None:
         expression = twin(self.loss.of_logits, {}, self.reduction)

@@ -10,7 +10,7 @@ import torch
 
 from benchmarking import figures, workloads
 from benchmarking.draw import Draw
-from benchmarking.figures import MODES, REGIONS
+from benchmarking.figures import REGIONS
 from benchmarking.selection import Run
 from benchmarking.workloads import Workload
 from cupylosses import functional
@@ -34,10 +34,6 @@ class RegionWorkload(Workload):
         return (self.dtype, self.label)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.shapes[0]
-
-    @property
     def values(self) -> int:
         return 1
 
@@ -45,10 +41,6 @@ class RegionWorkload(Workload):
     def reads_again(self) -> bool:
         """The gradient needs the sums over whole samples."""
         return True
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        return tuple(MODES)
 
     def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
         generator = torch.Generator(workloads.DEVICE).manual_seed(seed)
@@ -98,8 +90,7 @@ class RegionWorkload(Workload):
         return replace(found, title=figures.RANDOM)
 
     def __str__(self) -> str:
-        words = [self.loss.name, self.dtype, self.label, figures.spell_shape(self.shape)]
-        return " ".join([*words, *([figures.spell_case(self.case)] if self.case else [])])
+        return f"{super().__str__()} {self.label}"
 
 
 def regions(loss: RegionLoss, shape: Sequence[int], dtype: str, label: str) -> RegionWorkload:

@@ -13,7 +13,6 @@ from benchmarking.draw import Draw
 from benchmarking.figures import LABELS, MODES, SCORES
 from benchmarking.selection import Run
 from benchmarking.workloads import Workload
-from cupylosses import functional
 from cupylosses.engines.row_margin.definition import END, MarginLoss
 from cupylosses.testing.eager import Call
 from cupylosses.testing.row_margin.eager import twin
@@ -33,10 +32,6 @@ class MarginWorkload(Workload):
     @property
     def dtypes(self) -> tuple[str, ...]:
         return (self.dtype, "int64")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.shapes[0]
 
     @property
     def least_read(self) -> int:
@@ -63,10 +58,6 @@ class MarginWorkload(Workload):
         count = min(LABELS, self.shape[-1] - 1)
         target[..., :count] = torch.randint(self.shape[-1], (*target.shape[:-1], count), **given)
         return [scores, target]
-
-    def ours(self) -> Call:
-        function, options = getattr(functional, self.loss.name), {**self.case, "reduction": self.reduction}
-        return lambda input, target: function(input, target, **options)
 
     def torchs(self) -> Call | None:
         return twin(self.loss, self.loss.values(self.case), self.reduction)
@@ -102,10 +93,6 @@ class MarginWorkload(Workload):
         classes = draw.size(2, min(elements, 100000))
         found = scores(loss, (max(1, elements // classes), classes), draw.dtype())
         return replace(found, title=figures.RANDOM, reduction=draw.choice(figures.REDUCTIONS))
-
-    def __str__(self) -> str:
-        words = [self.loss.name, self.dtype, figures.spell_shape(self.shape)]
-        return " ".join([*words, *([figures.spell_case(self.case)] if self.case else [])])
 
 
 def scores(loss: MarginLoss, shape: Sequence[int], dtype: str) -> MarginWorkload:

@@ -10,10 +10,9 @@ import torch
 
 from benchmarking import figures, workloads
 from benchmarking.draw import Draw
-from benchmarking.figures import LENGTH_LOSSES, LENGTHS, MODES, VECTORS
+from benchmarking.figures import LENGTH_LOSSES, LENGTHS, VECTORS
 from benchmarking.selection import Run
 from benchmarking.workloads import Workload
-from cupylosses import functional
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
 from cupylosses.testing.eager import Call
 from cupylosses.testing.row_statistics.eager import twin
@@ -33,16 +32,8 @@ class StatisticsWorkload(Workload):
         return tuple("int64" if x.name in self.loss.row_operands else self.dtype for x in self.loss.operands)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.shapes[0]
-
-    @property
     def values(self) -> int:
         return self.elements // self.shape[-1]
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        return tuple(MODES)
 
     def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
         generator = torch.Generator(workloads.DEVICE).manual_seed(seed)
@@ -52,11 +43,6 @@ class StatisticsWorkload(Workload):
             x = torch.randn(tuple(shape), generator=generator, device=workloads.DEVICE, dtype=kind)
             found.append(x.sign().long() if name == "int64" else x)
         return found
-
-    def ours(self) -> Call:
-        function, options = getattr(functional, self.loss.name), {**self.case, "reduction": self.reduction}
-        names = [x.name for x in self.loss.operands]
-        return lambda *operands: function(**dict(zip(names, operands, strict=True)), **options)
 
     def torchs(self) -> Call | None:
         return twin(self.loss, self.loss.values(self.case), self.reduction)
@@ -93,10 +79,6 @@ class StatisticsWorkload(Workload):
         features = draw.size(1, elements)
         found = vectors(loss, (max(1, elements // features), features), draw.dtype(), figures.RANDOM)
         return replace(found, reduction=draw.choice(figures.REDUCTIONS))
-
-    def __str__(self) -> str:
-        words = [self.loss.name, self.dtype, figures.spell_shape(self.shape)]
-        return " ".join([*words, *([figures.spell_case(self.case)] if self.case else [])])
 
 
 def vectors(

@@ -36,10 +36,6 @@ class SequenceWorkload(Workload):
         return (self.dtype, "int64", "int64", "int64")
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.shapes[0]
-
-    @property
     def values(self) -> int:
         return self.shapes[0][-2]
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from benchmarking import figures, workloads
+from benchmarking import workloads
 from benchmarking.draw import Draw
 from benchmarking.figures import (
     EXTREMES,
@@ -73,10 +73,6 @@ class SoftmaxWorkload(Workload):
     def dtypes(self) -> tuple[str, ...]:
         target = "int64" if self.kind == "indices" else self.dtype
         return (self.dtype, target, self.dtype)[: len(self.shapes)]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.shapes[0]
 
     @property
     def least_read(self) -> int:
@@ -176,11 +172,6 @@ class SoftmaxWorkload(Workload):
         if "case" in found:
             found["case"] = " ".join(filter(None, [self.variant, found["case"]]))
         return found
-
-    def __str__(self) -> str:
-        words = [self.loss.name, self.dtype, figures.spell_shape(self.shape)]
-        words += [self.kind] if self.kind != "indices" else []
-        return " ".join([*words, *([figures.spell_case(self.case)] if self.case else [])])
 
 
 def rows(

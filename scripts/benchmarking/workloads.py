@@ -13,6 +13,7 @@ import torch
 
 from benchmarking.draw import Draw
 from benchmarking.figures import MODES, SWEEP, spell_case, spell_shape
+from cupylosses import functional
 from cupylosses.checks import FLOATING
 from cupylosses.definition.base import Definition
 from cupylosses.testing.by_engine import ByEngine
@@ -69,18 +70,9 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
     def dtypes(self) -> tuple[str, ...]:
         """The dtype of each operand."""
 
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the loss before it is reduced."""
-
     @abstractmethod
     def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
         """Random operands of these shapes."""
-
-    @abstractmethod
-    def ours(self) -> Call:
-        """This library's function."""
 
     @abstractmethod
     def torchs(self) -> Call | None:
@@ -116,6 +108,20 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
         """A workload of any shape, dtype, reduction and options."""
 
     # Replaced where an engine differs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the loss before it is reduced."""
+        return self.shapes[0]
+
+    def ours(self) -> Call:
+        """This library's function."""
+        function, options = getattr(functional, self.loss.name), {**self.case, "reduction": self.reduction}
+        return lambda *operands: function(*operands, **options)
+
+    def __str__(self) -> str:
+        words = [self.loss.name, self.dtype, spell_shape(self.shape), self.variant, spell_case(self.case)]
+        return " ".join(filter(None, words))
 
     @property
     def modes(self) -> tuple[str, ...]:
