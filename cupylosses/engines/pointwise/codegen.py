@@ -67,7 +67,7 @@ ACCESS = {
 }  # fmt: skip
 
 #: Spelling of the accesses of micro-tiles.
-ALONG = {"along_a": "kA", "along_b": "kB", "elements": "kNeither"}
+ALONG = {"along_a": "kA", "along_b": "kB", "packed": "kBoth", "elements": "kNeither"}
 
 
 @dataclass(frozen=True)
