@@ -535,6 +535,20 @@ def test_lanes_do_not_leave_a_short_run_for_elements_far_away() -> None:
     assert not pointwise_layout.sum_layout((2240, 1000, 3), [dense, (1000, 1, 0)], (1000, 1, 0)).columns
 
 
+@pytest.mark.parametrize(
+    ("outputs", "length", "apart", "slices"),
+    [(4, 15780, True, 61), (64, 4096, False, 1), (1 << 11, 1 << 13, True, 1), (4, 4096, True, 16)],
+)
+def test_sums_to_few_outputs_are_cut_into_slices(outputs: int, length: int, apart: bool, slices: int) -> None:
+    """If a lane had many rounds of terms, one by one where another operand lies otherwise, or in vectors."""
+    shape, result = (outputs, length), (1, 0)
+    streams = [stream(shape, 4), pointwise_layout.Stream((1, outputs), 4) if apart else stream(shape, 4)]
+    found = pointwise_layout.sum_layout(shape, [x.strides for x in streams], result)
+    found = pointwise_layout.sum_in_vectors(found, streams, pointwise_layout.Stream(result, 4))
+    assert not found.columns and found.slices == slices
+    assert (found.slices - 1) * found.slice_length < length <= found.slices * found.slice_length
+
+
 def test_dimension_words_are_padded_to_the_kernels_rank() -> None:
     words = dimension_words((5, 7), [(1, 5), (0, 1)], rank=4)
     assert words == [2, 5, 7, 1, 1, 1, 5, 0, 0, 0, 1, 0, 0]

@@ -49,6 +49,11 @@ SLICE_TERMS = 128
 SLICE_TERMS_OF_ROWS = 256
 TARGET_WARPS = 1 << 14
 
+#: Rounds of terms of a lane, above which sums to few outputs are cut into more slices, and those of a slice at least: a
+#: lane that waits for memory so often takes longer than a second launch.
+MANY_ROUNDS = 8
+FEWEST_ROUNDS = 2
+
 #: Warps that keep a GPU busy: with fewer, all warps of a block share the terms of their outputs.
 ENOUGH_WARPS = 1 << 11
 
@@ -767,7 +772,11 @@ def _shared_sums(x: SumLayout) -> SumLayout:
             x = replace(x, warps=MAX_THREADS // WARP)
         length = -(-x.length // slices)
     else:
-        length = -(-x.slice_length // x.vec_size) * x.vec_size
+        length, round_ = x.slice_length, x.vec_size * WARP * TERMS_IN_FLIGHT
+        if length > MANY_ROUNDS * round_:
+            more = min(ENOUGH_WARPS // x.outputs, x.length // (FEWEST_ROUNDS * round_), MAX_PARTIALS // x.outputs)
+            length = -(-x.length // max(x.slices, more))
+        length = -(-length // x.vec_size) * x.vec_size
         lanes = WARP
         while lanes > 1 and lanes * TERMS_IN_FLIGHT > max(length // x.vec_size, TERMS_IN_FLIGHT):
             lanes //= 2
