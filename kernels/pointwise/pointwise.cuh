@@ -608,6 +608,10 @@ template <class... S>
 __device__ constexpr bool any_shifted(const Tuple<S...>*) {
   return ((S::kAccess == Access::kShifted) || ... || false);
 }
+template <class... S>
+__device__ constexpr int gathered_count(const Tuple<S...>*) {
+  return ((S::kAccess == Access::kGather ? 1 : 0) + ... + 0);
+}
 template <class Element>
 __device__ constexpr bool is_shifted(const Element*) {
   return false;
@@ -639,6 +643,7 @@ struct Pointwise {
   using Sums = typename LaneSums<Compute, kVecSize, Sinks_>::type;
   static constexpr int kVector = kVecSize;
   static constexpr bool kGathered = PlaceOf<Layout>::kKept;
+  static constexpr int kGathers = gathered_count(static_cast<const Sources_*>(nullptr));
   static constexpr int kOperands = Sources_::kSize;
   static constexpr int kElementStream = 2 * kOperands;
   static constexpr unsigned kMask =
@@ -841,7 +846,7 @@ struct Pointwise {
   }
   template <int kStream, class S, class L>
   __device__ __forceinline__ void load_words_from(const Cursor& at, const S& source, L& to) const {
-    if constexpr (S::kAccess == Access::kStream) {
+    if constexpr (S::kAccess == Access::kStream && !IsTile<S>::value) {
       using P = Pack<typename S::Storage, kVecSize>;
       using Word = typename P::Word;
       const Word* pointer = reinterpret_cast<const Word*>(source.pointer + layout.template offset<kStream, false>(at));
@@ -1046,7 +1051,8 @@ __host__ __device__ constexpr int flight() {
   constexpr bool kSummed = Program::kDerivatives > Program::kGradients &&
                            (Program::Layout::kOuter == 0 || (kNarrow && Program::kScaledPerElement));
   constexpr bool kHalf = kSummed || Program::kGathered;
-  constexpr int kFree = kMicroTile ? 1 : kTight ? kTightFree : kHalf ? kUnroll / 2 : kUnroll;
+  constexpr bool kMany = Program::kGathers * Program::kVector >= 16;
+  constexpr int kFree = kMicroTile || kMany ? 1 : kTight ? kTightFree : kHalf ? kUnroll / 2 : kUnroll;
   constexpr bool kRoom =
       kNarrow && Program::Loss::kHeavy == 1 && (Program::Layout::kOuter == 0 || Program::Layout::kStrips);
   constexpr int kElements = kWide ? (Program::kGathered ? 2 : 4) : kRoom ? 16 : 8;

@@ -65,6 +65,9 @@ SUM_BLOCKS_PER_SM = 32
 #: Bytes that memory is read and written by at least.
 SECTOR = 32
 
+#: Elements from which on gradients may have their dimensions in another order than their operands.
+ORDERED_ELEMENTS = 1 << 19
+
 #: Bytes between neighbours, up to which the sectors that they share are worth an order of batches that keeps them in
 #: L2; and bytes of all streams that L2 keeps for certain, beside those that run warps have in flight.
 SHARED_SECTORS = 512
@@ -701,10 +704,19 @@ def is_sparse(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bo
     if prod(shape) < SMALL or 0 in strides or min(strides, default=0) < 0:
         return False
     sizes, (merged,) = merge(shape, [strides])
-    order = sorted(range(len(sizes)), key=lambda d: merged[d])
-    offsets = _offsets([sizes[d] for d in order], [merged[d] for d in order], _SAMPLE)
-    sectors = {x * itemsize // SECTOR for x in offsets}
-    return len(sectors) * SECTOR > 3 * len(offsets) * itemsize
+    return _sectors(sizes, merged, itemsize) > 3
+
+
+def is_out_of_order(order: Layout, stream: int, itemsize: int) -> bool:
+    """True if a kernel with this layout writes little of each sector of a stream at a time."""
+    scattered = order.kind != "flat" and order.kind not in TILED
+    return scattered and _sectors(order.sizes, order.strides[stream], itemsize) > 3
+
+
+def _sectors(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> float:
+    """Bytes of the sectors of the first elements, for each of their own."""
+    offsets = _offsets(sizes, strides, _SAMPLE)
+    return len({x * itemsize // SECTOR for x in offsets}) * SECTOR / (len(offsets) * itemsize)
 
 
 def _sectors_per_term(
