@@ -156,7 +156,7 @@ class StridedLayout:
 
     def __init__(self, words: Sequence[int], streams: int, rank: int) -> None:
         fields = iter(words)
-        self.rows, self.vectors_per_row, self.row_step, self.column_step = (next(fields) for _ in range(4))
+        self.rows, self.vectors_per_row, self.row_step, self.column_step, self.fronts = (next(fields) for _ in range(5))
         self.inner_stride = [next(fields) for _ in range(streams)]
         self.rank = next(fields)
         self.size = [next(fields) for _ in range(rank)]
@@ -193,7 +193,7 @@ class TiledLayout(StridedLayout):
         self.tile = tile
         self.size_a, self.size_b, self.tiles_a, self.per_plane, self.planes = words[:5]
         self.stride_a, self.stride_b = words[5 : 5 + streams], words[5 + streams : 5 + 2 * streams]
-        super().__init__([0] * (4 + streams) + list(words[5 + 2 * streams :]), streams, rank)
+        super().__init__([0] * (5 + streams) + list(words[5 + 2 * streams :]), streams, rank)
 
     def vectors(self) -> int:
         return self.planes * self.per_plane * gpu.WARP * self.tile.steps_a * self.tile.steps_b
@@ -283,6 +283,26 @@ def test_streams_that_disagree_are_visited_in_tiles(
     layout = pointwise_layout.layout(shape, [pointwise_layout.Stream(s, 4) for s in strides])
     assert layout.kind == kind and layout.elements == prod(shape)
     assert Counter(tuple(offsets) for _, offsets in visited(layout)) == addresses(shape, strides)
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "fronts"),
+    [
+        ((8, 139810, 15), (1, 0, 2), 8),  # rows of 60 bytes
+        ((8, 139810, 16), (1, 0, 2), 1),  # whole sectors
+        ((8, 13981, 15), (1, 0, 2), 1),  # L2 keeps all
+        ((5, 700000, 3), (0, 2, 1), 1),  # neighbours of one stream are near in the others
+    ],
+)
+def test_stretches_whose_elements_share_sectors_are_visited_at_once(
+    shape: tuple[int, ...], order: tuple[int, ...], fronts: int
+) -> None:
+    other = dense_strides(shape, [3 - order.index(d) for d in range(3)])
+    streams = [stream(shape, 4), pointwise_layout.Stream(other, 4)] * 2
+    found = pointwise_layout.layout(shape, streams)
+    assert found.fronts == fronts
+    if fronts > 1:
+        assert pointwise_layout.gathered(found, streams).fronts == fronts
 
 
 @given(stream_spaces())
@@ -409,7 +429,8 @@ def test_lanes_add_short_runs(vec_size: int) -> None:
     """A lane adds whole batches in the arithmetic type, kMaxRun terms of it: the accuracy of every sum
     depends on it.
     """
-    assert constant("pointwise/pointwise.cuh", "kMaxRun") % (pointwise_layout.UNROLL[vec_size] * vec_size) == 0
+    batch = pointwise_layout.UNROLL[vec_size] * vec_size
+    assert constant("pointwise/pointwise.cuh", "kMaxRun") // batch * batch >= 40
     assert constant("pointwise/pointwise.cuh", "kMaxRun") <= 64
 
 
@@ -512,6 +533,20 @@ def test_lanes_do_not_leave_a_short_run_for_elements_far_away() -> None:
     dense = (3000, 3, 1)
     assert pointwise_layout.sum_layout((2240, 1000, 3), [dense, (0, 1, 0)], (0, 1, 0)).columns
     assert not pointwise_layout.sum_layout((2240, 1000, 3), [dense, (1000, 1, 0)], (1000, 1, 0)).columns
+
+
+@pytest.mark.parametrize(
+    ("outputs", "length", "apart", "slices"),
+    [(4, 15780, True, 61), (64, 4096, False, 1), (1 << 11, 1 << 13, True, 1), (4, 4096, True, 16)],
+)
+def test_sums_to_few_outputs_are_cut_into_slices(outputs: int, length: int, apart: bool, slices: int) -> None:
+    """If a lane had many rounds of terms, one by one where another operand lies otherwise, or in vectors."""
+    shape, result = (outputs, length), (1, 0)
+    streams = [stream(shape, 4), pointwise_layout.Stream((1, outputs), 4) if apart else stream(shape, 4)]
+    found = pointwise_layout.sum_layout(shape, [x.strides for x in streams], result)
+    found = pointwise_layout.sum_in_vectors(found, streams, pointwise_layout.Stream(result, 4))
+    assert not found.columns and found.slices == slices
+    assert (found.slices - 1) * found.slice_length < length <= found.slices * found.slice_length
 
 
 def test_dimension_words_are_padded_to_the_kernels_rank() -> None:

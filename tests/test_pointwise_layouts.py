@@ -16,7 +16,7 @@ from grids import in_turn
 
 import cupylosses
 import cupylosses.functional as F
-from cupylosses.backends.torch.plans import specs
+from cupylosses.backends.torch.plans import forget, specs
 from cupylosses.call import Call
 from cupylosses.checks import FLOATING
 from cupylosses.definition.registry import registry
@@ -188,6 +188,7 @@ def test_gathered_operands_have_the_gradients_of_contiguous_ones(dtype: str, mon
     monkeypatch.setattr(pointwise_layout, "GATHERED_ELEMENTS", 1)
     if dtype == "bfloat16":  # as if there were many
         monkeypatch.setattr(pointwise_layout, "GATHERED_AT_ONCE", 8)
+        monkeypatch.setattr(pointwise_layout, "KEPT_IN_L2", 1 << 10)
     x, y = drawn(dtype, 2, 13, 29, 5, 7).unbind()
     x = x.clone()
     padded = torch.nn.functional.pad(y, (0, 3))[..., :-3]
@@ -207,6 +208,50 @@ def test_gathered_operands_have_the_gradients_of_contiguous_ones(dtype: str, mon
     assert found[1].stride() == found[2].stride() == permuted.stride()
     found = gradients([padded, x], "none", permuted)
     assert all(map(torch.equal, found, gradients([y.contiguous(), x], "none", y)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "order"),
+    [
+        ("float32", (2, 3, 900), (0, 2, 1)),  # parts of a tile
+        ("bfloat16", (3, 510), (1, 0)),  # vectors of two
+        ("float64", (2, 2, 2, 3, 512), (0, 2, 1, 4, 3)),  # several planes
+        ("float16", (7, 256), (1, 0)),
+    ],
+)
+def test_short_dimensions_of_another_order_have_the_gradients_of_contiguous_ones(
+    dtype: str, shape: tuple[int, ...], order: tuple[int, ...]
+) -> None:
+    x, y = drawn(dtype, 2, *shape).unbind()
+    other = y.permute(order).contiguous().permute([order.index(d) for d in range(len(order))])
+    layout = pointwise_layout.layout(shape, [Stream(z.stride(), z.itemsize) for z in (x, other)])
+    assert "packed" in layout.access
+    for first, second in ((x, other), (other, x), (x, other[..., :1].expand_as(x))):
+        expected = gradients([first.contiguous(), second.contiguous()])
+        found = gradients([first, second])
+        assert all(map(torch.equal, found[1:], expected[1:]))
+        assert torch.allclose(found[0], expected[0])
+    assert all(map(torch.equal, gradients([x, other], "none", other), gradients([x, y], "none", y)))
+
+
+def test_gradients_that_would_be_scattered_take_the_order_of_another_operand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where a kernel finds neighbours next to each other."""
+    shape = 65, 2, 8, 4, 2
+    x, y = drawn("float32", 2, *shape).unbind()
+    permuted = x.permute(1, 3, 2, 4, 0).contiguous().permute(4, 0, 2, 1, 3)
+    near = y.permute(1, 0, 2, 3, 4).contiguous().permute(1, 0, 2, 3, 4)
+    expected = gradients([x, y])
+    for elements, first, second, strides in (
+        (1 << 20, permuted, y, y.stride()),
+        (1 << 12, permuted, y, permuted.stride()),
+        (1 << 12, x, near, near.stride()),
+    ):
+        monkeypatch.setattr(pointwise_layout, "ORDERED_ELEMENTS", elements)
+        forget()
+        found = gradients([first, second])
+        assert all(map(torch.equal, found[1:], expected[1:])) and torch.allclose(found[0], expected[0])
+        assert found[2].stride() == strides
+    forget()
 
 
 def test_short_rows_with_long_gaps_are_copied_where_they_are_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@
 //   GatheredLayout  one dimension, in which some streams are dense, and others (kRank dimensions) are read element by
 //                   element: rows that no vector divides, short ones above all.
 //   TiledLayout     two dimensions, each of unit stride in some streams, and kRank outer ones: a transposed operand.
+//                   One of the two may be short.
 // clang-format on
 //
 // A Cursor is the position of one lane; `advance` moves it by kWarp vectors. All indices have 64 bits: 2^31 elements of
@@ -55,7 +56,7 @@ struct Dimensions {
 template <int kVecSize>
 struct FlatLayout {
   static constexpr int kOuter = 0;  // outer dimensions: none, one offset serves all streams
-  static constexpr bool kTiled = false, kStrips = false;
+  static constexpr bool kTiled = false, kStrips = false, kFronts = false;
   struct Cursor {
     int64 element;
   };
@@ -89,7 +90,7 @@ struct FlatLayout {
 template <int kStreams>
 struct LinearLayout {
   static constexpr int kOuter = 1;  // streams have offsets of their own
-  static constexpr bool kTiled = false, kStrips = false;
+  static constexpr bool kTiled = false, kStrips = false, kFronts = false;
   struct Cursor {
     int64 element;
     int64 base[kStreams];
@@ -127,7 +128,7 @@ struct LinearLayout {
 template <int kVecSize, int kStreams, int kRank>
 struct StridedLayout {
   static constexpr int kOuter = kRank;
-  static constexpr bool kTiled = false, kStrips = false;
+  static constexpr bool kTiled = false, kStrips = false, kFronts = true;
   struct Cursor {
     int64 row;
     int64 column;  // in vectors
@@ -137,6 +138,7 @@ struct StridedLayout {
   int64 vectors_per_row;  // kVecSize divides the length of a row
   int64 row_step;         // advancing by kWarp vectors adds this many rows ...
   int64 column_step;      // ... and this many vectors within the row
+  int64 fronts;           // as BatchOrder has them
   int64 inner_stride[kStreams];
   Dimensions<kStreams, kRank> outer;
 
@@ -176,23 +178,28 @@ struct StridedLayout {
 };
 
 // Streams that are dense in the order of the index space, as in a FlatLayout, beside others of any strides. A vector of
-// the latter is gathered from kVecSize places. Its first place takes the divisions; from element to element offsets
-// change by a stride, and by `wrap` of each dimension that ends there.
+// the latter is gathered from kVecSize places. From element to element offsets change by a stride, and by `wrap` of
+// each dimension that ends there; from vector to vector of a lane by `step_offset`, and the same. Only the first vector
+// of a batch takes divisions, which were half of a cheap loss's instructions.
 //
 // As rows of a StridedLayout, element by element, 6.7M elements in rows of 3 took four times as long as when dense.
 template <int kVecSize, int kStreams, int kRank>
 struct GatheredLayout {
   static constexpr int kOuter = 1;
-  static constexpr bool kTiled = false, kStrips = false;
+  static constexpr bool kTiled = false, kStrips = false, kFronts = true;
   static constexpr int kCounted = kRank > 1 ? kRank - 1 : 1;
-  static constexpr int kMany = 1 << 30;
   struct Cursor {
     int64 element;
     int64 base[kStreams];  // of streams that are gathered
-    int left[kCounted];    // elements of each dimension but the last before it ends, or kMany
+    int left[kCounted];    // elements of each dimension but the last before it ends, of the size of an int at most
   };
   int64 elements;
+  int64 fronts;  // as BatchOrder has them
   int64 size[kRank];
+  int64 step[kRank];            // advancing by kWarp vectors adds so much to each coordinate ...
+  int64 step_offset[kStreams];  // ... and this to each offset
+  int64 multiplier[kCounted];   // index / size[d] is the upper half of index * multiplier[d], of 128 bits, ...
+  int64 shift[kCounted];        // ... shifted right by this
   int64 stride[kStreams][kRank];
   int64 wrap[kStreams][kRank];  // stride[d + 1] - size[d] * stride[d]
 
@@ -206,7 +213,19 @@ struct GatheredLayout {
     return at_element(vector * kVecSize);
   }
   __device__ __forceinline__ void advance(Cursor& cursor) const {
-    cursor = at_element(cursor.element + kWarp * kVecSize);
+    cursor.element += kWarp * kVecSize;
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) cursor.base[s] += step_offset[s];
+    int borrow = 0;
+#pragma unroll
+    for (int d = 0; d + 1 < kRank; ++d) {
+      cursor.left[d] -= static_cast<int>(step[d]) + borrow;
+      const bool ends = cursor.left[d] <= 0;
+      borrow = ends;
+      cursor.left[d] += ends ? static_cast<int>(size[d]) : 0;
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s) cursor.base[s] += ends ? wrap[s][d] : 0;
+    }
   }
   __device__ __forceinline__ int64 present(const Cursor& cursor) const {
     return elements - cursor.element;
@@ -223,14 +242,16 @@ struct GatheredLayout {
 #pragma unroll
     for (int s = 0; s < kStreams; ++s) cursor.base[s] = 0;
 #pragma unroll
-    for (int d = 0; d < kRank; ++d) {
-      const int64 outer_index = d + 1 < kRank ? index / size[d] : 0;
-      const int64 coordinate = index - outer_index * size[d];
-      if (d + 1 < kRank) cursor.left[d] = few(size[d] - coordinate);
+    for (int d = 0; d + 1 < kRank; ++d) {
+      const int64 outer_index = divided(index, multiplier[d], static_cast<int>(shift[d]));
+      const int coordinate = static_cast<int>(index) - static_cast<int>(outer_index) * static_cast<int>(size[d]);
+      cursor.left[d] = static_cast<int>(size[d]) - coordinate;
 #pragma unroll
       for (int s = 0; s < kStreams; ++s) cursor.base[s] += coordinate * stride[s][d];
       index = outer_index;
     }
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) cursor.base[s] += index * stride[s][kRank - 1];
     return cursor;
   }
   // Calls visit(i, offset) for kCount elements from the cursor on.
@@ -250,7 +271,7 @@ struct GatheredLayout {
         left[d] -= ends;
         ends = ends && left[d] == 0;
         if (ends) {
-          left[d] = few(size[d]);
+          left[d] = static_cast<int>(size[d]);
           offset += wrap[kStream][d];
         }
       }
@@ -258,8 +279,10 @@ struct GatheredLayout {
   }
 
  private:
-  static __device__ __forceinline__ int few(int64 count) {
-    return static_cast<int>(count < kMany ? count : kMany);
+  // A third of the instructions of a division, which does not know the divisor.
+  static __device__ __forceinline__ int64 divided(int64 index, int64 by, int shift) {
+    return static_cast<int64>(__umul64hi(static_cast<unsigned long long>(index), static_cast<unsigned long long>(by)) >>
+                              shift);
   }
 };
 
@@ -273,7 +296,7 @@ struct GatheredLayout {
 template <int kVecSize, int kAcross_, int kSteps_, int kStreams, int kRank>
 struct StripLayout {
   static constexpr int kOuter = 1;
-  static constexpr bool kTiled = false, kStrips = true;
+  static constexpr bool kTiled = false, kStrips = true, kFronts = false;
   static constexpr int kAcross = kAcross_, kDown = kWarp / kAcross, kSteps = kSteps_, kWidth = kAcross * kSteps;
   static_assert(kSteps == 1 || kDown == 1, "steps along a row of which a warp has one");
   struct Cursor {
@@ -362,13 +385,16 @@ struct TileShape {
 // directions. With micro-tiles of one element, for sizes that no vector divides, steps along a read whole sectors of
 // float32; along b two steps in turn do, of which the second finds them in L1.
 //
+// A short dimension along a is one micro-tile long, of kA elements, no power of two perhaps. Streams in which it is
+// innermost and without gaps have the micro-tile in one piece, which is also read as kA vectors of kB elements.
+//
 // Vectors are numbered tile by tile. Those outside of the index space, in tiles at its ends, are not present.
 // Precondition: batches are tiles.
 template <int kStreams, int kRank, class Tile_ = TileShape<1, 1, 8, 2, 4>>
 struct TiledLayout {
   using Tile = Tile_;
   static constexpr int kOuter = kRank;
-  static constexpr bool kTiled = true, kStrips = false;
+  static constexpr bool kTiled = true, kStrips = false, kFronts = false;
   static constexpr int64 kMostShifts = 1 << 16;
   struct Cursor {
     int64 a, b;
@@ -425,5 +451,36 @@ struct TiledLayout {
   template <int kStream, bool kSplat>
   __device__ __forceinline__ int64 offset(const Cursor& cursor) const {
     return cursor.base[kStream] + cursor.a * stride_a[kStream] + cursor.b * stride_b[kStream];
+  }
+};
+
+// The order in which batches of kBatch vectors are visited. With several fronts the index space is cut into as many
+// stretches, whose first batches come first, then their second ones. Neighbours in memory of a stream whose order of
+// dimensions is another one may lie a stretch apart: a sector that two of them share is then read, or completed, before
+// it leaves L2. Batches behind the end of the last stretches are not present.
+template <class Layout, int kBatch>
+struct BatchOrder {
+  // In vectors, absent ones included.
+  static __device__ __forceinline__ int64 end(const Layout& layout) {
+    if constexpr (Layout::kFronts) {
+      if (layout.fronts > 1) return layout.fronts * batches_per_front(layout) * kBatch;
+    }
+    return layout.vectors();
+  }
+  // The first vector of the batch that is visited when a single front would have come to vector `first`.
+  static __device__ __forceinline__ int64 first_of(const Layout& layout, int64 first) {
+    if constexpr (Layout::kFronts) {
+      if (layout.fronts > 1) {
+        const int64 batch = first / kBatch, row = batch / layout.fronts;
+        return ((batch - row * layout.fronts) * batches_per_front(layout) + row) * kBatch;
+      }
+    }
+    return first;
+  }
+
+ private:
+  // Divided in each batch: kept in registers, it would cost some losses a block of each multiprocessor.
+  static __device__ __forceinline__ int64 batches_per_front(const Layout& layout) {
+    return ((layout.vectors() + kBatch - 1) / kBatch + layout.fronts - 1) / layout.fronts;
   }
 };

@@ -5,7 +5,8 @@
 //   gradient    g_k[i] = grad_output * d loss / d x_k [i]         grad_output a number or per element
 //
 // 1. The index space is cut into batches of 32 lanes x kUnroll vectors. Batch b belongs to chunk b % chunks:
-//    neighbouring warps read neighbouring batches, and chunks are many and of equal size.
+//    neighbouring warps read neighbouring batches, and chunks are many and of equal size. Batches are counted in the
+//    order in which they are visited (layout.cuh: BatchOrder).
 // 2. A warp takes chunks global_warp(), global_warp() + warps, ... Each lane loads its vectors of a batch before it
 //    evaluates the first (Pointwise::visit), or of a heavy loss in 16 bits, each vector before it evaluates the one
 //    before it (visit_ahead).
@@ -63,8 +64,9 @@ __host__ __device__ constexpr int vectors_in_flight(int vectors, int words, int 
 // GatheredLayout has for them.
 enum class Access { kStream, kSplat, kShifted, kScalars, kGather };
 
-// Layout of a micro-tile in memory: rows of kA elements of unit stride, columns of kB, or neither.
-enum class Along { kA, kB, kNeither };
+// Layout of a micro-tile in memory: rows of kA elements of unit stride, columns of kB, rows without gaps between them,
+// or none of these.
+enum class Along { kA, kB, kBoth, kNeither };
 
 struct Absent {};
 
@@ -136,20 +138,24 @@ struct TileSink {
 // A micro-tile as the vectors that it is read or written in.
 template <Along kAlong, int kA, int kB>
 struct TileVectors {
-  static constexpr int kWidth = kAlong == Along::kA ? kA : kAlong == Along::kB ? kB : 1;
+  // Rows without gaps are kA vectors of kB elements: kA need not be a power of two.
+  static constexpr bool kPacked = kAlong == Along::kBoth;
+  static constexpr int kWidth = kAlong == Along::kA ? kA : kAlong == Along::kB || kPacked ? kB : 1;
   static constexpr int kCount = kA * kB / kWidth;
 
   // The vector that holds element i, and its place in that.
   static __device__ __forceinline__ constexpr int vector(int i) {
-    return kAlong == Along::kA ? i / kA : kAlong == Along::kB ? i % kA : i;
+    return kPacked ? i / kB : kAlong == Along::kA ? i / kA : kAlong == Along::kB ? i % kA : i;
   }
   static __device__ __forceinline__ constexpr int place(int i) {
-    return kAlong == Along::kA ? i % kA : kAlong == Along::kB ? i / kA : 0;
+    return kPacked ? i % kB : kAlong == Along::kA ? i % kA : kAlong == Along::kB ? i / kA : 0;
   }
   static __device__ __forceinline__ constexpr int element(int vector, int place) {
+    if (kPacked) return vector * kB + place;
     return kAlong == Along::kA ? vector * kA + place : kAlong == Along::kB ? place * kA + vector : vector;
   }
   static __device__ __forceinline__ int64 offset(int vector, int64 stride_a, int64 stride_b) {
+    if (kPacked) return vector * kB;
     if (kAlong == Along::kA) return vector * stride_b;
     if (kAlong == Along::kB) return vector * stride_a;
     return vector % kA * stride_a + vector / kA * stride_b;
@@ -602,6 +608,10 @@ template <class... S>
 __device__ constexpr bool any_shifted(const Tuple<S...>*) {
   return ((S::kAccess == Access::kShifted) || ... || false);
 }
+template <class... S>
+__device__ constexpr int gathered_count(const Tuple<S...>*) {
+  return ((S::kAccess == Access::kGather ? 1 : 0) + ... + 0);
+}
 template <class Element>
 __device__ constexpr bool is_shifted(const Element*) {
   return false;
@@ -633,6 +643,7 @@ struct Pointwise {
   using Sums = typename LaneSums<Compute, kVecSize, Sinks_>::type;
   static constexpr int kVector = kVecSize;
   static constexpr bool kGathered = PlaceOf<Layout>::kKept;
+  static constexpr int kGathers = gathered_count(static_cast<const Sources_*>(nullptr));
   static constexpr int kOperands = Sources_::kSize;
   static constexpr int kElementStream = 2 * kOperands;
   static constexpr unsigned kMask =
@@ -835,7 +846,7 @@ struct Pointwise {
   }
   template <int kStream, class S, class L>
   __device__ __forceinline__ void load_words_from(const Cursor& at, const S& source, L& to) const {
-    if constexpr (S::kAccess == Access::kStream) {
+    if constexpr (S::kAccess == Access::kStream && !IsTile<S>::value) {
       using P = Pack<typename S::Storage, kVecSize>;
       using Word = typename P::Word;
       const Word* pointer = reinterpret_cast<const Word*>(source.pointer + layout.template offset<kStream, false>(at));
@@ -1040,7 +1051,8 @@ __host__ __device__ constexpr int flight() {
   constexpr bool kSummed = Program::kDerivatives > Program::kGradients &&
                            (Program::Layout::kOuter == 0 || (kNarrow && Program::kScaledPerElement));
   constexpr bool kHalf = kSummed || Program::kGathered;
-  constexpr int kFree = kMicroTile ? 1 : kTight ? kTightFree : kHalf ? kUnroll / 2 : kUnroll;
+  constexpr bool kMany = Program::kGathers * Program::kVector >= 16;
+  constexpr int kFree = kMicroTile || kMany ? 1 : kTight ? kTightFree : kHalf ? kUnroll / 2 : kUnroll;
   constexpr bool kRoom =
       kNarrow && Program::Loss::kHeavy == 1 && (Program::Layout::kOuter == 0 || Program::Layout::kStrips);
   constexpr int kElements = kWide ? (Program::kGathered ? 2 : 4) : kRoom ? 16 : 8;
@@ -1071,7 +1083,8 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
   constexpr int kFlight = flight<Program, kUnroll>();
   const int lane = threadIdx.x % kWarp;
   const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
-  const int64 vectors = program.layout.vectors();
+  using Order = BatchOrder<typename Program::Layout, kBatch>;
+  const int64 end = Order::end(program.layout);
   constexpr bool kAhead = loads_ahead<Program>();
   const auto is_whole = [&](int64 at) {
     return program.layout.whole_batch(program.layout.at(at), at + kBatch - 1 + Program::kReadsAhead);
@@ -1087,12 +1100,13 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
       load(first);
       known.value = scale.factor();
     }
-    while (first < vectors) {
+    while (first < end) {
       typename Program::Compute partial = 0;
 #pragma unroll 1
-      for (int run = 0; run < kRun && first < vectors; ++run, first += chunks * kBatch) {
-        auto cursor = program.layout.at(first + lane);
-        if (program.layout.whole_batch(cursor, first + kBatch - 1 + Program::kReadsAhead)) {
+      for (int run = 0; run < kRun && first < end; ++run, first += chunks * kBatch) {
+        const int64 here = Order::first_of(program.layout, first);
+        auto cursor = program.layout.at(here + lane);
+        if (program.layout.whole_batch(cursor, here + kBatch - 1 + Program::kReadsAhead)) {
           if constexpr (kAhead) {
             program.template visit_ahead<kUnroll>(
                 cursor, [&] { load(first + chunks * kBatch); }, ahead, partial, known.value, sums);

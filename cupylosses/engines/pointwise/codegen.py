@@ -67,7 +67,7 @@ ACCESS = {
 }  # fmt: skip
 
 #: Spelling of the accesses of micro-tiles.
-ALONG = {"along_a": "kA", "along_b": "kB", "elements": "kNeither"}
+ALONG = {"along_a": "kA", "along_b": "kB", "packed": "kBoth", "elements": "kNeither"}
 
 
 @dataclass(frozen=True)
@@ -397,8 +397,12 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
     # Sums of columns of two operands beside a gradient spill 272 bytes with 128 registers.
     if variant.kind == "elements_gradient" and len(variant.summed) > 1:
         return 1
-    if variant.summed or tiled or variant.layout in GATHERED:
+    if variant.summed or tiled:
         return BLOCKS_PER_SM_OTHERS
+    if variant.layout in GATHERED:
+        places = (*variant.access, *variant.sinks).count("gather") * variant.vec_size
+        few = places < 8 or (places == 8 and not variant.loss.heavy)
+        return BLOCKS_PER_SM if few and variant.compute == "float32" else BLOCKS_PER_SM_OTHERS
     small = len(widths) == 1 and stored <= 8
     shifted = variant.access.count("shifted")
     simple = variant.layout == "flat" or (variant.vec_size * len(variant.storage) <= 8 and shifted < 2)

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from math import prod
+from operator import mul
 
 from cupylosses.definition.base import MAX_OPERANDS
 from cupylosses.engines.strides import MAX_RANK, dimension_words, merge
@@ -31,7 +33,7 @@ BLOCKS_PER_SM = 3
 BLOCKS_PER_SM_OTHERS = 2
 
 #: Vectors a lane has in flight, by elements of a vector.
-UNROLL = {1: 8, 2: 4, 4: 4, 8: 4, 16: 4, 32: 2}
+UNROLL = {1: 8, 2: 4, 4: 4, 6: 4, 8: 4, 10: 4, 12: 4, 14: 4, 16: 4, 20: 2, 24: 2, 28: 2, 32: 2}
 
 #: Partial sums of a reduced loss: a warp each on the largest GPUs (3 blocks of 8 warps on 128 SMs), and few enough for
 #: the last block to add at once.
@@ -47,6 +49,11 @@ SLICE_TERMS = 128
 SLICE_TERMS_OF_ROWS = 256
 TARGET_WARPS = 1 << 14
 
+#: Rounds of terms of a lane, above which sums to few outputs are cut into more slices, and those of a slice at least: a
+#: lane that waits for memory so often takes longer than a second launch.
+MANY_ROUNDS = 8
+FEWEST_ROUNDS = 2
+
 #: Warps that keep a GPU busy: with fewer, all warps of a block share the terms of their outputs.
 ENOUGH_WARPS = 1 << 11
 
@@ -57,6 +64,14 @@ SUM_BLOCKS_PER_SM = 32
 
 #: Bytes that memory is read and written by at least.
 SECTOR = 32
+
+#: Elements from which on gradients may have their dimensions in another order than their operands.
+ORDERED_ELEMENTS = 1 << 19
+
+#: Bytes between neighbours, up to which the sectors that they share are worth an order of batches that keeps them in
+#: L2; and bytes of all streams that L2 keeps for certain, beside those that run warps have in flight.
+SHARED_SECTORS = 512
+KEPT_IN_L2 = 1 << 23
 
 #: Elements whose sectors are counted, to tell whether an array is sparse, and which way a warp sums.
 _SAMPLE = 256
@@ -84,6 +99,9 @@ GATHERED_AT_ONCE = 2
 #: Elements of a vector beside which gradients of 16 bits are stored so, at most.
 SCATTERED_AT_ONCE = 4
 
+#: The longest of their dimensions but the last, whose coordinates are counted in 32 bits.
+LONGEST_GATHERED = 1 << 30
+
 #: Elements below which streams are not gathered: 0 to 4 us of 12 to 26 would be gained. It keeps rows of single
 #: elements, which more dimensions need, within reach of small tests.
 GATHERED_ELEMENTS = 1 << 14
@@ -99,7 +117,7 @@ FULL_STRIPS = 0.7
 SMALL = 1 << 17
 
 #: Layouts of streams that disagree about the innermost dimension, with one outer dimension and with more; the side that
-#: both dimensions must have where no vector fits, and where one does.
+#: both dimensions must have where no vector fits, and where one does. A shorter dimension is taken whole.
 TILED = ("tiles", "tiles_of_planes")
 TILE = 16
 TILE_OF_VECTORS = 8
@@ -149,6 +167,8 @@ class Layout:
     across: int = 0
     steps: int = 1
     ranges: int = 0
+    #: Of rows and gathered streams: stretches of the index space that are visited at once.
+    fronts: int = 1
 
     @property
     def strips(self) -> int:
@@ -178,7 +198,16 @@ class Layout:
         if self.kind in GATHERED:
             pairs = [list(zip(s, s[1:], self.sizes)) for s in self.strides]
             wraps = [[*(after - n * here for here, after, n in x), 0] for x in pairs]
-            return [self.elements, *self.sizes, *(x for s in (*self.strides, *wraps) for x in s)]
+            steps, rest = [], WARP * self.vec_size
+            for n in self.sizes[:-1]:
+                steps.append(rest % n)
+                rest //= n
+            steps.append(rest)
+            offsets = [sum(map(mul, steps, s)) for s in self.strides]
+            head = [self.elements, self.fronts, *self.sizes, *steps, *offsets]
+            divisions = [_multiplied(n) for n in self.sizes[:-1]] or [(0, 0)]
+            head += [x[0] for x in divisions] + [x[1] for x in divisions]
+            return head + [x for s in (*self.strides, *wraps) for x in s]
         if self.kind in TILED:
             across, down = (-(-n // side) for n, side in zip(self.sizes[:2], self.tile.sides, strict=True))
             strides = [s[d] for d in (0, 1) for s in self.strides]
@@ -194,9 +223,18 @@ class Layout:
             return [self.elements, *[s[0] for s in self.strides]]
         rows, vectors_per_row = prod(self.sizes[1:]), self.sizes[0] // self.vec_size
         inner = [s[0] for s in self.strides]
-        head = [rows, vectors_per_row, WARP // vectors_per_row, WARP % vectors_per_row, *inner]
+        head = [rows, vectors_per_row, WARP // vectors_per_row, WARP % vectors_per_row, self.fronts, *inner]
         rank = 1 if self.kind == "matrix" else max_rank(len(self.strides) // 2)
         return head + dimension_words(self.sizes[1:], [s[1:] for s in self.strides], rank)
+
+
+def _multiplied(divisor: int) -> tuple[int, int]:
+    """Multiplier and shift by which ``GatheredLayout`` divides indices below 2^63, exactly: the multiplier is larger
+    than 2^(63 + bits) / divisor by 1 at most, which is less than an index / 2^63. As a word, which is signed.
+    """
+    bits = (divisor - 1).bit_length()
+    multiplier = (1 << 63 + bits) // divisor + 1
+    return multiplier - (1 << 64 if multiplier >> 63 else 0), bits - 1
 
 
 def max_rank(operands: int) -> int:
@@ -228,7 +266,25 @@ def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32
         for x, s in zip(streams, strides, strict=True)
     )
     kind = "flat" if flat else LINEAR if len(sizes) == 1 else "matrix" if len(sizes) == 2 else "rows"
-    return Layout(kind, vec_size, sizes, strides, access)
+    return Layout(kind, vec_size, sizes, strides, access, fronts=_fronts(sizes, strides, streams))
+
+
+def _fronts(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream]) -> int:
+    """Stretches of the index space to visit at once, so that elements that share a sector of some stream are not
+    further apart in time than L2 keeps it.
+    """
+    width = sum([x.itemsize for x, s in zip(streams, strides, strict=True) if any(s)])
+    dense = [prod(sizes[:d]) for d in range(len(sizes))]
+    far = [
+        dense[d]
+        for x, s in zip(streams, strides, strict=True)
+        if prod([n for n, step in zip(sizes, s, strict=True) if step]) * x.itemsize > KEPT_IN_L2
+        for d in range(1, len(sizes))
+        if 0 < abs(s[d]) * x.itemsize < SHARED_SECTORS
+        and (abs(s[d]) * x.itemsize < SECTOR or s[d] * x.itemsize % SECTOR != 0)
+        and dense[d] * width > KEPT_IN_L2
+    ]
+    return prod(sizes) // min(far) if far else 1
 
 
 def gathered(found: Layout, streams: Sequence[Stream]) -> Layout | None:
@@ -236,6 +292,8 @@ def gathered(found: Layout, streams: Sequence[Stream]) -> Layout | None:
     and written element by element, whose places cost less there than rows do.
     """
     if found.kind not in ("matrix", "rows", LINEAR) or found.vec_size > 1 or len(found.sizes) > len(GATHERED):
+        return None
+    if max(found.sizes[:-1], default=0) > LONGEST_GATHERED:
         return None
     dense = tuple(prod(found.sizes[:d]) for d in range(len(found.sizes)))
     access = ["stream" if s == dense else "gather" if any(s) else "splat" for s in found.strides]
@@ -253,18 +311,23 @@ def gathered(found: Layout, streams: Sequence[Stream]) -> Layout | None:
         return None
     for i in whole:
         access[i] = "stream" if _aligned(streams[i], (1,), vec_size) else "shifted"
-    return Layout(GATHERED[len(found.sizes) - 1], vec_size, found.sizes, found.strides, tuple(access))
+    kind = GATHERED[len(found.sizes) - 1]
+    return Layout(kind, vec_size, found.sizes, found.strides, tuple(access), fronts=found.fronts)
 
 
 def _tiled(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], most: int
 ) -> Layout | None:
-    """The layout of streams that disagree about the innermost dimension, or None if they agree, or one of the two
-    dimensions is short.
-    """
+    """The layout of streams that disagree about the innermost dimension, or None if they agree, or no tile fits."""
     other = _other_fast_dimension(sizes, strides)
-    if other is None:
-        return None
+    found = None if other is None else _long_tiled(sizes, strides, streams, most, other)
+    return found or _short_tiled(sizes, strides, streams, most)
+
+
+def _long_tiled(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], most: int, other: int
+) -> Layout | None:
+    """The layout in tiles of the innermost dimension and another one, or None if one of them is short."""
     order = [0, other, *(d for d in range(1, len(sizes)) if d != other)]
     sizes, ordered = tuple(sizes[d] for d in order), tuple(tuple(s[d] for d in order) for s in strides)
     tile = _micro_tiles(sizes, ordered, streams, most)
@@ -274,6 +337,47 @@ def _tiled(
     if tile != Tile():
         access = tuple(_access_of_tiles(s) for s in ordered)
     return Layout(TILED[len(sizes) > 3], tile.a * tile.b, sizes, ordered, access, tile)
+
+
+def _short_tiled(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], most: int
+) -> Layout | None:
+    """The layout of streams of which some have a short dimension innermost, without gaps, and others another one: a
+    micro-tile is as long as the short dimension.
+    """
+    rank, longest = len(sizes), max(x.itemsize for x in streams)
+    # Registers of an operand, and of its gradient.
+    words = max(4, longest) // 4
+    room = 20 if most >= 32 and longest > 2 else most
+    for short, long in permutations(range(rank), 2):
+        n = sizes[short]
+        packed = [i for i, s in enumerate(strides) if s[short] == 1 and s[long] == n]
+        across = [i for i, s in enumerate(strides) if s[long] == 1 and s[short] != 0]
+        others = [i for i, s in enumerate(strides) if s[short] and s[long] and i not in (*packed, *across)]
+        if not 1 < n < TILE_OF_VECTORS or not packed or not across or others:
+            continue
+        gaps = [
+            (1, *[x for d, x in enumerate(s) if d != long and not (d == short and i in packed)])
+            for i, s in enumerate(strides)
+        ]
+        vec = 16 // longest
+        while vec > 1 and (
+            n * vec * words > room
+            or sizes[long] % vec
+            or not all(streams[i].read or _aligned(streams[i], gaps[i], vec) for i in (*packed, *across))
+        ):
+            vec //= 2
+        tile = Tile(n, vec, 1, 1, UNROLL.get(n * vec, 0))
+        if vec == 1 or _used(sizes[long], tile.sides[1]) < FULL_STRIPS:
+            continue
+        access = ["elements" if any((s[short], s[long])) else "splat" for s in strides]
+        for i, s in enumerate(strides):
+            if (i in packed or s[long] == 1) and _aligned(streams[i], gaps[i], vec):
+                access[i] = "packed" if i in packed else "along_b"
+        order = [short, long, *(d for d in range(rank) if d not in (short, long))]
+        ordered = tuple(tuple(s[d] for d in order) for s in strides)
+        return Layout(TILED[rank > 3], n * vec, tuple(sizes[d] for d in order), ordered, tuple(access), tile)
+    return None
 
 
 def _other_fast_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int | None:
@@ -600,10 +704,19 @@ def is_sparse(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bo
     if prod(shape) < SMALL or 0 in strides or min(strides, default=0) < 0:
         return False
     sizes, (merged,) = merge(shape, [strides])
-    order = sorted(range(len(sizes)), key=lambda d: merged[d])
-    offsets = _offsets([sizes[d] for d in order], [merged[d] for d in order], _SAMPLE)
-    sectors = {x * itemsize // SECTOR for x in offsets}
-    return len(sectors) * SECTOR > 3 * len(offsets) * itemsize
+    return _sectors(sizes, merged, itemsize) > 3
+
+
+def is_out_of_order(order: Layout, stream: int, itemsize: int) -> bool:
+    """True if a kernel with this layout writes little of each sector of a stream at a time."""
+    scattered = order.kind != "flat" and order.kind not in TILED
+    return scattered and _sectors(order.sizes, order.strides[stream], itemsize) > 3
+
+
+def _sectors(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> float:
+    """Bytes of the sectors of the first elements, for each of their own."""
+    offsets = _offsets(sizes, strides, _SAMPLE)
+    return len({x * itemsize // SECTOR for x in offsets}) * SECTOR / (len(offsets) * itemsize)
 
 
 def _sectors_per_term(
@@ -671,7 +784,11 @@ def _shared_sums(x: SumLayout) -> SumLayout:
             x = replace(x, warps=MAX_THREADS // WARP)
         length = -(-x.length // slices)
     else:
-        length = -(-x.slice_length // x.vec_size) * x.vec_size
+        length, round_ = x.slice_length, x.vec_size * WARP * TERMS_IN_FLIGHT
+        if length > MANY_ROUNDS * round_:
+            more = min(ENOUGH_WARPS // x.outputs, x.length // (FEWEST_ROUNDS * round_), MAX_PARTIALS // x.outputs)
+            length = -(-x.length // max(x.slices, more))
+        length = -(-length // x.vec_size) * x.vec_size
         lanes = WARP
         while lanes > 1 and lanes * TERMS_IN_FLIGHT > max(length // x.vec_size, TERMS_IN_FLIGHT):
             lanes //= 2

@@ -38,9 +38,7 @@ class ElementLaunch:
         broadcast: Sequence[int] = (),
     ) -> None:
         self.plan = plan
-        # A heavy loss, or one of several operands, has fewer registers for elements of each.
-        most = 16 if plan.loss.heavy or len(plan.tensors) > 2 else 32
-        found = pointwise_layout.layout(plan.full_shape, streams, most)
+        found = pointwise_layout.layout(plan.full_shape, streams, plan.micro_tile)
         summed = {slot: len(plan.tensors) + slot for slot in broadcast}
         strips = pointwise_layout.in_strips(found, [*summed.values()]) if broadcast else None
         self.layout = strips or pointwise_layout.gathered(found, streams) or found
@@ -231,12 +229,40 @@ class PointwisePlan(Plan):
         return tuple(0 if d in dims else next(rest) for d in range(len(self.full_shape)))
 
     def gradient_strides(self, slot: int) -> tuple[int, ...]:
-        """An expanded operand has no order of its dimensions: its gradient takes that of another operand."""
+        """Those of the operand without gaps. An expanded operand has no order of its dimensions: its gradient takes
+        that of another operand. So does one that kernels would scatter.
+        """
         x = self.tensors[slot]
-        if not _is_expanded(x):
+        if not _is_expanded(x) and slot not in self._scattered:
             return x.gradient.strides
-        ordered = [(y.shape, y.strides) for y in self.tensors if not _is_expanded(y)]
-        return result_strides(x.shape, ordered)
+        others = [y for i, y in enumerate(self.tensors) if not _is_expanded(y) and i not in self._scattered]
+        return result_strides(x.shape, [(y.shape, y.strides) for y in others])
+
+    @cached_property
+    def _scattered(self) -> frozenset[int]:
+        """The operands whose gradients kernels would write in little of each sector at a time, if these lay as the
+        operands do.
+        """
+        if self.elements < pointwise_layout.ORDERED_ELEMENTS:
+            return frozenset()
+        own = [x.gradient.strides for x in self.tensors]
+        streams = self._streams_of(own)
+        order = pointwise_layout.layout(self.full_shape, streams, self.micro_tile)
+        found: set[int] = set()
+        for i, x in enumerate(self.tensors):
+            stream = len(self.tensors) + i
+            before = [y for j, y in enumerate(self.tensors[:i]) if j not in found and not _is_expanded(y)]
+            written = any(streams[stream].strides) and any([y.shape == x.shape for y in before])
+            if written and pointwise_layout.is_out_of_order(order, stream, streams[stream].itemsize):
+                found.add(i)
+        return frozenset(found)
+
+    @property
+    def micro_tile(self) -> int:
+        """The most elements that a lane takes at a time of streams that disagree about the innermost dimension. A heavy
+        loss, or one of several operands, has fewer registers for elements of each.
+        """
+        return 16 if self.loss.heavy or len(self.tensors) > 2 else 32
 
     def summed(self, wanted: Wanted) -> Wanted:
         if not self.scalar or self.empty:
@@ -279,6 +305,9 @@ class PointwisePlan(Plan):
         Gradients take part in the layout whether they are wanted or not, so that the order of additions, and with it
         the value's bits, do not depend on it.
         """
+        return self._streams_of([self.gradient_strides(i) for i in range(len(self.tensors))])
+
+    def _streams_of(self, gradients: Sequence[tuple[int, ...]]) -> list[pointwise_layout.Stream]:
         streams = [
             pointwise_layout.Stream(
                 broadcast_strides(x.shape, x.strides, self.full_shape),
@@ -291,7 +320,7 @@ class PointwisePlan(Plan):
         for slot, x in enumerate(self.tensors):
             strides = (0,) * len(self.full_shape)
             if self.speculative[slot] and self.differentiable[slot]:
-                strides = broadcast_strides(x.shape, self.gradient_strides(slot), self.full_shape)
+                strides = broadcast_strides(x.shape, gradients[slot], self.full_shape)
             streams.append(pointwise_layout.Stream(strides, interop.ITEMSIZE[x.dtype]))
         return streams
 

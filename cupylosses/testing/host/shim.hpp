@@ -244,6 +244,10 @@ inline int __double2hiint(double x) {
 inline int __popc(unsigned x) {
   return __builtin_popcount(x);
 }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
+
 inline int __clz(int x) {
   return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x));
 }

@@ -146,7 +146,8 @@ def dtype_settings(loss: Loss, fast: bool) -> Iterator[tuple[str, ...]]:
 
 def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeholder, ...]]:
     """Contiguous operands; each broadcast along rows, along columns, to all; misaligned, also beside operands that are
-    broadcast, whose gradients are then sums of their own; permuted; and with a step.
+    broadcast, whose gradients are then sums of their own; permuted; with a step; and of a short dimension,
+    innermost in one of them.
     """
     contiguous = tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes)
     yield contiguous
@@ -168,6 +169,10 @@ def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeho
     for step in (64 + 1, 64 + 16):  # No two dimensions merge, again without and with vectors.
         yield tuple(Placeholder(x, (16, 32, 64), (33 * step, step, 1), 0) for x in dtypes)
     yield tuple(Placeholder(x, (ROWS,), (2,), 0) for x in dtypes)
+    # Short rows beside columns.
+    for short in (3, 5, 7):
+        shape = (ROWS, short)
+        yield placeholder(first.dtype, shape), *(Placeholder(x.dtype, shape, (1, ROWS), 0) for x in others)
 
 
 def _call(
