@@ -690,7 +690,10 @@ class _Dense:
                 if registers
                 else f"PackedDenseReader<{kernel.per_thread}, {word}>"
             ),
-        }.get(kernel.layout, long if kernel.kind == "hvp" else f"ResidentDenseReader<{kernel.vec_size}>")
+        }.get(
+            kernel.layout,
+            long if kernel.kind == "hvp" else f"ResidentDenseReader<{kernel.vec_size}, {_bool(kernel.shifted)}>",
+        )
 
     @staticmethod
     def from_residual(kernel: SoftmaxKernel) -> str:

@@ -119,6 +119,8 @@ SUBWARP_BLOCK_THREADS = 128
 SUBWARP_BLOCKS = 8
 #: Rows from which on they are many: kernels of their own for a number of classes are worth their compilation.
 MANY_ROWS = 1 << 14
+#: Rows of few classes that are copied if there are gaps between them, at least.
+PADDED_ROWS = 1 << 13
 #: Classes of a row in the registers of one lane, at most: contiguous ones, those of 16 bits; and registers of columns
 #: that lie there.
 PACKED_CLASSES = 112
@@ -595,6 +597,7 @@ def copied(
     shares: bool = True,
     chip: Chip | None = None,
     second: bool = False,
+    room: int = 0,
 ) -> bool:
     """True of rows that are copied, their classes next to each other, before kernels take them.
 
@@ -603,7 +606,8 @@ def copied(
     tensors, fits into shared memory. So images (N, C, H, W) are taken as they are, small ones up to C = 192 in float32.
     A thread alone would read a longer row several times, at the speed of one thread if rows are few, and lose digits in
     a long sum of number after number. ``shares`` is False of what is computed by threads alone; ``second`` derivatives
-    of few rows are too slow then. On a ``chip`` rows that lie in memory of their own may be gathered.
+    of few rows are too slow then. On a ``chip`` rows that lie in memory of their own may be gathered. A row of up to
+    ``room`` bytes stays on chip.
     """
     rows = prod(shape)
     if not softmax:
@@ -613,7 +617,7 @@ def copied(
         return False
     sizes, strides = merge(shape, [x.strides for x in tensors])
     if all(x.class_stride == 1 for x in tensors):
-        return softmax and not (second and read == 2) and _padded(rows, classes, tensors, sizes, strides, read)
+        return softmax and not (second and read == 2) and _padded(rows, classes, tensors, sizes, strides, read, room)
     if softmax and read == 1 and shares and chip is not None and gathered(classes, sizes, strides, tensors, chip):
         return False
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
@@ -627,6 +631,11 @@ def copied(
     return classes * sum(x.itemsize for x in tensors[:read]) * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
 
 
+def room_of_rows(chip: Chip) -> int:
+    """Bytes of a row that the blocks of a cluster can keep on chip."""
+    return (chip.shared - DECLARED_BYTES) * (MAX_CLUSTER if chip.clusters else 1)
+
+
 def _padded(
     rows: int,
     classes: int,
@@ -634,14 +643,17 @@ def _padded(
     sizes: Sequence[int],
     strides: Sequence[Sequence[int]],
     read: int,
+    room: int,
 ) -> bool:
     """True of rows of contiguous classes that would be read class by class because there are gaps between rows of an
     operand, one of the first ``read`` tensors, but not of a gradient: many rows of few classes, since warps move only
-    rows without gaps together; and rows of two operands in 16 bits, if gaps leave no vectors that lie alike in both.
+    rows without gaps together; and rows of two operands in 16 bits that do not stay on chip, where vectors that lie
+    otherwise can be shifted, if gaps leave no vectors that lie alike in both.
     """
-    few = rows >= MANY_ROWS and classes <= FEW_CLASSES
+    few = rows >= PADDED_ROWS and classes <= FEW_CLASSES
+    long = classes > FEW_CLASSES and classes * sum(x.itemsize for x in tensors[:read]) > room
     apart = [s for s in strides[:read] if not without_gaps(classes, sizes, s)]
-    if not few and not (read == 2 and classes > FEW_CLASSES and _scalar(tensors, sizes, strides)):
+    if not few and not (read == 2 and long and _scalar(tensors, sizes, strides)):
         return False
     alone = all(abs(x) >= classes for s in apart for x, n in zip(s, sizes, strict=True) if n > 1)
     return bool(apart) and alone and all(without_gaps(classes, sizes, s) for s in strides[read:])
@@ -715,15 +727,17 @@ def dense_layout(
     chip: Chip,
     affine: bool = False,
     capped: bool = False,
+    shifts: bool = True,
 ) -> RowLayout:
     """The layout of rows with a target per class. ``operands`` are the logits, their gradients, the targets and theirs;
     ``others`` the strides of mask and results; ``affine`` whether the threads of a row exchange but once; ``capped``
-    whether logits have a cap.
+    whether logits have a cap; ``shifts`` whether operands may lie otherwise than gradients, if that takes wider
+    vectors.
     """
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
     sizes, strides = merge(shape, rows_of)
-    rows, size, cluster, per_thread = prod(shape), logits.itemsize + targets.itemsize, 1, 0
+    rows, size, cluster, per_thread, shifted = prod(shape), logits.itemsize + targets.itemsize, 1, 0, False
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
     of_operands = [strides[0], strides[1], strides[2], strides[5]]
     registers = classes <= dense_register_classes("packed_rows", affine, capped)
@@ -732,13 +746,21 @@ def dense_layout(
         kind, width, per_thread = "packed_rows", 1, classes
         vec_size, threads, shared = packed
     elif together and classes > FEW_CLASSES:
-        vec_size = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
         part = PART_BYTES if classes * size <= 2 * PART_BYTES and not affine else DENSE_PART_BYTES
         # Two exchanges take more of a thread's time, which more vectors make up for.
         each = DENSE_VECTORS if affine else 2 * DENSE_VECTORS
-        kind, width, threads, cluster = _on_chip(
-            classes, vec_size, vec_size * size, rows, chip, (THREADS, MAX_THREADS), each, part
-        )
+        alike = _alike(sizes, of_operands, operands)
+        shifted = shifts and logits.itemsize == targets.itemsize and alike * logits.itemsize < SHIFTED_BYTES
+        wide = _alike(sizes, [strides[1], strides[5]], (gradients, target_gradients))
+        shifted = shifted and wide * logits.itemsize == 16
+        for vec_size in (wide, alike) if shifted else (alike,):
+            kind, width, threads, cluster = _on_chip(
+                classes, vec_size, vec_size * size, rows, chip, (THREADS, MAX_THREADS), each, part
+            )
+            if kind != "two_pass":
+                break
+            # Rows that are read again go through no shared memory.
+            shifted = False
         shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vec_size * size
     else:
         vec_size, threads, shared = _thread_per_row(classes, 1, size)
@@ -772,7 +794,7 @@ def dense_layout(
     chunks = _chunks(units, _most_chunks(resident))
     return RowLayout(
         kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident,
-        per_thread=per_thread,
+        per_thread=per_thread, shifted=shifted,
     )  # fmt: skip
 
 
