@@ -15,7 +15,8 @@
 // each form that it was converted to, and spill.
 //
 // With kKeepsProducts (capped logits) the product of exponential and slope replaces the logit, relative to the maximum
-// of the whole row; that takes a second all_gather.
+// of the whole row; where several warps share one, that takes a second all_gather. These compute both again for logits
+// of 16 bits, whose products would leave room for half as many logits.
 //
 // Traffic: each logit is read once, each gradient written once. Preconditions: class stride 1, of logits unless they
 // are gathered; dynamic shared memory for all vectors of a row, twice as much for products of 16-bit logits.
@@ -152,7 +153,8 @@ struct ResidentReader {
     using Input = typename Program::Input;
     using P = Pack<Input, kVecSize>;
     // The target's logit is replaced by -inf, whose exponential is 0, so no class is compared with the label.
-    constexpr bool kMasksTarget = !Program::kSmoothed && !Program::kCapped, kKeepsProducts = Program::kKeepsProducts;
+    constexpr bool kMasksTarget = !Program::kSmoothed && !Program::kCapped,
+                   kKeepsProducts = Program::kKeepsProducts && (!Group::kMultiWarp || sizeof(Input) == sizeof(Compute));
     // Exponentials replace their logits if they fit, and are relative to the maximum of the row: with several warps
     // they would have to be rescaled, and speculative gradients would differ in bits from recomputed ones.
     constexpr bool kKeepsExponentials =

@@ -245,9 +245,9 @@ def row_layout(
     capped: bool = False,
 ) -> RowLayout:
     """The layout of rows of a given shape. ``others`` are the strides of labels, mask and results; ``kept`` the bytes
-    that stay on chip of each class, if those are more than its logit's; ``heavy`` whether more is computed than a loss;
-    ``shifts`` whether logits may lie otherwise than their gradients, if that takes wider vectors; ``capped`` whether
-    logits have a cap.
+    that stay on chip of each class of a warp's row, if those are more than its logit's; ``heavy`` whether more is
+    computed than a loss; ``shifts`` whether logits may lie otherwise than their gradients, if that takes wider vectors;
+    ``capped`` whether logits have a cap.
     """
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
@@ -261,19 +261,19 @@ def row_layout(
         return found
     if gathers or (together and classes > FEW_CLASSES):
         shifted = gathers or (shifts and vec_size * logits.itemsize < SHIFTED_BYTES)
-        of_block, bytes_of_class = (SUBWARP_BLOCK_THREADS, BLOCK_THREADS), max(logits.itemsize, kept)
+        of_block, size = (SUBWARP_BLOCK_THREADS, BLOCK_THREADS), logits.itemsize
         vec_sizes = (16 // logits.itemsize, *(() if gathers else (vec_size,))) if shifted else (vec_size,)
         for vec_size in vec_sizes:
-            vector = vec_size * bytes_of_class
             alike = ((gradients,), strides[1:2]) if shifted else ((logits, gradients), strides[:2])
             edges = not _whole(classes, vec_size, *alike)
             kind, width, threads, cluster = _on_chip(
-                classes, vec_size, vector, rows, chip, of_block, VECTORS, PART_BYTES, edges
+                classes, vec_size, vec_size * size, rows, chip, of_block, VECTORS, PART_BYTES, edges, kept * vec_size
             )
             if kind != "two_pass":
                 break
             # Rows that are read twice go through no shared memory.
             shifted = False
+        vector = vec_size * (max(size, kept) if kind == "subwarp" else size)
         shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vector
         per_block, units = 1, -(-rows // (threads // width))
     else:
@@ -1103,11 +1103,12 @@ def _on_chip(
     each: int,
     part: int,
     edges: bool = True,
+    kept: int = 0,
 ) -> tuple[str, int, int, int]:
     """Kind, threads of a block that share a row, threads and blocks of a cluster, for classes that are neighbours. A
-    vector has so many bytes, and a thread of a block takes ``each`` of them. Blocks whose lanes share rows, and those
-    that share a row, have up to so many threads; one of these takes ``part`` bytes where others can take the rest. If
-    rows have ``edges``, each element there is one thread's.
+    vector has so many bytes, or ``kept`` ones in a warp's row if that is more, and a thread of a block takes ``each``
+    of them. Blocks whose lanes share rows, and those that share a row, have up to so many threads; one of these takes
+    ``part`` bytes where others can take the rest. If rows have ``edges``, each element there is one thread's.
     """
     most, at_most = threads[0], min(threads[1], chip.threads)
     vectors = -(-classes // vec_size)
@@ -1116,7 +1117,7 @@ def _on_chip(
     width = power_of_two(max(1, 2 * (vec_size - 1) * edges, -(-vectors // of_lane)))
     few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES
     if width <= WARP and not (few and vectors > 2 * WARP):
-        of_thread = _stage(classes // vec_size, width) * vector
+        of_thread = _stage(classes // vec_size, width) * max(vector, kept)
         return "subwarp", width, max(WARP, min(most, 1 << (room // of_thread).bit_length() - 1)), 1
     cluster, part = 1, min(part, room)
     while chip.clusters and cluster < MAX_CLUSTER:

@@ -224,7 +224,7 @@ class SoftmaxPlan(Plan):
         blocks = softmax_layout.blocks(x, chunks, processors)
         forward, warps, lanes = stage in ("value", "unreduced"), 1, 0
         valued, stage = stage != "product", "hvp" if stage == "product" else stage
-        if forward and x.streamed and not self._once:
+        if forward and x.streamed and not (self._once and ITEMSIZE[self.input.dtype] == ITEMSIZE[self.compute]):
             layout, threads, shared, cluster = "streamed", x.streamed, 0, 1
             width = x.threads * x.cluster
             blocks = min(chunks, processors * (softmax_layout.STREAMED_THREADS // threads))
