@@ -161,7 +161,8 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
         assert (classes | 1) * vector * layout.threads == layout.shared <= SHARED_BYTES
     if layout.kind == "two_pass":
         assert layout.shared == 0
-    if layout.kind in ("packed_rows", "label_only_rows", "label_only_tiles") or (layout.kind == "columns" and alone):
+    written = ("label_only_rows", "label_only_tiles", "label_only_few")
+    if layout.kind in ("packed_rows", *written) or (layout.kind == "columns" and alone):
         assert layout.per_thread > 0
     elif layout.kind not in ("thread_per_row", "interleaved_rows"):
         assert layout.per_thread == 0

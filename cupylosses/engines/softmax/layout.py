@@ -16,6 +16,9 @@ staged_thread_per_row      the same of few strided classes: in shared memory, wi
 staged_packed_rows         the same of many rows of few contiguous classes, which a warp moves together
 label_only                 only the label's class is read: log-probabilities
 label_only_tiles           the same where gradients have no gaps: warps write tiles of them, whatever the rows
+label_only_few             the same of few rows: a single warp adds up their losses
+label_only_sparse          the same of large gradients, which are zeros before: a lane takes some rows, and writes the
+                           gradients of their labels
 label_only_rows            the same of short rows: a lane takes some of them, and its warp writes their gradients
 label_only_columns         the same of classes that lie apart: a lane takes neighbouring rows, and several warps take
                            slices of long rows
@@ -64,6 +67,13 @@ LABEL_ONLY_TILE_RESIDENT = 512
 #: would write long after the others have ended.
 LABEL_ONLY_LEAST_VECTORS = 4
 LABEL_ONLY_MANY_TILES = 1 << 10
+#: Bytes of gradients that are cleared before their labels are written, at least; the same where classes lie apart and
+#: neighbouring rows in no vectors; and bytes of the classes of a row, as each label takes a sector of its own.
+SPARSE_BYTES = 1 << 27
+SPARSE_APART_BYTES = 1 << 24
+SPARSE_ROW_BYTES = 1 << 10
+#: Rows whose losses a single warp adds up, at most.
+LABEL_ONLY_FEW = 2 * WARP
 #: Partial sums of longer rows, at most: a warp that writes tile after tile for one of them is slower by up to a half.
 LABEL_ONLY_CHUNKS = 1 << 16
 #: Vectors that a thread reads together, of a row that does not stay on chip.
@@ -175,10 +185,13 @@ THREADS = 256
 #: in which a thread writes gradients of whole rows from a residual.
 RECOMPUTED = ("thread_per_row", "interleaved_rows", "packed_rows", "columns", "column_tiles", "column_tiles_two_pass")
 IN_THREADS = ("thread_per_row_packed", *RECOMPUTED)
+#: Layouts of log-probabilities of which gradients are found from these again, because a residual of each row would be
+#: as large as its gradient, or would be read as often.
+RECOMPUTED_LABELS = ("label_only", "label_only_few", "label_only_rows", "label_only_columns")
 #: Those in which a thread keeps strided rows in shared memory.
 STRIDED = ("thread_per_row", "interleaved_rows")
 #: Layouts of log-probabilities whose gradients warps write in tiles.
-IN_TILES = ("label_only_tiles", "label_only_rows", "label_only_columns")
+IN_TILES = ("label_only_tiles", "label_only_few", "label_only_sparse", "label_only_rows", "label_only_columns")
 #: Partial sums, and notes of teams, at most; and partial sums of a divisor.
 MAX_CHUNKS = 1 << 14
 COUNT_CHUNKS = 1 << 12
@@ -681,7 +694,7 @@ def label_only_layout(
 ) -> RowLayout:
     """The layout of rows of which only the label's class is read. If gradients have no gaps, a lane takes some short
     rows, or a warp writes a tile of longer ones. Otherwise a warp writes those of a row, or a lane those of its
-    neighbours if classes lie apart.
+    neighbours if classes lie apart. Large gradients of many classes are zeros before.
     """
     sizes, strides = merge(shape, [gradients.strides, logits.strides, *others, (0,) * len(shape)])
     strides = (strides[1], strides[0], *strides[2:])
@@ -689,7 +702,15 @@ def label_only_layout(
     class_strides = (logits.class_stride, gradients.class_stride, 0, 0, 0, 0)
     words, rank = space_words(rows, classes, class_strides, sizes, strides), space_rank(rows, sizes)
     row = max(classes, 1) * size
-    if (classes == 1 or gradients.class_stride == 1) and without_gaps(classes, sizes, strides[1]):
+    together = classes == 1 or gradients.class_stride == 1
+    each = min(LABEL_ONLY_ROWS, vector_size(sizes, (strides[1], strides[1]), gradients, gradients, False))
+    large = rows * row >= (SPARSE_BYTES if together else SPARSE_APART_BYTES) and (together or each == 1)
+    if large and row >= SPARSE_ROW_BYTES and classes < 1 << 31:
+        return RowLayout(
+            "label_only_sparse", 1, 1, THREADS, _chunks(-(-rows // (WARP * LABEL_ONLY_ROWS))), THREADS // WARP, 0, rank,
+            words, resident=LABEL_ONLY_RESIDENT, per_thread=LABEL_ONLY_ROWS,
+        )  # fmt: skip
+    if together and without_gaps(classes, sizes, strides[1]):
         vec_size = 16 // size
         if row < LABEL_ONLY_ROW_BYTES:
             each = min(LABEL_ONLY_ROWS, power_of_two(max(1, LABEL_ONLY_LANE_BYTES // row) + 1) // 2)
@@ -704,13 +725,13 @@ def label_only_layout(
             vectors, tiles = vectors // 4, -(-rows * row // (16 * WARP * (vectors // 4)))
         many = tiles >= LABEL_ONLY_MANY_TILES
         threads, chunks = (THREADS, LABEL_ONLY_CHUNKS) if many else (4 * WARP, LABEL_ONLY_MANY_TILES // 2)
+        kind = "label_only_few" if rows <= LABEL_ONLY_FEW else "label_only_tiles"
         return RowLayout(
-            "label_only_tiles", vec_size, 1, threads, max(1, min(tiles, chunks)), threads // WARP, 0, rank, words,
+            kind, vec_size, 1, threads, max(1, min(tiles, chunks)), threads // WARP, 0, rank, words,
             resident=LABEL_ONLY_TILE_RESIDENT, per_thread=vectors,
         )  # fmt: skip
     if gradients.class_stride == 1 and classes > 1:
         return RowLayout("label_only", 1, WARP, THREADS, _chunks(rows), THREADS // WARP, 0, rank, words)
-    each = min(LABEL_ONLY_ROWS, vector_size(sizes, (strides[1], strides[1]), gradients, gradients, False))
     tiles = -(-rows // (WARP * each))
     slices = max(1, min(classes // LABEL_ONLY_SLICE, -(-LABEL_ONLY_WARPS // max(1, tiles))))
     return RowLayout(

@@ -110,9 +110,9 @@ class SoftmaxPlan(Plan):
             self.layout = lay_out(masks, results)
         dense = self.input.strides == self.input.gradient.strides
         self.overwrites = self.single_use and dense and self.input.misalignment == self._misalignment
-        # Of log-probabilities four coefficients of a row are more than what is read of it.
-        recomputed = self.layout.kind in softmax_layout.RECOMPUTED or not self.loss.softmax
+        recomputed = self.layout.kind in (*softmax_layout.RECOMPUTED, *softmax_layout.RECOMPUTED_LABELS)
         self.recomputes = recomputed and not self.single_use
+        self.clears = self.layout.kind == "label_only_sparse"
         self.partials = self.layout.chunks
         # One for each chunk and block of a cluster, and the divisor.
         self.records = self.layout.chunks * self.layout.cluster + self.tallies
