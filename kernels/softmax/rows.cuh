@@ -484,21 +484,6 @@ __device__ __forceinline__ RowSums<Compute, Program::kSmoothed> partial_softmax(
   return sums;
 }
 
-// Maximum over the warps of a group, in each of its threads. Preconditions: every thread of the group calls it;
-// `max_logit` is the same in all lanes of a warp.
-template <class Group, class Compute>
-__device__ __forceinline__ Compute group_max(const Group& group, Compute max_logit, SyncState& sync) {
-  if constexpr (Group::kMultiWarp) {
-    const Compute* all;
-    group.all_gather(max_logit, sync, all);
-    const int lane = threadIdx.x % kWarp, warps = group.num_warps();
-    max_logit = -scalar_infinity(Compute());
-    for (int i = lane; i < warps; i += kWarp) max_logit = max_ignoring_nan(max_logit, all[i]);
-    max_logit = subwarp_reduce(max_logit, kWarp, MaxOp{});
-  }
-  return max_logit;
-}
-
 // The place of a class of a row. Rows with gaps between classes are read class by class; pointers with tangents know
 // the gaps.
 template <int kVecSize, class Program, class Storage>

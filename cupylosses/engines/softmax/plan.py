@@ -94,8 +94,7 @@ class SoftmaxPlan(Plan):
             weight.dtype if weight else "",
             mask.dtype if mask else "",
         )
-        #: As ``kKeepsProducts`` of ``kernels/softmax/rows.cuh``; rows that several warps share keep products only if
-        #: these take no more room than logits.
+        #: As ``kKeepsProducts`` of ``kernels/softmax/rows.cuh``, of rows that no warps share.
         self._once = self.indices and static.capped and not static.smoothed
         results = dense_strides(self.rows_shape, (0,) * len(self.rows_shape))
         masks = (0,) * len(self.rows_shape)
@@ -224,7 +223,7 @@ class SoftmaxPlan(Plan):
         blocks = softmax_layout.blocks(x, chunks, processors)
         forward, warps, lanes = stage in ("value", "unreduced"), 1, 0
         valued, stage = stage != "product", "hvp" if stage == "product" else stage
-        if forward and x.streamed and not (self._once and ITEMSIZE[self.input.dtype] == ITEMSIZE[self.compute]):
+        if forward and x.streamed:
             layout, threads, shared, cluster = "streamed", x.streamed, 0, 1
             width = x.threads * x.cluster
             blocks = min(chunks, processors * (softmax_layout.STREAMED_THREADS // threads))
