@@ -17,7 +17,7 @@ losses have every row; the others have enough rows to cover each dtype, set of p
 choice you name has every row, and --everything takes the full product. Losses of rows of logits have rows for each kind
 of target; their layouts are the ways to assign threads to rows: subwarp, block, cluster, two_pass,
 thread_per_row_packed, thread_per_row, packed_rows, columns, copied, label_only_rows, label_only_tiles,
-label_only_columns.
+label_only_few, label_only_columns.
 
 The first line of output names the device: the GPU; without one, if there is a C++ compiler, the CPU executing the same
 kernels (--device host); otherwise, the formulas that CPU tensors use (--device cpu).

@@ -307,7 +307,7 @@ def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) 
         assert {"losses of rows of logits", bits.REPEATED, "numpy arrays"} == {x.section for x in tasks}
         if row_loss.name == "cross_entropy":
             assert {x.layout for x in checks} == set(softmax_check.ROW_LAYOUTS) - {
-                "label_only_rows", "label_only_tiles", "label_only_columns",
+                "label_only_rows", "label_only_tiles", "label_only_few", "label_only_columns",
             }  # fmt: skip
         kernels |= kernels_of(tasks)
     # A kernel takes 0.15 to 0.5 s of a core, and the whole run should take a minute.
@@ -596,6 +596,7 @@ def test_every_row_is_right_and_written_down(compare: Compare, tmp_path: Path) -
     assert {r["layout"] for r in measured} == {
         "label_only_rows",
         "label_only_tiles",
+        "label_only_few",
         "label_only_columns",
         "subwarp",
         "block",

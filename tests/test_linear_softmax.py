@@ -557,20 +557,24 @@ def test_few_logits_are_kept(options: dict[str, Any]) -> None:
 
 
 def test_rows_of_a_chunk() -> None:
-    """A chunk is a multiple of 1024 rows where there are so many, and chunks are equal."""
+    """A chunk is a multiple of 1024 rows where there are so many, and chunks are equal. Without a reduction all logits
+    are kept, if their gradient fits beside them.
+    """
     from cupylosses.call import Call
     from cupylosses.engines.base import Machine, contiguous
     from cupylosses.engines.linear_softmax import LINEAR_SOFTMAX
     from cupylosses.jit.gpu import Chip
 
-    def chunk(rows: int, features: int, classes: int, **options: Any) -> int:
+    def plan(rows: int, features: int, classes: int, **options: Any) -> LinearPlan:
         shapes = {"input": (rows, features), "linear_weight": (classes, features)}
         given = {k: torch.empty(1, dtype=torch.bfloat16).expand(shape) for k, shape in shapes.items()}
         labels = torch.empty(1, dtype=torch.int64).expand(rows)
         call = F.linear_cross_entropy.prepare(**given, target=labels, **options)
         tensors = tuple(contiguous(str(x.dtype).removeprefix("torch."), tuple(x.shape)) for x in call.arrays)
-        plan = LinearPlan(LINEAR_SOFTMAX, Call(*call), tensors, "bfloat16", Machine(132, Chip()))
-        return plan.chunk_rows
+        return LinearPlan(LINEAR_SOFTMAX, Call(*call), tensors, "bfloat16", Machine(132, Chip()))
+
+    def chunk(*sizes: int, **options: Any) -> int:
+        return plan(*sizes, **options).chunk_rows
 
     assert chunk(8192, 4096, 128256) == 4096
     assert chunk(8192, 4096, 128256, max_memory=550_000_000) == 2048
@@ -578,6 +582,8 @@ def test_rows_of_a_chunk() -> None:
     assert chunk(1000, 4096, 128256) == 1000
     assert chunk(9000, 4096, 128256) == 3072
     assert chunk(9000, 16, 128256, max_memory=1) == 1
+    assert plan(4096, 1024, 8192, reduction="none").keeps_residual and not plan(4096, 1024, 8192).keeps_residual
+    assert not plan(4096, 1024, 16384 + 32, reduction="none").keeps_residual
 
 
 # ----------------------------------------------------------------------------------------------------------------------

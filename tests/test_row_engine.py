@@ -355,6 +355,18 @@ def test_parameters_of_logits_and_rows(layout: str, reduction: str) -> None:
     agrees_with_truth(drawn(layout), reduction, **chosen)
 
 
+@pytest.mark.parametrize("shape", [(70, 83), (3, 43, 5, 3)], ids=str)
+def test_gradients_that_are_zeros_before(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of few log-probabilities, as if they were large."""
+    for name in ("SPARSE_BYTES", "SPARSE_APART_BYTES", "SPARSE_ROW_BYTES"):
+        monkeypatch.setattr(softmax_layout, name, 0)
+    for reduction in REDUCTIONS:
+        with noted_layouts() as found:
+            agrees_with_truth(draw(shape, 1, device=KERNELS, loss="nll_loss"), reduction)
+        assert {x.kind for x in found} == {"label_only_sparse"}
+    leaves_rows_out(draw(shape, 1, device=KERNELS, loss="nll_loss"))
+
+
 @pytest.mark.parametrize("shape", [(40, 128), (40, 130), (5, 2048)])
 def test_capped_halves_of_as_many_vectors_as_threads(shape: tuple[int, int]) -> None:
     """What is kept of each logit takes twice its bytes, for which the launch must have asked."""

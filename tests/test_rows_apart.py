@@ -36,6 +36,7 @@ def copied(
     size: int = 4,
     softmax: bool = True,
     operands: int = 1,
+    room: int = 0,
 ) -> bool:
     """True if operands with these strides are copied."""
     strides = strides or dense_strides(shape, (0,) * len(shape))
@@ -43,7 +44,7 @@ def copied(
     gradient = rows_of(dense_strides(shape, strides), class_dim, size, 0)
     rows = tuple(n for d, n in enumerate(shape) if d != class_dim)
     tensors = [own] * operands + [gradient] * operands
-    return softmax_layout.copied(rows, shape[class_dim], tensors, operands, softmax)
+    return softmax_layout.copied(rows, shape[class_dim], tensors, operands, softmax, room=room)
 
 
 def test_which_rows_are_copied() -> None:
@@ -63,11 +64,13 @@ def test_which_rows_are_copied() -> None:
     # Rows with gaps are read as they lie.
     assert not copied((64, 1000), (1001, 1), size=2)
     # Many rows of few classes are not: warps move them together, if they have no gaps.
-    assert copied((16384, 17), (81, 1)) and not copied((16383, 17), (81, 1)) and not copied((16384, 33), (97, 1))
+    assert copied((8192, 17), (81, 1)) and not copied((8191, 17), (81, 1)) and not copied((16384, 33), (97, 1))
     assert not copied((16384, 17)) and not copied((16384, 17), (0, 1)) and copied((16384, 32), (40, 1), operands=2)
-    # Nor are two operands in 16 bits whose vectors lie differently.
+    # Nor are two operands in 16 bits whose vectors lie differently, unless they stay on chip.
     assert copied((64, 1000), (1001, 1), size=2, operands=2) and not copied((64, 1000), (1008, 1), size=2, operands=2)
-    assert not copied((64, 1000), (1001, 1), operands=2)
+    assert not copied((64, 1000), (1001, 1), operands=2) and not copied(
+        (64, 1000), (1001, 1), size=2, operands=2, room=4000
+    )
     # Neighbouring rows are far from each other.
     assert copied((4096, 19), (38, 2)) and copied((8, 19, 64), (19 * 640, 640, 10))
     # Log-probabilities are read at the labels only, and their gradients written.
@@ -93,6 +96,7 @@ def test_copies_lie_as_kernels_read_fast() -> None:
     assert strides_of_copies(image, stepped, stepped) == {0: plain, 1: plain}
     assert strides_of_copies((6, 333), (1, 6)) == {0: (333, 1)}
     assert strides_of_copies((16, 40000), (40001, 1), (1, 16)) == {1: (40000, 1)}
+    assert strides_of_copies((4096, 50), (1, 4096), (50, 1)) == {0: (50, 1)}
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3, 2), (5,)])

@@ -134,6 +134,7 @@ class Plan(ABC):
         divides_by: The positions of the arrays that a ``counted`` divisor depends on differentiably.
         overwrites: True if the gradient of the first array is written over it; ``single_use`` if a second backward is
             refused, whether or not the array could be written over.
+        clears: True if kernels write only what differs from 0 in gradients that are zeros before.
         takes_one_upstream: True if a value per row has kernels for one ``grad_output`` of all rows, that of a sum.
         warning: A warning for the user about these shapes.
     """
@@ -175,6 +176,7 @@ class Plan(ABC):
     divides_by: tuple[int, ...] = ()
     overwrites: bool = False
     single_use: bool = False
+    clears: bool = False
     takes_one_upstream: bool = False
     warning: str | None = None
     #: True if it runs itself (`.composite.CompositePlan`), on arrays in place of addresses.

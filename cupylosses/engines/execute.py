@@ -169,8 +169,9 @@ def gradient_buffers(plan: Plan, device: Device, wanted: Wanted) -> tuple[list[A
     """New arrays for the wanted gradients, None for the others; and the addresses of the arrays."""
     gradients: list[Any] = [None] * len(wanted)
     addresses = []
+    allocate = device.zeros if plan.clears else device.empty
     for slot, allocation in plan.buffers(wanted):
-        array = gradients[slot] = device.empty(*allocation)
+        array = gradients[slot] = allocate(*allocation)
         addresses.append(device.address(array))
     return gradients, addresses
 
@@ -263,8 +264,9 @@ def value_and_gradients(
     result = device.empty((), (), plan.result)
     gradients: list[Any] = found.nothing.copy()
     addresses = []
+    allocate = device.zeros if plan.clears else device.empty
     for slot, allocation in found.buffers:
-        array = gradients[slot] = device.empty(*allocation)
+        array = gradients[slot] = allocate(*allocation)
         addresses.append(device.address(array))
     workspace, expected, records = check.addresses
     found.first.pack(
@@ -369,8 +371,9 @@ def gradients(
             return result
     for step in plan.gradient_steps(wanted, upstream, divisor.counted):
         addresses = []
+        allocate = device.zeros if plan.clears else device.empty
         for slot in step.slots:
-            array = result[slot] = device.empty(*plan.allocation(slot))
+            array = result[slot] = allocate(*plan.allocation(slot))
             addresses.append(device.address(array))
         _run(step, device, pointers, (*addresses, grad_output), scalars, divisor)
     return result

@@ -4,6 +4,7 @@
 //   value, gradient   as label_only.cuh
 //   short rows        a tile is 32 kRows rows, one stretch of gradients; lane l takes rows l, 32 + l, ...
 //   columns           a tile is a slice of the classes of 32 kRows neighbouring rows; lane l takes rows l kRows, ...
+//   sparse            a tile is 32 kRows rows of gradients that are zeros already; lane l takes rows l, 32 + l, ...
 //
 // 1. A lane loads the labels of its rows, of short ones a tile ahead of their use, then the log-probabilities of all
 // its
@@ -12,6 +13,7 @@
 //    elsewhere. The warp stores the image as vectors of kVecSize elements; then each lane clears what it wrote.
 //    Columns: it stores vectors of kRows rows, class by class. Where rows are few, slices of their classes are tiles of
 //    other warps, which evaluate the rows again; the first slice owns their losses.
+//    Sparse: it stores the gradients of its labels where they belong.
 //
 // A warp owns its image and its tiles: there are no barriers but __syncwarp().
 //
@@ -52,9 +54,38 @@ __device__ __forceinline__ void evaluate_labels(const Program& program, Source& 
   }
 }
 
+// Tiles of 32 kRows rows, of which a lane takes every 32nd.
+template <int kRows>
+struct LabelTiles {
+  static constexpr int kTile = kRows * kWarp;  // rows
+
+  // Rows of this lane in a tile.
+  template <class Program>
+  static __device__ __forceinline__ int count_of(const Program& program, int64 tile) {
+    const int64 left = program.space.rows - tile * kTile - threadIdx.x % kWarp;
+    return left >= kTile ? kRows : left <= 0 ? 0 : static_cast<int>((left + kWarp - 1) / kWarp);
+  }
+  // Starts the loads of their labels.
+  template <class Program>
+  static __device__ __forceinline__ LaneLabels<kRows, Program> read(const Program& program, int64 tile) {
+    const int64 row = tile * kTile + threadIdx.x % kWarp;
+    LaneLabels<kRows, Program> labels;
+    if constexpr (Program::Space::kOneDimension) {
+      int64 offset[kRowStreams];
+      program.space.offsets(row, offset);
+      labels.read(program, offset, count_of(program, tile), kWarp);
+    } else {
+      labels.read_each(program, count_of(program, tile),
+                       [&](int i, int64(&at)[kRowStreams]) { program.space.offsets(row + i * kWarp, at); });
+    }
+    return labels;
+  }
+};
+
 template <int kVecSize, int kRows>
 struct LabelOnlyShort {
-  static constexpr int kTile = kRows * kWarp;  // rows
+  using Tiles = LabelTiles<kRows>;
+  static constexpr int kTile = Tiles::kTile;
 
   // The tiles of this warp, chunk by chunk; finish(chunk) ends each.
   template <bool kGradient, class Program, class Source, class Finish>
@@ -75,30 +106,13 @@ struct LabelOnlyShort {
     }
 #pragma unroll 1
     for (int64 chunk = group.worker(); chunk < chunks; chunk += group.workers()) {
-      LaneLabels<kRows, Program> ahead;
-      const auto count_of = [&](int64 tile) {
-        const int64 left = rows - tile * kTile - lane;
-        return left >= kTile ? kRows : left <= 0 ? 0 : static_cast<int>((left + kWarp - 1) / kWarp);
-      };
-      const auto read = [&](int64 tile) {
-        const int64 row = tile * kTile + lane;
-        ahead = {};
-        if constexpr (Program::Space::kOneDimension) {
-          int64 offset[kRowStreams];
-          program.space.offsets(row, offset);
-          ahead.read(program, offset, count_of(tile), kWarp);
-        } else {
-          ahead.read_each(program, count_of(tile),
-                          [&](int i, int64(&at)[kRowStreams]) { program.space.offsets(row + i * kWarp, at); });
-        }
-      };
-      read(chunk);
+      LaneLabels<kRows, Program> ahead = Tiles::read(program, chunk);
 #pragma unroll 1
       for (int64 tile = chunk; tile < tiles; tile += chunks) {
         const LaneLabels<kRows, Program> labels = ahead;
         const int64 row = tile * kTile + lane;
-        const int count = count_of(tile);
-        read(tile + chunks);
+        const int count = Tiles::count_of(program, tile);
+        ahead = Tiles::read(program, tile + chunks);
         Compute gradients[kRows];
         int places[kRows];
         evaluate_labels<kRows>(
@@ -123,6 +137,46 @@ struct LabelOnlyShort {
 #pragma unroll
           for (int i = 0; i < kRows; ++i) {
             if (places[i] >= 0) own[i * kWarp * classes + places[i]] = Narrow<Gradient>::from(Compute(0));
+          }
+        }
+      }
+      finish(chunk);
+    }
+  }
+};
+
+template <int kRows>
+struct LabelOnlySparse {
+  // As LabelOnlyShort::for_each_chunk.
+  template <bool kGradient, class Program, class Source, class Finish>
+  static __device__ __forceinline__ void for_each_chunk(const Program& program, const SlicedRows& group, Source& source,
+                                                        int64 chunks, const Finish& finish) {
+    using Tiles = LabelTiles<kRows>;
+    using Compute = typename Program::Compute;
+    using Gradient = typename Program::Gradient;
+    const int64 tiles = (program.space.rows + Tiles::kTile - 1) / Tiles::kTile;
+    const int classes = static_cast<int>(program.space.classes);
+#pragma unroll 1
+    for (int64 chunk = group.worker(); chunk < chunks; chunk += group.workers()) {
+      LaneLabels<kRows, Program> ahead = Tiles::read(program, chunk);
+#pragma unroll 1
+      for (int64 tile = chunk; tile < tiles; tile += chunks) {
+        const LaneLabels<kRows, Program> labels = ahead;
+        const int64 row = tile * Tiles::kTile + threadIdx.x % kWarp;
+        const auto offsets = [&](int i, int64(&at)[kRowStreams]) { program.space.offsets(row + i * kWarp, at); };
+        ahead = Tiles::read(program, tile + chunks);
+        Compute gradients[kRows];
+        int places[kRows];
+        evaluate_labels<kRows>(program, source, labels, Tiles::count_of(program, tile), offsets, true, 0, classes,
+                               gradients, places);
+        if constexpr (kGradient) {
+#pragma unroll
+          for (int i = 0; i < kRows; ++i) {
+            if (places[i] < 0) continue;
+            int64 at[kRowStreams];
+            offsets(i, at);
+            program.gradients[at[kGradients] + places[i] * program.space.class_stride[kGradients]] =
+                Narrow<Gradient>::from(gradients[i]);
           }
         }
       }
@@ -186,7 +240,7 @@ struct LabelOnlyColumns {
   }
 };
 
-// As TwoPassReader. Rows: LabelOnlyShort or LabelOnlyColumns.
+// As TwoPassReader. Rows: LabelOnlyShort, LabelOnlySparse or LabelOnlyColumns.
 template <class Rows>
 struct LabelOnlyRowsReader {
   template <bool kGradient, class Program, class Scale>

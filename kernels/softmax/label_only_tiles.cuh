@@ -12,6 +12,9 @@
 // 4. The warp stores zeros between the loads of labels and their use, and the gradients of labels over them. Few
 //    sectors are written twice, as of short rows each would be.
 //
+// Of few rows (kFew) tiles own nothing: the first warp evaluates all rows once more behind its tiles, adds them up and
+// divides. No block waits for the others then, which would take half as long as all of a short kernel.
+//
 // A warp owns its tiles: there are no barriers but __syncwarp().
 //
 // Traffic: labels, one element of each row, one write of every gradient. Preconditions: the gradients have no gaps and
@@ -19,8 +22,8 @@
 #pragma once
 #include "softmax/label_only.cuh"
 
-// kTileVectors: vectors that a lane stores of a tile.
-template <int kVecSize, int kTileVectors>
+// kTileVectors: vectors that a lane stores of a tile. kOwns: tiles own the rows that begin in them.
+template <int kVecSize, int kTileVectors, bool kOwns = true>
 struct LabelOnlyTiles {
   static constexpr int kSize = kTileVectors * kWarp * kVecSize;  // elements of a tile
   static constexpr int kRows = 2;
@@ -57,7 +60,7 @@ struct LabelOnlyTiles {
               step = static_cast<int>(classes < kSize ? classes : kSize);
     Gradient* const to = program.gradients + begin;
     const auto begins_at = [&](int k) { return k == 0 ? 0 : second + (k - 1) * step; };
-    const auto is_owned = [&](int k) { return k != 0 || skipped == 0; };
+    const auto is_owned = [&](int k) { return kOwns && (k != 0 || skipped == 0); };
     // Place of the label of row k, or -1 outside of the tile.
     const auto place_of = [&](int k, const RowTarget<Compute>& t) {
       const int64 place = t.label + (k == 0 ? -skipped : static_cast<int64>(begins_at(k)));
@@ -167,19 +170,43 @@ struct StoredLabelGradients {
 };
 
 // As TwoPassReader.
-template <int kVecSize, int kTileVectors>
+template <int kVecSize, int kTileVectors, bool kFew>
 struct LabelOnlyTilesReader {
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
                                                int64 chunks, const Workspace& work) {
-    LabelLosses<Scale> source{scale, 0.0};
-    const auto finish = [&](int64 chunk) {
-      finish_chunk(group, scale, chunk, source.total, work.partials);
-      source.total = 0.0;
-    };
-    LabelOnlyTiles<kVecSize, kTileVectors>::template for_each_chunk<kGradient>(program, group, source, chunks, finish);
+    if constexpr (kGradient || !kFew) {
+      LabelLosses<Scale> source{scale, 0.0};
+      const auto finish = [&](int64 chunk) {
+        finish_chunk(group, scale, chunk, source.total, kFew ? nullptr : work.partials);
+        source.total = 0.0;
+      };
+      LabelOnlyTiles<kVecSize, kTileVectors, !kFew>::template for_each_chunk<kGradient>(program, group, source, chunks,
+                                                                                        finish);
+    }
+  }
+
+  // value = sum of the losses of few rows / divisor; outputs per row as the program asks. Preconditions: every thread
+  // of every block calls it once, behind its tiles.
+  template <class Program, class Divisor, class Result>
+  static __device__ __forceinline__ void find_value(const Program& program, const Divisor& divisor, Result* value) {
+    using Compute = typename Program::Compute;
+    if (global_warp() != 0) return;
+    double total = 0.0;
+#pragma unroll 1
+    for (int64 row = threadIdx.x % kWarp; row < program.space.rows; row += kWarp) {
+      const RowTarget<Compute> t = program.target(row);
+      typename Program::Input log_prob{};
+      if (t.active) log_prob = program.raw(t.offset, t.label);
+      total += static_cast<double>(label_only_result(program, t, log_prob, true).value);
+    }
+    total = warp_sum(total);
+    const double by = divisor;
+    if (threadIdx.x % kWarp == 0) *value = Narrow<Result>::from(total / by);
   }
 };
+template <int kVecSize, int kTileVectors>
+constexpr bool kFindsValue<LabelOnlyTilesReader<kVecSize, kTileVectors, true>> = true;
 
 // As apply_grad_coeffs.
 template <int kVecSize, int kTileVectors, class Program, class Stored>

@@ -7,13 +7,18 @@
 // 3. In the last pass, each vector that is used up makes room for one of the thread's next row, whose copy starts at
 //    once. L2 prefetch of that row starts between the first two passes.
 //
+// With kShifted vectors are those of the gradients, and operands that lie otherwise are shifted to them on their way to
+// shared memory: element by element where cp.async takes elements, otherwise in registers (ShiftedVectors), which are
+// not held across the last pass: such operands are loaded when their row begins.
+//
 // Traffic: both operands are read once, each gradient is written once. Preconditions: class stride 1 and equal
-// alignment of all operands and gradients; dynamic shared memory for all vectors of a row.
+// alignment of all operands and gradients, with kShifted of all gradients, and vectors of 16 bytes; dynamic shared
+// memory for all vectors of a row.
 #pragma once
 #include "softmax/dense_rows.cuh"
 
 // This thread's vectors of both operands, as visit_dense_row expects them.
-template <class Program_, class Group, int kVecSize>
+template <class Program_, class Group, int kVecSize, bool kShifted>
 struct StagedDenseRow {
   static constexpr bool kContiguous = true;
   static constexpr bool kPlacesGradients = false;
@@ -57,8 +62,8 @@ struct StagedDenseRow {
   View view;
   bool active;
   // Vectors of the next row that are still to be copied.
-  const X* next_x;
-  const T* next_t;
+  const Input* next_x;
+  const Target* next_t;
   int next_vectors;
 
   __device__ __forceinline__ StagedDenseRow(const Program& program, const Group& group, int64 row)
@@ -79,7 +84,13 @@ struct StagedDenseRow {
   __device__ __forceinline__ void advance_row(int64 row) {
     now = ahead;
     active = now.active;
-    view = View(program.input, now.offset[kLogits], static_cast<int>(program.space.classes));
+    view = view_of(now);
+    if constexpr (kShifted) {
+      if (active) {
+        shift_in(program.input + now.offset[kLogits], begin().x);
+        shift_in(program.targets + now.offset[kLabels], begin().t);
+      }
+    }
     locate(row);
     cp_async_wait_all();
   }
@@ -91,18 +102,18 @@ struct StagedDenseRow {
     if (!ahead.active) return;
     const Input* x = program.input + ahead.offset[kLogits];
     const Target* t = program.targets + ahead.offset[kLabels];
-    const View next(program.input, ahead.offset[kLogits], static_cast<int>(program.space.classes));
+    const View next = view_of(ahead);
     const int edge = next.edge_class(group.thread_rank());
     if (edge >= 0) {
       ahead.edge_x = x[edge];
       ahead.edge_t = t[edge];
     }
-    next_x = reinterpret_cast<const X*>(x + next.head);
-    next_t = reinterpret_cast<const T*>(t + next.head);
+    next_x = x + next.head;
+    next_t = t + next.head;
     next_vectors = next.vectors;
     if (Group::kMultiWarp && group.thread_rank() == 0) {
-      if (sizeof(X) == 16) prefetch_l2(next_x, next.vectors * 16u);
-      if (sizeof(T) == 16) prefetch_l2(next_t, next.vectors * 16u);
+      if (sizeof(X) == 16) prefetch_l2(aligned_before<X>(next_x), next.vectors * 16u);
+      if (sizeof(T) == 16) prefetch_l2(aligned_before<T>(next_t), next.vectors * 16u);
     }
   }
 
@@ -187,10 +198,64 @@ struct StagedDenseRow {
     ahead.active = ahead.exists && program.active(ahead.offset);
   }
 
+  // The vectors of a row: those of its logits, or those of its gradients.
+  __device__ __forceinline__ View view_of(const Row& row) const {
+    const int classes = static_cast<int>(program.space.classes);
+    if constexpr (kShifted) {
+      static_assert(kSameType<Input, typename Program::Gradient>, "gradients lie apart from logits");
+      return View(program.gradients, row.offset[kGradients], classes);
+    } else {
+      return View(program.input, row.offset[kLogits], classes);
+    }
+  }
+  // The last aligned pack that begins at an element or in front of it.
+  template <class P, class Storage>
+  static __device__ __forceinline__ const P* aligned_before(const Storage* at) {
+    return reinterpret_cast<const P*>(at - (kShifted ? elements_behind<P>(at) : 0));
+  }
+  // Elements between an aligned address and this one.
+  template <class P, class Storage>
+  static __device__ __forceinline__ int elements_behind(const Storage* at) {
+    return static_cast<int>(static_cast<unsigned>(reinterpret_cast<unsigned long long>(at)) % sizeof(P) /
+                            sizeof(Storage));
+  }
+
   __device__ __forceinline__ void refill(int v, const Slot& at) const {
     if (v >= next_vectors) return;
-    cp_async(at.x, next_x + v);
-    cp_async(at.t, next_t + v);
+    copy(at.x, next_x + v * kVecSize);
+    copy(at.t, next_t + v * kVecSize);
+  }
+  template <class P, class Storage>
+  static __device__ __forceinline__ void copy(P* to, const Storage* from) {
+    if (!kShifted || elements_behind<P>(from) == 0) {
+      cp_async(to, reinterpret_cast<const P*>(from));
+    } else if constexpr (kHasCpAsync && sizeof(Storage) >= 4) {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        cp_async(reinterpret_cast<Pack<Storage, 1>*>(to) + i, reinterpret_cast<const Pack<Storage, 1>*>(from + i));
+      }
+    }
+  }
+  // Loads this thread's vectors of an operand that copy() leaves out to the slots from `at` on, two at a time so that
+  // their loads are in flight together.
+  template <class P, class Storage>
+  __device__ __forceinline__ void shift_in(const Storage* row, P* at) const {
+    using Vectors = ShiftedVectors<Storage, kVecSize, false>;
+    const Vectors vectors(row, 1, static_cast<int>(program.space.classes), view.head);
+    if (Vectors::kCopies || vectors.shift == 0) return;
+    constexpr int kTogether = 2;
+    const int count = group.num_threads(), end = view.vectors;
+    const unsigned step = (sizeof(X) + sizeof(T)) / sizeof(P) * blockDim.x;
+#pragma unroll 1
+    for (int v = group.thread_rank(); v < end; v += kTogether * count, at += kTogether * step) {
+      P x[kTogether];
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) x[k] = vectors.load(view.first(v + k * count < end ? v + k * count : v));
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        if (v + k * count < end) store_words(at + k * step, x[k]);
+      }
+    }
   }
 
   template <class F>
@@ -212,7 +277,7 @@ struct StagedDenseRow {
   }
 };
 
-template <int kVecSize>
+template <int kVecSize, bool kShifted = false>
 struct ResidentDenseReader {
   // As TwoPassReader::sweep.
   template <bool kGradient, class Group, class Program, class Scale>
@@ -222,7 +287,7 @@ struct ResidentDenseReader {
     if (next_row.chunk >= chunks) return;
     group.cluster_start();
     WorkQueue<Group> queue(group, work.claim_counter);
-    StagedDenseRow<Program, Group, kVecSize> classes(program, group, next_row.first + group.row_slot());
+    StagedDenseRow<Program, Group, kVecSize, kShifted> classes(program, group, next_row.first + group.row_slot());
     double total = 0.0;
     SyncState sync{0, 0};
 #pragma unroll 1

@@ -14,8 +14,9 @@
 // take 64 registers instead of 40 (docs/performance.md). Rows in registers were slower: compilers keep every logit in
 // each form that it was converted to, and spill.
 //
-// With kKeepsProducts (capped logits) the product of exponential and slope replaces the logit, relative to the maximum
-// of the whole row; that takes a second all_gather.
+// With kKeepsProducts (capped logits of rows that no warps share) the product of exponential and slope replaces the
+// logit. Longer rows compute both again: products would have to be relative to the maximum of the whole row, which
+// takes a second all_gather, and those of 16-bit logits would leave room for half as many.
 //
 // Traffic: each logit is read once, each gradient written once. Preconditions: class stride 1, of logits unless they
 // are gathered; dynamic shared memory for all vectors of a row, twice as much for products of 16-bit logits.
@@ -152,7 +153,8 @@ struct ResidentReader {
     using Input = typename Program::Input;
     using P = Pack<Input, kVecSize>;
     // The target's logit is replaced by -inf, whose exponential is 0, so no class is compared with the label.
-    constexpr bool kMasksTarget = !Program::kSmoothed && !Program::kCapped, kKeepsProducts = Program::kKeepsProducts;
+    constexpr bool kMasksTarget = !Program::kSmoothed && !Program::kCapped,
+                   kKeepsProducts = Program::kKeepsProducts && !Group::kMultiWarp;
     // Exponentials replace their logits if they fit, and are relative to the maximum of the row: with several warps
     // they would have to be rescaled, and speculative gradients would differ in bits from recomputed ones.
     constexpr bool kKeepsExponentials =
@@ -209,8 +211,6 @@ struct ResidentReader {
     if constexpr (Program::kSmoothed) z = of_target();
     RowSums<Compute, Program::kSmoothed> sums{
         {program.logit.value(subwarp_reduce(raw, group.subwarp_size(), MaxOp{})), Compute(0)}, Compute(0), Compute(0)};
-    // Products must be relative to the maximum of the whole row.
-    if constexpr (kKeepsProducts) sums.softmax.max_logit = group_max(group, sums.softmax.max_logit, sync);
     const Compute shift = exp_shift(sums.softmax.max_logit);
     constexpr int kVectors = Program::kCapped ? kUnrollCapped : kUnroll;
     for_each_staged<kVectors>(index, row, present, count, [&](int i, P* slot) {

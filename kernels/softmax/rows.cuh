@@ -484,21 +484,6 @@ __device__ __forceinline__ RowSums<Compute, Program::kSmoothed> partial_softmax(
   return sums;
 }
 
-// Maximum over the warps of a group, in each of its threads. Preconditions: every thread of the group calls it;
-// `max_logit` is the same in all lanes of a warp.
-template <class Group, class Compute>
-__device__ __forceinline__ Compute group_max(const Group& group, Compute max_logit, SyncState& sync) {
-  if constexpr (Group::kMultiWarp) {
-    const Compute* all;
-    group.all_gather(max_logit, sync, all);
-    const int lane = threadIdx.x % kWarp, warps = group.num_warps();
-    max_logit = -scalar_infinity(Compute());
-    for (int i = lane; i < warps; i += kWarp) max_logit = max_ignoring_nan(max_logit, all[i]);
-    max_logit = subwarp_reduce(max_logit, kWarp, MaxOp{});
-  }
-  return max_logit;
-}
-
 // The place of a class of a row. Rows with gaps between classes are read class by class; pointers with tangents know
 // the gaps.
 template <int kVecSize, class Program, class Storage>
@@ -739,13 +724,27 @@ __device__ __forceinline__ double reciprocal_or_zero(double divisor) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Called by the entry points
 
+// True of a reader that finds the value without partial sums.
+template <class Reader>
+constexpr bool kFindsValue = false;
+
+template <class Reader, class Program, class Divisor, class Result>
+__device__ __forceinline__ void finish_value(const Program& program, int64 chunks, double* memory,
+                                             const Divisor& divisor, Result* value) {
+  if constexpr (kFindsValue<Reader>) {
+    Reader::find_value(program, divisor, value);
+  } else {
+    divide_sum(chunks, memory, divisor, value);
+  }
+}
+
 // value = sum of losses / divisor; outputs per row as the program asks.
 template <class Reader, class Group, class Program, class Divisor, class Result>
 __device__ __forceinline__ void row_value(const Program& program, const Group& group, int64 chunks, double* memory,
                                           const Divisor& divisor, Result* value) {
   KnownScale<typename Program::Compute> unused{0};
   Reader::template sweep<false>(program, group, unused, chunks, workspace(memory));
-  divide_sum(chunks, memory, divisor, value);
+  finish_value<Reader>(program, chunks, memory, divisor, value);
 }
 
 // The same, and the gradients for the expected grad_output; scale = 1 / divisor.
@@ -755,7 +754,7 @@ __device__ __forceinline__ void row_value_and_gradient(const Program& program, c
                                                        const double* expected_grad_output, double* used_grad_output) {
   WorkerSpeculativeScale<Group, typename Program::Compute> speculative(expected_grad_output, used_grad_output, scale);
   Reader::template sweep<true>(program, group, speculative, chunks, workspace(memory));
-  divide_sum(chunks, memory, divisor, value);
+  finish_value<Reader>(program, chunks, memory, divisor, value);
 }
 
 // Version for a mean whose divisor is not known before: gradients assume that all rows are active. The divisor is

@@ -397,7 +397,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "targets of the row before",
         "kernels/softmax/resident_dense_rows.cuh",
         "refill",
-        r"cp_async\(at\.t,",
+        r"copy\(at\.t,",
         r"if (v == 0) \g<0>",
         ("dense, block",),
     ),

@@ -41,9 +41,14 @@ PITCH_BYTES = 64
 Launch = Callable[[int, int, int, int, int], None]
 
 
+def chunk_memory(static: Any, weight: int) -> int:
+    """Bytes that a chunk of logits may take beside a weight of so many bytes."""
+    return int(static.max_memory or max(LEAST_MEMORY, weight))
+
+
 def most_rows(static: Any, row: int, weight: int) -> int:
     """Rows that a chunk may have, at ``row`` bytes of logits each, beside a weight of so many bytes."""
-    return max(1, (static.max_memory or max(LEAST_MEMORY, weight)) // row)
+    return max(1, chunk_memory(static, weight) // row)
 
 
 class LogitsSpec(TensorSpec):

@@ -18,7 +18,9 @@ results. The order of additions follows from the sizes.
 
 Of small layers launches take most of the time. If all logits fit in a chunk of ``KEPT_BYTES``, forward keeps them as
 its residual: their row kernels take the true ``grad_output``, add the losses and divide them, as those of logits that a
-user computed, and neither the divisor nor the expected ``grad_output`` takes a launch.
+user computed, and neither the divisor nor the expected ``grad_output`` takes a launch. Gradients of a value per row
+cannot be written ahead, and logits that are computed again take one product of four: there forward keeps them if they
+and their gradient fit in the memory of a chunk.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from cupylosses.engines.composite import Inputs
 from cupylosses.engines.device import EXPECTATIONS, UNDIVIDED, Device
 from cupylosses.engines.execute import gradient_buffers
 from cupylosses.engines.linear_softmax.call import Static, inner_arrays, positions
-from cupylosses.engines.linear_softmax.chunks import ChunkedPlan, LogitsSpec
+from cupylosses.engines.linear_softmax.chunks import ChunkedPlan, LogitsSpec, chunk_memory
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.linear_softmax.row_weights import RowWeights, WeightSumPlan
 from cupylosses.engines.softmax import SOFTMAX
@@ -42,7 +44,7 @@ from cupylosses.engines.softmax.plan import CountingPlan, SoftmaxPlan
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 
-#: Bytes of logits that forward keeps for backward.
+#: Bytes of logits that forward keeps for backward, at most, where gradients can be written ahead.
 KEPT_BYTES = 4 << 20
 #: Positions in the memory of a call: the grad_output that gradients were written for, then the shares of the chunks.
 _USED, _SHARES = 0, 1
@@ -190,8 +192,11 @@ class LinearPlan(ChunkedPlan):
                 self._keep()
 
     def _can_keep(self) -> bool:
-        """True if forward keeps its logits, of which there are few. Their gradient takes as much again."""
-        most = KEPT_BYTES if self.static.max_memory is None else min(KEPT_BYTES, self.static.max_memory // 2)
+        """True if forward keeps its logits, whose gradient takes as much again."""
+        weight = self.classes * self.depth * ITEMSIZE[self.weight.dtype]
+        most = chunk_memory(self.static, weight) // 2
+        if self.scalar:
+            most = min(most, KEPT_BYTES)
         few = self.rows == self.chunk_rows and self.rows * self.pitch * ITEMSIZE[self.logits] <= most
         return few and self.may_keep and self.token_weights is None and self.logits == self.input.dtype
 

@@ -67,6 +67,8 @@ FILES = {
     "column_tiles_two_pass": "column_tiles",
     "label_only": "label_only",
     "label_only_tiles": "label_only_tiles",
+    "label_only_few": "label_only_tiles",
+    "label_only_sparse": "label_only_rows",
     "label_only_rows": "label_only_rows",
     "label_only_columns": "label_only_rows",
 }
@@ -81,6 +83,8 @@ DENSE_FILES = {
     "thread_per_row_two_pass": "dense_thread_per_row",
 }
 
+#: Layouts of log-probabilities of which a lane takes some rows.
+LANES_OF_LABELS = ("label_only_sparse", "label_only_rows", "label_only_columns")
 #: Layouts of second derivatives whose rows lie in shared memory.
 STAGED_SECOND = ("staged_thread_per_row", "staged_packed_rows")
 
@@ -498,9 +502,10 @@ class _Indices:
         second = kernel.kind == "hvp"
         if kernel.layout == "label_only":
             return "SubwarpGroup group{width}", "LabelOnlyReader"
-        if kernel.layout == "label_only_tiles":
-            return "SubwarpGroup group{width}", f"LabelOnlyTilesReader<{kernel.vec_size}, {kernel.per_thread}>"
-        if kernel.layout in ("label_only_rows", "label_only_columns"):
+        if kernel.layout in ("label_only_tiles", "label_only_few"):
+            few = _bool(kernel.layout == "label_only_few")
+            return "SubwarpGroup group{width}", f"LabelOnlyTilesReader<{kernel.vec_size}, {kernel.per_thread}, {few}>"
+        if kernel.layout in LANES_OF_LABELS:
             return "SlicedRows group{{1}, width}", f"LabelOnlyRowsReader<{_Indices._labels(kernel)}>"
         if kernel.layout == "thread_per_row_packed":
             return "SubwarpGroup group{1}", "PackedThreadPerRowReader"
@@ -558,16 +563,18 @@ class _Indices:
     def _labels(kernel: SoftmaxKernel) -> str:
         if kernel.layout == "label_only_columns":
             return f"LabelOnlyColumns<{kernel.vec_size}>"
+        if kernel.layout == "label_only_sparse":
+            return f"LabelOnlySparse<{kernel.per_thread}>"
         return f"LabelOnlyShort<{kernel.vec_size}, {kernel.per_thread}>"
 
     @staticmethod
     def from_residual(kernel: SoftmaxKernel) -> str:
         if kernel.layout == "label_only":
             return "apply_grad_coeffs_label_only(program, group, result_stride, scale, grad_output)"
-        if kernel.layout == "label_only_tiles":
+        if kernel.layout in ("label_only_tiles", "label_only_few"):
             call = f"apply_grad_coeffs_label_only_tiles<{kernel.vec_size}, {kernel.per_thread}>"
             return f"{call}(program, group, chunks, result_stride, scale, grad_output)"
-        if kernel.layout in ("label_only_rows", "label_only_columns"):
+        if kernel.layout in LANES_OF_LABELS:
             call = f"apply_grad_coeffs_label_only_rows<{_Indices._labels(kernel)}>"
             return f"{call}(program, group, chunks, result_stride, scale, grad_output)"
         if kernel.layout == "thread_per_row":
@@ -606,9 +613,9 @@ class _Indices:
         if layout in ("column_tiles", "column_tiles_two_pass") and not second:
             threads = kernel.warps * WARP
             return f"{threads}, {max(1, int(TILE_RESIDENT / threads / fewer))}"
-        if layout == "label_only_tiles" and not second:
+        if layout in ("label_only_tiles", "label_only_few") and not second:
             return f"{bounds}, {LABEL_ONLY_TILE_RESIDENT // THREADS}"
-        if layout in ("label_only_rows", "label_only_columns") and not second:
+        if layout in LANES_OF_LABELS and not second:
             return f"{bounds}, {LABEL_ONLY_RESIDENT // THREADS}"
         if layout == "pipelined":
             return f"{kernel.warps * WARP}, {pipelined_threads(kernel.lanes) // (kernel.warps * WARP)}"
@@ -690,7 +697,10 @@ class _Dense:
                 if registers
                 else f"PackedDenseReader<{kernel.per_thread}, {word}>"
             ),
-        }.get(kernel.layout, long if kernel.kind == "hvp" else f"ResidentDenseReader<{kernel.vec_size}>")
+        }.get(
+            kernel.layout,
+            long if kernel.kind == "hvp" else f"ResidentDenseReader<{kernel.vec_size}, {_bool(kernel.shifted)}>",
+        )
 
     @staticmethod
     def from_residual(kernel: SoftmaxKernel) -> str:

@@ -16,6 +16,9 @@ staged_thread_per_row      the same of few strided classes: in shared memory, wi
 staged_packed_rows         the same of many rows of few contiguous classes, which a warp moves together
 label_only                 only the label's class is read: log-probabilities
 label_only_tiles           the same where gradients have no gaps: warps write tiles of them, whatever the rows
+label_only_few             the same of few rows: a single warp adds up their losses
+label_only_sparse          the same of large gradients, which are zeros before: a lane takes some rows, and writes the
+                           gradients of their labels
 label_only_rows            the same of short rows: a lane takes some of them, and its warp writes their gradients
 label_only_columns         the same of classes that lie apart: a lane takes neighbouring rows, and several warps take
                            slices of long rows
@@ -64,6 +67,13 @@ LABEL_ONLY_TILE_RESIDENT = 512
 #: would write long after the others have ended.
 LABEL_ONLY_LEAST_VECTORS = 4
 LABEL_ONLY_MANY_TILES = 1 << 10
+#: Bytes of gradients that are cleared before their labels are written, at least; the same where classes lie apart and
+#: neighbouring rows in no vectors; and bytes of the classes of a row, as each label takes a sector of its own.
+SPARSE_BYTES = 1 << 27
+SPARSE_APART_BYTES = 1 << 24
+SPARSE_ROW_BYTES = 1 << 10
+#: Rows whose losses a single warp adds up, at most.
+LABEL_ONLY_FEW = 2 * WARP
 #: Partial sums of longer rows, at most: a warp that writes tile after tile for one of them is slower by up to a half.
 LABEL_ONLY_CHUNKS = 1 << 16
 #: Vectors that a thread reads together, of a row that does not stay on chip.
@@ -119,6 +129,8 @@ SUBWARP_BLOCK_THREADS = 128
 SUBWARP_BLOCKS = 8
 #: Rows from which on they are many: kernels of their own for a number of classes are worth their compilation.
 MANY_ROWS = 1 << 14
+#: Rows of few classes that are copied if there are gaps between them, at least.
+PADDED_ROWS = 1 << 13
 #: Classes of a row in the registers of one lane, at most: contiguous ones, those of 16 bits; and registers of columns
 #: that lie there.
 PACKED_CLASSES = 112
@@ -173,10 +185,13 @@ THREADS = 256
 #: in which a thread writes gradients of whole rows from a residual.
 RECOMPUTED = ("thread_per_row", "interleaved_rows", "packed_rows", "columns", "column_tiles", "column_tiles_two_pass")
 IN_THREADS = ("thread_per_row_packed", *RECOMPUTED)
+#: Layouts of log-probabilities of which gradients are found from these again, because a residual of each row would be
+#: as large as its gradient, or would be read as often.
+RECOMPUTED_LABELS = ("label_only", "label_only_few", "label_only_rows", "label_only_columns")
 #: Those in which a thread keeps strided rows in shared memory.
 STRIDED = ("thread_per_row", "interleaved_rows")
 #: Layouts of log-probabilities whose gradients warps write in tiles.
-IN_TILES = ("label_only_tiles", "label_only_rows", "label_only_columns")
+IN_TILES = ("label_only_tiles", "label_only_few", "label_only_sparse", "label_only_rows", "label_only_columns")
 #: Partial sums, and notes of teams, at most; and partial sums of a divisor.
 MAX_CHUNKS = 1 << 14
 COUNT_CHUNKS = 1 << 12
@@ -243,9 +258,9 @@ def row_layout(
     capped: bool = False,
 ) -> RowLayout:
     """The layout of rows of a given shape. ``others`` are the strides of labels, mask and results; ``kept`` the bytes
-    that stay on chip of each class, if those are more than its logit's; ``heavy`` whether more is computed than a loss;
-    ``shifts`` whether logits may lie otherwise than their gradients, if that takes wider vectors; ``capped`` whether
-    logits have a cap.
+    that stay on chip of each class of a warp's row, if those are more than its logit's; ``heavy`` whether more is
+    computed than a loss; ``shifts`` whether logits may lie otherwise than their gradients, if that takes wider vectors;
+    ``capped`` whether logits have a cap.
     """
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
@@ -259,19 +274,19 @@ def row_layout(
         return found
     if gathers or (together and classes > FEW_CLASSES):
         shifted = gathers or (shifts and vec_size * logits.itemsize < SHIFTED_BYTES)
-        of_block, bytes_of_class = (SUBWARP_BLOCK_THREADS, BLOCK_THREADS), max(logits.itemsize, kept)
+        of_block, size = (SUBWARP_BLOCK_THREADS, BLOCK_THREADS), logits.itemsize
         vec_sizes = (16 // logits.itemsize, *(() if gathers else (vec_size,))) if shifted else (vec_size,)
         for vec_size in vec_sizes:
-            vector = vec_size * bytes_of_class
             alike = ((gradients,), strides[1:2]) if shifted else ((logits, gradients), strides[:2])
             edges = not _whole(classes, vec_size, *alike)
             kind, width, threads, cluster = _on_chip(
-                classes, vec_size, vector, rows, chip, of_block, VECTORS, PART_BYTES, edges
+                classes, vec_size, vec_size * size, rows, chip, of_block, VECTORS, PART_BYTES, edges, kept * vec_size
             )
             if kind != "two_pass":
                 break
             # Rows that are read twice go through no shared memory.
             shifted = False
+        vector = vec_size * (max(size, kept) if kind == "subwarp" else size)
         shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vector
         per_block, units = 1, -(-rows // (threads // width))
     else:
@@ -595,6 +610,7 @@ def copied(
     shares: bool = True,
     chip: Chip | None = None,
     second: bool = False,
+    room: int = 0,
 ) -> bool:
     """True of rows that are copied, their classes next to each other, before kernels take them.
 
@@ -603,7 +619,8 @@ def copied(
     tensors, fits into shared memory. So images (N, C, H, W) are taken as they are, small ones up to C = 192 in float32.
     A thread alone would read a longer row several times, at the speed of one thread if rows are few, and lose digits in
     a long sum of number after number. ``shares`` is False of what is computed by threads alone; ``second`` derivatives
-    of few rows are too slow then. On a ``chip`` rows that lie in memory of their own may be gathered.
+    of few rows are too slow then. On a ``chip`` rows that lie in memory of their own may be gathered. A row of up to
+    ``room`` bytes stays on chip.
     """
     rows = prod(shape)
     if not softmax:
@@ -613,7 +630,7 @@ def copied(
         return False
     sizes, strides = merge(shape, [x.strides for x in tensors])
     if all(x.class_stride == 1 for x in tensors):
-        return softmax and not (second and read == 2) and _padded(rows, classes, tensors, sizes, strides, read)
+        return softmax and not (second and read == 2) and _padded(rows, classes, tensors, sizes, strides, read, room)
     if softmax and read == 1 and shares and chip is not None and gathered(classes, sizes, strides, tensors, chip):
         return False
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
@@ -627,6 +644,11 @@ def copied(
     return classes * sum(x.itemsize for x in tensors[:read]) * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
 
 
+def room_of_rows(chip: Chip) -> int:
+    """Bytes of a row that the blocks of a cluster can keep on chip."""
+    return (chip.shared - DECLARED_BYTES) * (MAX_CLUSTER if chip.clusters else 1)
+
+
 def _padded(
     rows: int,
     classes: int,
@@ -634,14 +656,17 @@ def _padded(
     sizes: Sequence[int],
     strides: Sequence[Sequence[int]],
     read: int,
+    room: int,
 ) -> bool:
     """True of rows of contiguous classes that would be read class by class because there are gaps between rows of an
     operand, one of the first ``read`` tensors, but not of a gradient: many rows of few classes, since warps move only
-    rows without gaps together; and rows of two operands in 16 bits, if gaps leave no vectors that lie alike in both.
+    rows without gaps together; and rows of two operands in 16 bits that do not stay on chip, where vectors that lie
+    otherwise can be shifted, if gaps leave no vectors that lie alike in both.
     """
-    few = rows >= MANY_ROWS and classes <= FEW_CLASSES
+    few = rows >= PADDED_ROWS and classes <= FEW_CLASSES
+    long = classes > FEW_CLASSES and classes * sum(x.itemsize for x in tensors[:read]) > room
     apart = [s for s in strides[:read] if not without_gaps(classes, sizes, s)]
-    if not few and not (read == 2 and classes > FEW_CLASSES and _scalar(tensors, sizes, strides)):
+    if not few and not (read == 2 and long and _scalar(tensors, sizes, strides)):
         return False
     alone = all(abs(x) >= classes for s in apart for x, n in zip(s, sizes, strict=True) if n > 1)
     return bool(apart) and alone and all(without_gaps(classes, sizes, s) for s in strides[read:])
@@ -669,7 +694,7 @@ def label_only_layout(
 ) -> RowLayout:
     """The layout of rows of which only the label's class is read. If gradients have no gaps, a lane takes some short
     rows, or a warp writes a tile of longer ones. Otherwise a warp writes those of a row, or a lane those of its
-    neighbours if classes lie apart.
+    neighbours if classes lie apart. Large gradients of many classes are zeros before.
     """
     sizes, strides = merge(shape, [gradients.strides, logits.strides, *others, (0,) * len(shape)])
     strides = (strides[1], strides[0], *strides[2:])
@@ -677,7 +702,15 @@ def label_only_layout(
     class_strides = (logits.class_stride, gradients.class_stride, 0, 0, 0, 0)
     words, rank = space_words(rows, classes, class_strides, sizes, strides), space_rank(rows, sizes)
     row = max(classes, 1) * size
-    if (classes == 1 or gradients.class_stride == 1) and without_gaps(classes, sizes, strides[1]):
+    together = classes == 1 or gradients.class_stride == 1
+    each = min(LABEL_ONLY_ROWS, vector_size(sizes, (strides[1], strides[1]), gradients, gradients, False))
+    large = rows * row >= (SPARSE_BYTES if together else SPARSE_APART_BYTES) and (together or each == 1)
+    if large and row >= SPARSE_ROW_BYTES and classes < 1 << 31:
+        return RowLayout(
+            "label_only_sparse", 1, 1, THREADS, _chunks(-(-rows // (WARP * LABEL_ONLY_ROWS))), THREADS // WARP, 0, rank,
+            words, resident=LABEL_ONLY_RESIDENT, per_thread=LABEL_ONLY_ROWS,
+        )  # fmt: skip
+    if together and without_gaps(classes, sizes, strides[1]):
         vec_size = 16 // size
         if row < LABEL_ONLY_ROW_BYTES:
             each = min(LABEL_ONLY_ROWS, power_of_two(max(1, LABEL_ONLY_LANE_BYTES // row) + 1) // 2)
@@ -692,13 +725,13 @@ def label_only_layout(
             vectors, tiles = vectors // 4, -(-rows * row // (16 * WARP * (vectors // 4)))
         many = tiles >= LABEL_ONLY_MANY_TILES
         threads, chunks = (THREADS, LABEL_ONLY_CHUNKS) if many else (4 * WARP, LABEL_ONLY_MANY_TILES // 2)
+        kind = "label_only_few" if rows <= LABEL_ONLY_FEW else "label_only_tiles"
         return RowLayout(
-            "label_only_tiles", vec_size, 1, threads, max(1, min(tiles, chunks)), threads // WARP, 0, rank, words,
+            kind, vec_size, 1, threads, max(1, min(tiles, chunks)), threads // WARP, 0, rank, words,
             resident=LABEL_ONLY_TILE_RESIDENT, per_thread=vectors,
         )  # fmt: skip
     if gradients.class_stride == 1 and classes > 1:
         return RowLayout("label_only", 1, WARP, THREADS, _chunks(rows), THREADS // WARP, 0, rank, words)
-    each = min(LABEL_ONLY_ROWS, vector_size(sizes, (strides[1], strides[1]), gradients, gradients, False))
     tiles = -(-rows // (WARP * each))
     slices = max(1, min(classes // LABEL_ONLY_SLICE, -(-LABEL_ONLY_WARPS // max(1, tiles))))
     return RowLayout(
@@ -715,15 +748,17 @@ def dense_layout(
     chip: Chip,
     affine: bool = False,
     capped: bool = False,
+    shifts: bool = True,
 ) -> RowLayout:
     """The layout of rows with a target per class. ``operands`` are the logits, their gradients, the targets and theirs;
     ``others`` the strides of mask and results; ``affine`` whether the threads of a row exchange but once; ``capped``
-    whether logits have a cap.
+    whether logits have a cap; ``shifts`` whether operands may lie otherwise than gradients, if that takes wider
+    vectors.
     """
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
     sizes, strides = merge(shape, rows_of)
-    rows, size, cluster, per_thread = prod(shape), logits.itemsize + targets.itemsize, 1, 0
+    rows, size, cluster, per_thread, shifted = prod(shape), logits.itemsize + targets.itemsize, 1, 0, False
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
     of_operands = [strides[0], strides[1], strides[2], strides[5]]
     registers = classes <= dense_register_classes("packed_rows", affine, capped)
@@ -732,13 +767,21 @@ def dense_layout(
         kind, width, per_thread = "packed_rows", 1, classes
         vec_size, threads, shared = packed
     elif together and classes > FEW_CLASSES:
-        vec_size = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
         part = PART_BYTES if classes * size <= 2 * PART_BYTES and not affine else DENSE_PART_BYTES
         # Two exchanges take more of a thread's time, which more vectors make up for.
         each = DENSE_VECTORS if affine else 2 * DENSE_VECTORS
-        kind, width, threads, cluster = _on_chip(
-            classes, vec_size, vec_size * size, rows, chip, (THREADS, MAX_THREADS), each, part
-        )
+        alike = _alike(sizes, of_operands, operands)
+        shifted = shifts and logits.itemsize == targets.itemsize and alike * logits.itemsize < SHIFTED_BYTES
+        wide = _alike(sizes, [strides[1], strides[5]], (gradients, target_gradients))
+        shifted = shifted and wide * logits.itemsize == 16
+        for vec_size in (wide, alike) if shifted else (alike,):
+            kind, width, threads, cluster = _on_chip(
+                classes, vec_size, vec_size * size, rows, chip, (THREADS, MAX_THREADS), each, part
+            )
+            if kind != "two_pass":
+                break
+            # Rows that are read again go through no shared memory.
+            shifted = False
         shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vec_size * size
     else:
         vec_size, threads, shared = _thread_per_row(classes, 1, size)
@@ -772,7 +815,7 @@ def dense_layout(
     chunks = _chunks(units, _most_chunks(resident))
     return RowLayout(
         kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident,
-        per_thread=per_thread,
+        per_thread=per_thread, shifted=shifted,
     )  # fmt: skip
 
 
@@ -1081,11 +1124,12 @@ def _on_chip(
     each: int,
     part: int,
     edges: bool = True,
+    kept: int = 0,
 ) -> tuple[str, int, int, int]:
     """Kind, threads of a block that share a row, threads and blocks of a cluster, for classes that are neighbours. A
-    vector has so many bytes, and a thread of a block takes ``each`` of them. Blocks whose lanes share rows, and those
-    that share a row, have up to so many threads; one of these takes ``part`` bytes where others can take the rest. If
-    rows have ``edges``, each element there is one thread's.
+    vector has so many bytes, or ``kept`` ones in a warp's row if that is more, and a thread of a block takes ``each``
+    of them. Blocks whose lanes share rows, and those that share a row, have up to so many threads; one of these takes
+    ``part`` bytes where others can take the rest. If rows have ``edges``, each element there is one thread's.
     """
     most, at_most = threads[0], min(threads[1], chip.threads)
     vectors = -(-classes // vec_size)
@@ -1094,7 +1138,7 @@ def _on_chip(
     width = power_of_two(max(1, 2 * (vec_size - 1) * edges, -(-vectors // of_lane)))
     few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES
     if width <= WARP and not (few and vectors > 2 * WARP):
-        of_thread = _stage(classes // vec_size, width) * vector
+        of_thread = _stage(classes // vec_size, width) * max(vector, kept)
         return "subwarp", width, max(WARP, min(most, 1 << (room // of_thread).bit_length() - 1)), 1
     cluster, part = 1, min(part, room)
     while chip.clusters and cluster < MAX_CLUSTER:

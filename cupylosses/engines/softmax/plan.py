@@ -94,7 +94,7 @@ class SoftmaxPlan(Plan):
             weight.dtype if weight else "",
             mask.dtype if mask else "",
         )
-        #: As ``kKeepsProducts`` of ``kernels/softmax/rows.cuh``.
+        #: As ``kKeepsProducts`` of ``kernels/softmax/rows.cuh``, of rows that no warps share.
         self._once = self.indices and static.capped and not static.smoothed
         results = dense_strides(self.rows_shape, (0,) * len(self.rows_shape))
         masks = (0,) * len(self.rows_shape)
@@ -109,9 +109,9 @@ class SoftmaxPlan(Plan):
             self.layout = lay_out(masks, results)
         dense = self.input.strides == self.input.gradient.strides
         self.overwrites = self.single_use and dense and self.input.misalignment == self._misalignment
-        # Of log-probabilities four coefficients of a row are more than what is read of it.
-        recomputed = self.layout.kind in softmax_layout.RECOMPUTED or not self.loss.softmax
+        recomputed = self.layout.kind in (*softmax_layout.RECOMPUTED, *softmax_layout.RECOMPUTED_LABELS)
         self.recomputes = recomputed and not self.single_use
+        self.clears = self.layout.kind == "label_only_sparse"
         self.partials = self.layout.chunks
         # One for each chunk and block of a cluster, and the divisor.
         self.records = self.layout.chunks * self.layout.cluster + self.tallies
@@ -152,7 +152,8 @@ class SoftmaxPlan(Plan):
         self._labels = (0,) * len(masks), masks
         if self.static.has_tangent:
             return softmax_layout.dense_second_layout(*given, self.machine.chip)
-        return softmax_layout.dense_layout(*given, self.machine.chip, self.loss.affine, self.static.capped)
+        affine, capped, shifts = self.loss.affine, self.static.capped, not self.input.in_place
+        return softmax_layout.dense_layout(*given, self.machine.chip, affine, capped, shifts)
 
     def _shared_misalignment(self) -> int:
         """The misalignment of gradients that lie as the operands do, so that one split of a row into vectors and edges
@@ -222,7 +223,7 @@ class SoftmaxPlan(Plan):
         blocks = softmax_layout.blocks(x, chunks, processors)
         forward, warps, lanes = stage in ("value", "unreduced"), 1, 0
         valued, stage = stage != "product", "hvp" if stage == "product" else stage
-        if forward and x.streamed and not self._once:
+        if forward and x.streamed:
             layout, threads, shared, cluster = "streamed", x.streamed, 0, 1
             width = x.threads * x.cluster
             blocks = min(chunks, processors * (softmax_layout.STREAMED_THREADS // threads))
@@ -344,6 +345,10 @@ def copies(
     rows = without(first.strides, dim)
     if [*rows] != sorted(rows, reverse=True):
         orders.reverse()
+    # Warps share rows whose classes are next to each other, in one operand already; a thread alone is slower.
+    together = [[x.gradient.strides] for x in operands if x.gradient.strides[dim] == 1]
+    if len(operands) > 1 and first.shape[dim] > softmax_layout.FEW_CLASSES:
+        orders = [*together, *orders]
     for order in ([x.gradient.strides for x in operands], *orders):
         strides = order if len(order) > 1 else [*order] * len(operands)
         laid_out = [TensorSpec(x.dtype, x.shape, s) for x, s in zip(operands, strides, strict=True)]
@@ -373,5 +378,6 @@ def copied(static: Static, tensors: Sequence[TensorSpec], softmax: bool, chip: g
     second = bool(static.has_tangent)
     # Rows that are read again in backward would be gathered twice.
     gathers = None if static.reduction == "none" else chip
-    shares = not (second or static.inplace)
-    return softmax_layout.copied(without(shape, dim), shape[dim], rows, len(operands), softmax, shares, gathers, second)
+    shares, room = not (second or static.inplace), softmax_layout.room_of_rows(chip)
+    given = without(shape, dim), shape[dim], rows, len(operands), softmax
+    return softmax_layout.copied(*given, shares, gathers, second, room)

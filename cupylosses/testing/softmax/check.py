@@ -56,6 +56,7 @@ ROW_LAYOUTS = (
     "copied",
     "label_only_rows",
     "label_only_tiles",
+    "label_only_few",
     "label_only_columns",
 )
 

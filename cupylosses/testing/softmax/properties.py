@@ -53,8 +53,8 @@ LAYOUTS: Mapping[str, Layout] = {
     "interleaved_rows": Layout((2, 9, 8209), fewer=(2, 9, 521)),
     "subwarp, copied": Layout((2, 199, 5, 3)),
     "label_only_rows": Layout((37, 43), loss="nll_loss"),
-    "label_only_tiles": Layout((37, 83), loss="nll_loss"),
-    "label_only_tiles, long": Layout((3, 4501), loss="nll_loss"),
+    "label_only_tiles": Layout((67, 163), loss="nll_loss"),
+    "label_only_few": Layout((3, 4501), loss="nll_loss"),
     "label_only_columns": Layout((3, 43, 5, 4), loss="nll_loss"),
 }
 
