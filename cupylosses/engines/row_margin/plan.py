@@ -86,7 +86,8 @@ class MarginPlan(Plan):
         results = dense_strides(self.rows_shape, (0,) * len(self.rows_shape))
         return margin_layout.layout(
             self.rows_shape, self.classes, scores, gradients, (labels, masks, results),
-            self.target.strides[dim] if several else 0, self.labels if several else None, self.machine.chip,
+            self.target.strides[dim] if several else 0, self.labels if several else None,
+            self.loss.is_linear(self.static.flags), self.machine.chip,
         )  # fmt: skip
 
     @cached_property
