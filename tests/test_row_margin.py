@@ -333,7 +333,8 @@ def test_rows_that_lie_anywhere() -> None:
         plain = gradients(function, (scores, target), reduction="none")
         gaps = torch.cat((scores, scores), 1)[:, :130]
         shifted = torch.cat((scores[:, :1], scores), 1)[:, 1:]
-        for placed in (gaps, shifted, scores.movedim(0, 1).contiguous().movedim(0, 1)):
+        behind = torch.cat((scores.flatten()[:1], scores.flatten()))[1:].view(9, 130)
+        for placed in (gaps, shifted, behind, scores.movedim(0, 1).contiguous().movedim(0, 1)):
             for a, b in zip(gradients(function, (placed, target), reduction="none"), plain, strict=True):
                 assert same_bits(a.contiguous(), b)
         agree(function, (scores[:1].expand(9, 130), target), reduction="none")

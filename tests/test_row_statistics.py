@@ -285,10 +285,14 @@ def strided(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("layout", ["transposed", "shifted", "rows"])
-def test_strides_change_no_bit(layout: str) -> None:
-    """Of a value, nor of gradients; those lie as the operands do."""
-    first, second, label = drawn(COSINE, (4, 6), 8, torch.float32)
+@pytest.mark.parametrize(
+    ("layout", "rows", "features"),
+    [("transposed", (4, 6), 8), ("shifted", (4, 6), 8), ("rows", (4, 6), 8), ("transposed", (32, 64), 8)],
+    ids=str,
+)
+def test_strides_change_no_bit(layout: str, rows: tuple[int, ...], features: int) -> None:
+    """Of a value, nor of gradients; those lie as the operands do. Many elements are read from copies."""
+    first, second, label = drawn(COSINE, rows, features, torch.float32)
     plain = gradients(COSINE, (first, second, label), reduction="none")
     placed = strided(first, layout)
     found = gradients(COSINE, (placed, second, label), reduction="none")

@@ -135,6 +135,8 @@ class Plan(ABC):
         overwrites: True if the gradient of the first array is written over it; ``single_use`` if a second backward is
             refused, whether or not the array could be written over.
         clears: True if kernels write only what differs from 0 in gradients that are zeros before.
+        misalignment, misaligned: Bytes behind a multiple of 16 at which gradients begin as their operands do, and how
+            many of the first arrays that concerns.
         takes_one_upstream: True if a value per row has kernels for one ``grad_output`` of all rows, that of a sum.
         warning: A warning for the user about these shapes.
     """
@@ -177,6 +179,8 @@ class Plan(ABC):
     overwrites: bool = False
     single_use: bool = False
     clears: bool = False
+    misalignment: int = 0
+    misaligned: int = 0
     takes_one_upstream: bool = False
     warning: str | None = None
     #: True if it runs itself (`.composite.CompositePlan`), on arrays in place of addresses.
@@ -274,7 +278,8 @@ class Plan(ABC):
     def allocation(self, slot: int) -> tuple[Any, ...]:
         """The arguments of `Device.empty` for the gradient of an array."""
         x = self.tensors[slot]
-        return x.shape, self.gradient_strides(slot), x.dtype
+        found = x.shape, self.gradient_strides(slot), x.dtype
+        return (*found, self.misalignment) if slot < self.misaligned else found
 
     def gradient_strides(self, slot: int) -> tuple[int, ...]:
         """The strides of the gradient of an array."""
@@ -294,7 +299,9 @@ class Plan(ABC):
 
     def aligned(self, addresses: Sequence[int]) -> bool:
         """True if arrays at these addresses can be read by this plan's kernels."""
-        return all([p % 16 in (0, x.misalignment) for p, x in zip(addresses, self.tensors)])
+        # Gradients have been laid out as the operands were.
+        alike = all([p % 16 == self.misalignment for p in addresses[: self.misaligned]])
+        return alike and all([p % 16 in (0, x.misalignment) for p, x in zip(addresses, self.tensors)])
 
     def relocated(self, tensors: tuple[TensorSpec, ...]) -> Plan:
         """The plan of the same call for arrays that lie elsewhere or have other strides."""

@@ -17,7 +17,7 @@
 // gradient. L^gamma has derivative 0 at L <= 0. A group of weight 0 counts for nothing. A bad label makes the values of
 // the groups of its sample NaN, and leaves their gradients.
 //
-// Traffic: the partial sums once, the rest in shared memory, or in L1. Preconditions: one block of kSumThreads threads,
+// Traffic: the partial sums once, the rest in shared memory, or in L1. Preconditions: one block of kThreads threads,
 // all of which call it.
 //
 // All but counts and weights is a `Number`: double, or with a tangent along a direction NestedDual<double>
@@ -65,12 +65,12 @@ __device__ __forceinline__ double block_total(double x) {
 }
 
 // kAhead are the partial sums that a thread has in flight.
-template <class Rules_, class ClassWeight_, int kAhead_, class Number_ = double>
+template <class Rules_, class ClassWeight_, int kAhead_, class Number_ = double, int kThreads_ = kSumThreads>
 struct GroupProgram {
   using Rules = Rules_;
   using Number = Number_;
   static constexpr int kParts = sizeof(Number) / sizeof(double);
-  static constexpr int kAhead = kAhead_;
+  static constexpr int kAhead = kAhead_, kThreads = kThreads_;
   static constexpr bool kWeighted = !kIsAbsent<ClassWeight_>;
   GroupNumbers number;
   const ClassWeight_* class_weights;
@@ -111,13 +111,13 @@ struct GroupProgram {
   // The sample and class of a cell of a group.
   __device__ __forceinline__ void cell(int64 group, int64 i, int64& sample, int64& c) const {
     if constexpr (Rules::kPool == kPoolNone) {
-      sample = group / regions();
+      sample = quotient(group, regions());
       c = group - sample * regions();
     } else if constexpr (Rules::kPool == kPoolBatch) {
       sample = i;
       c = group;
     } else {
-      const int64 row = i / regions();
+      const int64 row = quotient(i, regions());
       sample = Rules::kPool == kPoolClass ? group : row;
       c = i - row * regions();
     }
@@ -228,7 +228,7 @@ __device__ __forceinline__ double sum_apart(const double* from, int step, int64 
 
 template <class Program>
 __device__ __forceinline__ void sum_chunks(const Program& program) {
-  __shared__ double slices_of[kSumThreads];
+  __shared__ double slices_of[Program::kThreads];
   const int64 numbers = Program::kParts * program.numbers(), total = program.samples * numbers;
   const int64 step = program.chunks * numbers;
   double* const sums = reinterpret_cast<double*>(program.sums);
@@ -238,19 +238,19 @@ __device__ __forceinline__ void sum_chunks(const Program& program) {
   if (segments == 1) {
     // Many samples: loads of a thread are in flight together.
 #pragma unroll 4
-    for (int64 at = threadIdx.x; at < total; at += kSumThreads) {
+    for (int64 at = threadIdx.x; at < total; at += Program::kThreads) {
       const int64 sample = quotient(at, numbers);
       sums[at] = __ldcg(program.partials + sample * step + (at - sample * numbers));
     }
     __syncthreads();
     return;
   }
-  while (2 * slices * total <= kSumThreads && 2 * slices <= segments) slices *= 2;
-  for (int64 begin = 0; begin < total * slices; begin += kSumThreads) {
-    const int64 at = begin + threadIdx.x, slice = at / total, number = at - slice * total;
+  while (2 * slices * total <= Program::kThreads && 2 * slices <= segments) slices *= 2;
+  for (int64 begin = 0; begin < total * slices; begin += Program::kThreads) {
+    const int64 at = begin + threadIdx.x, slice = quotient(at, total), number = at - slice * total;
     double sum = 0.0;
     if (at < total * slices) {
-      const int64 sample = number / numbers, k = number - sample * numbers;
+      const int64 sample = quotient(number, numbers), k = number - sample * numbers;
       sum = sum_apart<Program::kAhead>(program.partials + sample * step + slice * apart + k,
                                        static_cast<int>(slices * apart), (segments - slice + slices - 1) / slices);
     }
@@ -279,7 +279,7 @@ __device__ __forceinline__ void evaluate_groups(const Program& program, bool sha
   using Number = typename Program::Number;
   const int width = shared_by_warp ? kWarp : 1, lane = threadIdx.x % width;
   const int64 groups = program.groups(), cells = program.cells();
-  for (int64 begin = 0; begin < groups; begin += kSumThreads / width) {
+  for (int64 begin = 0; begin < groups; begin += Program::kThreads / width) {
     const int64 group = begin + threadIdx.x / width;
     const bool exists = group < groups;
     double largest = 0.0, size = 0.0, spoilt = 0.0;
@@ -346,7 +346,7 @@ __device__ __forceinline__ Number mean_of_groups(const Program& program, double 
   const int64 groups = program.groups();
   if constexpr (Rules::kBySamples) {
     const int64 each = groups / program.samples;
-    for (int64 n = threadIdx.x; n < program.samples; n += kSumThreads) {
+    for (int64 n = threadIdx.x; n < program.samples; n += Program::kThreads) {
       Number value(0.0);
       double count = 0.0;
       for (int64 g = n * each; g < (n + 1) * each; ++g) {
@@ -360,7 +360,7 @@ __device__ __forceinline__ Number mean_of_groups(const Program& program, double 
       program.of_samples[n] = has ? count : 1.0;
     }
   } else {
-    for (int64 g = threadIdx.x; g < groups; g += kSumThreads) {
+    for (int64 g = threadIdx.x; g < groups; g += Program::kThreads) {
       total += program.records[g].value;
       below += program.records[g].divisor;
     }
@@ -390,8 +390,8 @@ __device__ __forceinline__ void store_coefficients(const Program& program, Numbe
                                                    Number* residual) {
   using Rules = typename Program::Rules;
   const int64 cells = program.samples * program.classes;
-  for (int64 i = threadIdx.x; i < cells; i += kSumThreads) {
-    const int64 sample = i / program.classes;
+  for (int64 i = threadIdx.x; i < cells; i += Program::kThreads) {
+    const int64 sample = quotient(i, program.classes);
     const int64 c = i - sample * program.classes;
     Number slope[3] = {Number(0.0), Number(0.0), Number(0.0)};
     if (c >= program.first_class()) {
@@ -445,7 +445,7 @@ template <class Program, class Result, class Number = typename Program::Number>
 __device__ __forceinline__ void finish_groups(const Program& program, Result* values, Number* residual) {
   sum_chunks(program);
   evaluate_groups(program, program.cells() >= kCellsOfWarp);
-  for (int64 g = threadIdx.x; g < program.groups(); g += kSumThreads) {
+  for (int64 g = threadIdx.x; g < program.groups(); g += Program::kThreads) {
     values[g] = Narrow<Result>::from(program.records[g].value);
   }
   if (residual != nullptr) store_coefficients(program, Number(1.0), Number(0.0), residual);

@@ -1,6 +1,6 @@
 // Second derivatives of region losses, along a tangent v of the input:
 //
-//   kernel 1   the sums of every sample and class and their tangents along v; here, or sum_in_tiles of sums.cuh
+//   kernel 1   the sums of every sample and class and their tangents along v; here, in tiles.cuh or in sums.cuh
 //   kernel 2   groups.cuh on numbers with a tangent: the derivative of the value along v, and coefficients[n, c], the
 //              derivatives by I, FP and FN of each cell with their tangents
 //   kernel 3   here: the tangent of the gradient of each voxel, from the coefficients
@@ -8,7 +8,8 @@
 // 1. An input enters with its tangent, as a NestedDual (nested.cuh), and coefficients likewise. Softmax, sums, formula
 //    and gradients are the functions that compute them without a tangent.
 // 2. Storing a nested number stores its tangent.
-// 3. Few classes are in registers, as elsewhere, but fewer than elsewhere; others are read from memory at every use.
+// 3. Few classes are in registers, as elsewhere, but fewer than elsewhere; others in tiles (tiles.cuh), or read from
+//    memory at every use.
 //
 // Traffic: input, tangent and target twice in all; each product written once. Order of additions: by sizes alone.
 // Preconditions: tangents lie as the gradients of the input do, which have one stream with them.
@@ -31,6 +32,20 @@ __device__ __forceinline__ T tangent_of(NestedDual<T, kGuarded> x) {
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> with_tangent_of(T value, NestedDual<T, kGuarded> x) {
   return {value, x.tangent};
+}
+// The tangent is 0, since that of the maximum is the label's.
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> without_label(bool is_label, NestedDual<T, kGuarded> e) {
+  return {is_label ? T(0) : e.value, e.tangent};
+}
+// No derivative of an overlap is infinite; those of a voxel's own loss may be.
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, true> guarded(NestedDual<T, kGuarded> x) {
+  return {x.value, x.tangent};
+}
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, false> unguarded(NestedDual<T, kGuarded> x) {
+  return {x.value, x.tangent};
 }
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<double> as_double(NestedDual<T, kGuarded> x) {
@@ -125,11 +140,8 @@ struct ClassesWithTangents {
   __device__ __forceinline__ Compute input(int c, int i) const {
     return {widen_element<Scalar>(x[c], i), widen_element<Scalar>(v[c], i)};
   }
-  __device__ __forceinline__ Compute largest(int i) const {
-    Compute y = input(0, i);
-#pragma unroll
-    for (int c = 1; c < Program::kClasses; ++c) y = max_ignoring_nan(y, input(c, i));
-    return y;
+  __device__ __forceinline__ Scalar largest(int i) const {
+    return largest_logit<Scalar>(x, i);
   }
   // Zeros in place of the logits and tangents of voxels that do not count.
   __device__ __forceinline__ void keep(const PackMask<typename Program::Input, kVecSize>& mask) {

@@ -33,7 +33,7 @@ template <class Compute>
 struct LabelGradient {
   Compute by_label;
   Compute common;
-  GradCoeffs<Compute> row;
+  GradCoeffs<decltype(guarded(Compute(0)))> row;
 
   // The gradient by the logit of another class, whose exponential is e and whose coefficient is g.
   __device__ __forceinline__ Compute of_other(Compute e, Compute g, Compute inv_sum) const {
@@ -47,16 +47,17 @@ __device__ __forceinline__ LabelGradient<typename Program::Compute> gradient_of_
     const Program& program, const Classes& classes, const VoxelSoftmax<Program>& softmax, const VoxelTarget& target,
     int i, const Coeffs& coeffs, typename Program::Compute voxel_scale, typename Program::Compute sum) {
   using Compute = typename Program::Compute;
+  using Guarded = typename Program::Guarded;
   const Compute at_label = coeffs.of_label(target.label);
   const Compute mean = (sum - at_label * softmax.others) * softmax.inv_sum;
   LabelGradient<Compute> y{-mean * (softmax.label_e * softmax.inv_sum), -(at_label + mean) * softmax.inv_sum,
-                           GradCoeffs<Compute>::all(Compute(0))};
+                           GradCoeffs<Guarded>::all(Guarded(0))};
   if constexpr (Program::kVoxel == kRow) {
     // A NaN among the logits is in their sum, and so in every gradient, without a mark. Weights may be NaN besides.
     constexpr bool kMarksLost = Program::kWeighted || Program::kSmoothed;
     y.row = voxel_row<kMarksLost>(program, classes, softmax, target.label, i).grad_coeffs;
-    y.by_label = scalar_fma(voxel_scale, y.row.target, y.by_label);
-    y.common = scalar_fma(voxel_scale, y.row.exp_coeff, y.common);
+    y.by_label = unguarded(scalar_fma(guarded(voxel_scale), y.row.target, guarded(y.by_label)));
+    y.common = unguarded(scalar_fma(guarded(voxel_scale), y.row.exp_coeff, guarded(y.common)));
   }
   return y;
 }
@@ -83,14 +84,14 @@ __device__ __forceinline__ bool label_gradient(const Program& program, const Cla
   for (int c = 0; c < classes.count(); ++c) {
     Compute y = of_label.of_other(softmax.exponential(classes, c, i), coeffs.of_other(c), softmax.inv_sum);
     if constexpr (Program::kVoxel == kRow && Program::kSmoothed) {
-      y -= voxel_scale * (of_label.row.weight_coeff * program.weight(c));
+      y -= unguarded(guarded(voxel_scale) * (of_label.row.weight_coeff * guarded(program.weight(c))));
     }
     const bool is_own = Program::kTile > 0 ? c == target.label : (own & (1u << c)) != 0;
     y = is_own ? of_label.by_label : y;
     if constexpr (Program::kVoxel == kElement) {
       const auto cost = element_loss<kMode | 1u>(program, classes, c, i, c == target.label ? Compute(1) : Compute(0));
-      y += voxel_scale * tangent_or_zero(cost, 0);
-      total += cost.value;
+      y += unguarded(guarded(voxel_scale) * tangent_or_zero(cost, 0));
+      total += unguarded(cost.value);
     }
     store(c, y, Compute(0));
   }
@@ -103,19 +104,23 @@ __device__ __forceinline__ bool gradient_of_classes(const Program& program, cons
                                                     const VoxelTarget& target, int i, const Coeffs& coeffs,
                                                     typename Program::Compute voxel_scale, const Store& store) {
   using Compute = typename Program::Compute;
+  using Guarded = typename Program::Guarded;
   VoxelSoftmax<Program> softmax;
   if constexpr (Program::kNeedsSoftmax) softmax.find(program, classes, i, target.label);
-  GradCoeffs<Compute> row{Compute(0), Compute(0), Compute(0), Compute(0)};
+  GradCoeffs<Guarded> row = GradCoeffs<Guarded>::all(Guarded(0));
+  const Guarded scale = guarded(voxel_scale);
   if constexpr (Program::kVoxel == kRow) row = voxel_row(program, classes, softmax, target.label, i).grad_coeffs;
-  Compute log_sum = Compute(0), of_terms = Compute(0);
+  Compute log_sum = Compute(0);
+  Guarded of_terms = Guarded(0);
   if constexpr (Program::kVoxel == kTerm) {
     // The derivatives of all terms by their log p_c.
     log_sum = log_of_sum(softmax);
 #pragma unroll(Program::kLoop)
     for (int c = 0; c < program.classes(); ++c) {
-      const auto y = program.loss(variable<1u, 0>(log_probability(classes, softmax, c, i, log_sum)),
-                                  variable<0u, 1>(target_of<Program>(classes, target, c, i)),
-                                  variable<0u, 2>(program.weight(c)), variable<0u, 3>(Compute(program.space.classes)));
+      const auto y =
+          program.loss(variable<1u, 0>(guarded(log_probability(classes, softmax, c, i, log_sum))),
+                       variable<0u, 1>(guarded(target_of<Program>(classes, target, c, i))),
+                       variable<0u, 2>(guarded(program.weight(c))), variable<0u, 3>(Guarded(program.space.classes)));
       of_terms += tangent_or_zero(y, 0);
     }
   }
@@ -148,22 +153,22 @@ __device__ __forceinline__ bool gradient_of_classes(const Program& program, cons
     if constexpr (Program::kActivation == kSigmoid) by_input = p.p * p.rest * g;
     if constexpr (kTarget) by_target = derivative_by_t<Program::kOverlap>(coeffs.of_class(c), p, t);
     if constexpr (Program::kVoxel == kRow) {
-      Compute of_row = row.exp_coeff * softmax.exponential(classes, c, i);
-      if constexpr (Program::kSmoothed) of_row -= row.weight_coeff * program.weight(c);
-      by_input += voxel_scale * (c == target.label ? row.target : of_row);
+      Guarded of_row = row.exp_coeff * guarded(softmax.exponential(classes, c, i));
+      if constexpr (Program::kSmoothed) of_row -= row.weight_coeff * guarded(program.weight(c));
+      by_input += unguarded(scale * (c == target.label ? row.target : of_row));
     } else if constexpr (Program::kVoxel == kTerm) {
       constexpr unsigned kMask = kTarget ? 3u : 1u;
-      const auto y = program.loss(variable<kMask & 1u, 0>(log_probability(classes, softmax, c, i, log_sum)),
-                                  variable<kMask & 2u, 1>(t), variable<0u, 2>(program.weight(c)),
-                                  variable<0u, 3>(Compute(program.space.classes)));
-      const Compute share = softmax.exponential(classes, c, i) * softmax.inv_sum;
-      by_input += voxel_scale * (tangent_or_zero(y, 0) - share * of_terms);
-      by_target += voxel_scale * tangent_or_zero(y, 1);
+      const auto y = program.loss(variable<kMask & 1u, 0>(guarded(log_probability(classes, softmax, c, i, log_sum))),
+                                  variable<kMask & 2u, 1>(guarded(t)), variable<0u, 2>(guarded(program.weight(c))),
+                                  variable<0u, 3>(Guarded(program.space.classes)));
+      const Guarded share = guarded(softmax.exponential(classes, c, i) * softmax.inv_sum);
+      by_input += unguarded(scale * (tangent_or_zero(y, 0) - share * of_terms));
+      by_target += unguarded(scale * tangent_or_zero(y, 1));
     } else if constexpr (Program::kVoxel == kElement) {
       const auto y = element_loss<kMode | (kTarget ? 3u : 1u)>(program, classes, c, i, t);
-      by_input += voxel_scale * tangent_or_zero(y, 0);
-      by_target += voxel_scale * tangent_or_zero(y, 1);
-      total += y.value;
+      by_input += unguarded(scale * tangent_or_zero(y, 0));
+      by_target += unguarded(scale * tangent_or_zero(y, 1));
+      total += unguarded(y.value);
     }
     store(c, by_input, by_target);
   }
@@ -447,15 +452,32 @@ __device__ __forceinline__ void store_packed_tile(const Program& program, int64 
   const int classes = program.classes(), all = count * classes;
   Input* const to = gradients + sample * program.space.sample_stride[kGradientsOfInputs] + begin * classes;
   const unsigned inverse = inverse_of(classes);
-#pragma unroll 4
-  for (int i = threadIdx.x; i < all; i += kThreads) {
-    const int voxel = divided(i, inverse), c = i - voxel * classes;
-    const Number x = tile[c * kPitch + voxel];
+  const auto element = [=](int place) {
+    const Number x = tile[place];
     if constexpr (kSameType<Number, Input>) {
-      to[i] = x;
+      return x;
     } else {
-      to[i] = Narrow<Input>::from(x);
+      return Narrow<Input>::from(x);
     }
+  };
+  int singles = 0;
+  if (in_pairs(to)) {
+    using Places = PairPlaces<kThreads, kPitch>;
+    singles = all / 2 * 2;
+    Places places(classes);
+#pragma unroll 4
+    for (int i = 2 * threadIdx.x; i < singles; i += Places::kApart) {
+      Pack<Input, 2> pair;
+      pair.element[0] = element(places.first);
+      pair.element[1] = element(places.second());
+      store_pack<2>(to + i, pair);
+      places.next();
+    }
+  }
+#pragma unroll 4
+  for (int i = singles + threadIdx.x; i < all; i += kThreads) {
+    const int voxel = divided(i, inverse);
+    to[i] = element((i - voxel * classes) * kPitch + voxel);
   }
 }
 

@@ -10,10 +10,10 @@
 //    label's logit is taken out, and -inf left in its place, whose exponential is 0.
 // 3. Exponentials are computed again in each pass. Kept in the arithmetic type they would take twice the shared memory
 //    of logits of 16 bits, and half as many blocks would hide each other's loads.
-// 4. Sums: warps take classes in turn, lanes the voxels of the tile, each always the same, whose maximum and sum are in
-//    registers. Lanes share out their sums of a class (LaneNumbers) and keep them in shared memory; threads add up
-//    those of the lanes, in double, behind kLaneVoxels voxels of a lane. Chunks are added up by segments
-//    (add_up_segment).
+// 4. Sums of FP: warps take classes in turn, lanes the voxels of the tile, each always the same, whose numbers are in
+//    registers. Those of I and FN: lanes take voxels, and add to their labels' classes. Lanes keep their sums in shared
+//    memory (SumsOfLanes); threads add them up, in double, behind kLaneVoxels voxels of a lane. Chunks are added up by
+//    segments (add_up_segment).
 //    Gradients: from the sums of exponentials, as label_gradient().
 //
 // Bad labels are reported behind the loop over tiles: NVRTC 13.0 to 13.2 lose lanes at shuffles behind an atomic
@@ -77,44 +77,96 @@ struct StoredTile {
   // Starts the copy of `count` voxels of a sample from `begin` on. A barrier stands between a wait and their use.
   template <int kThreads>
   __device__ __forceinline__ void copy(const Program& program, int64 sample, int64 begin, int count) const {
-    copy_array<kThreads>(program, program.input, kInputs, logits, sample, begin, count);
-    if constexpr (kArrays > 1) {
-      copy_array<kThreads>(program, program.tangents, kGradientsOfInputs, tangents, sample, begin, count);
+    const Input* arrays[kArrays] = {program.input};
+    if constexpr (kArrays > 1) arrays[1] = program.tangents;
+    if constexpr (Program::kPackedInput) {
+      bool pairs = true;
+#pragma unroll
+      for (int k = 0; k < kArrays; ++k) {
+        arrays[k] += sample * program.space.sample_stride[stream_of(k)] + begin * classes;
+        pairs = pairs && in_pairs(arrays[k]);
+      }
+      if (pairs) {
+        copy_pairs<kThreads>(arrays, count * classes);
+      } else {
+        copy_elements<kThreads>(arrays, threadIdx.x, count * classes);
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kArrays; ++k) {
+        copy_classes<kThreads>(program, arrays[k], stream_of(k), k == 0 ? logits : tangents, sample, begin, count);
+      }
     }
     cp_async_commit();
   }
+  static __device__ __forceinline__ constexpr int stream_of(int array) {
+    return array == 0 ? kInputs : kGradientsOfInputs;
+  }
+  // Elements from `begin` on, kThreads apart, of packed classes.
   template <int kThreads>
-  __device__ __forceinline__ void copy_array(const Program& program, const Input* array, int stream, Input* to,
-                                             int64 sample, int64 begin, int count) const {
-    const int thread = threadIdx.x;
-    if constexpr (Program::kPackedInput) {
-      const Input* const first = array + sample * program.space.sample_stride[stream] + begin * classes;
-      const int own = (count * classes - thread + kThreads - 1) / kThreads;
-      const unsigned inverse = inverse_of(classes);
-      copy_stored(
-          own, [=](int k) { return first + thread + k * kThreads; },
-          [=](int k) {
-            const int i = thread + k * kThreads, voxel = divided(i, inverse);
-            return to + place(i - voxel * classes, voxel);
-          });
-    } else {
-      constexpr int kWords = kVoxels / kWord, kApart = kThreads / kWords;
-      const int voxel = thread % kWords * kWord;
-      if (voxel >= count) return;
-      VectorOffsets<Program::kVecSize, Program::kWide> offset;
-      program.space.offsets(sample, begin + voxel, offset);
-      const int64 step = program.space.class_stride[stream];
-      const Input* const first = array + offset.at(stream, 0);
-      if constexpr (kWord > 1) {
-#pragma unroll 4
-        for (int c = thread / kWords; c < classes; c += kApart) {
-          cp_async_word<kWord * sizeof(Input)>(to + place(c, voxel), first + c * step);
-        }
-      } else {
-        const int c = thread / kWords;
-        copy_stored((classes - c + kApart - 1) / kApart, [=](int k) { return first + (c + k * kApart) * step; },
-                    [=](int k) { return to + place(c + k * kApart, voxel); });
+  __device__ __forceinline__ void copy_elements(const Input* const (&arrays)[kArrays], int begin, int all) const {
+    const unsigned inverse = inverse_of(classes);
+#pragma unroll
+    for (int array = 0; array < kArrays; ++array) {
+      const Input* const first = arrays[array] + begin;
+      Input* const to = array == 0 ? logits : tangents;
+      copy_stored((all - begin + kThreads - 1) / kThreads, [=](int k) { return first + k * kThreads; },
+                  [=](int k) {
+                    const int i = begin + k * kThreads, voxel = divided(i, inverse);
+                    return to + place(i - voxel * classes, voxel);
+                  });
+    }
+  }
+  // All of them in words of 4 bytes, whose places are found once for all arrays.
+  template <int kThreads>
+  __device__ __forceinline__ void copy_pairs(const Input* const (&arrays)[kArrays], int all) const {
+    using Places = PairPlaces<kThreads, kPitch>;
+    constexpr int kBatch = kStoredBatch / kArrays, kApart = Places::kApart;
+    Places places(classes);
+#pragma unroll 1
+    for (int begin = 2 * threadIdx.x; begin + 1 < all; begin += kBatch * kApart) {
+      Pack<Input, 2> x[kBatch][kArrays];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (begin + k * kApart + 1 >= all) continue;
+#pragma unroll
+        for (int array = 0; array < kArrays; ++array) x[k][array] = load_pack<2>(arrays[array] + begin + k * kApart);
       }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (begin + k * kApart + 1 < all) {
+          const int second = places.second();
+#pragma unroll
+          for (int array = 0; array < kArrays; ++array) {
+            Input* const to = array == 0 ? logits : tangents;
+            to[places.first] = x[k][array].element[0];
+            to[second] = x[k][array].element[1];
+          }
+        }
+        places.next();
+      }
+    }
+    if (all % 2 != 0 && threadIdx.x == 0) copy_elements<kThreads>(arrays, all - 1, all);
+  }
+  template <int kThreads>
+  __device__ __forceinline__ void copy_classes(const Program& program, const Input* array, int stream, Input* to,
+                                               int64 sample, int64 begin, int count) const {
+    constexpr int kWords = kVoxels / kWord, kApart = kThreads / kWords;
+    const int thread = threadIdx.x, voxel = thread % kWords * kWord;
+    if (voxel >= count) return;
+    VectorOffsets<Program::kVecSize, Program::kWide> offset;
+    program.space.offsets(sample, begin + voxel, offset);
+    const int64 step = program.space.class_stride[stream];
+    const Input* const first = array + offset.at(stream, 0);
+    if constexpr (kWord > 1) {
+#pragma unroll 4
+      for (int c = thread / kWords; c < classes; c += kApart) {
+        cp_async_word<kWord * sizeof(Input)>(to + place(c, voxel), first + c * step);
+      }
+    } else {
+      const int c = thread / kWords;
+      copy_stored((classes - c + kApart - 1) / kApart, [=](int k) { return first + (c + k * kApart) * step; },
+                  [=](int k) { return to + place(c + k * kApart, voxel); });
     }
   }
   template <int kBytes>
@@ -168,59 +220,58 @@ struct TileSoftmax {
   VoxelTarget target[kTogether];
 
   // kParts threads of a block call it for each word of voxels, of which `voxel` is the first; `exchange` has room for
-  // the numbers of each thread. `add(c, e, sum)` adds something of each class of a part, of which `weighted` is the sum
-  // over all classes. Of a voxel that does not count all logits are cleared.
-  template <int kParts, class Add>
+  // kExchanged numbers of each thread, and is not used again before the next barrier. `add(c, e, sum)` adds something
+  // of each class of a part, of which `weighted` is the sum over all classes, with kWeighted. Of a voxel that does not
+  // count all logits are cleared.
+  template <int kParts, bool kWeighted, class Add>
   __device__ __forceinline__ void find(const Tile& tile, int voxel, int part, Compute* exchange,
                                        Compute (&weighted)[kTogether], const Add& add) {
+    Compute largest[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       softmax[i].label_logit = tile.number(Tile::place(target[i].label, voxel + i));
+      largest[i] = softmax[i].label_logit;
     }
-    if constexpr (kParts > 1) __syncthreads();  // all have read it
-    Compute largest[kTogether];
+    find_largest<kParts>(tile, voxel, part, largest);
+    // Behind its barrier all have read the label's logit.
+    combine<kParts, kTogether>(largest, exchange, [](Compute a, Compute b) {
+      return with_tangent_of(max_ignoring_nan(value_of(a), value_of(b)), a);
+    });
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       const int label = target[i].label;
       if (!target[i].sound) {
-        softmax[i].label_logit = Compute(0);
+        softmax[i].label_logit = largest[i] = Compute(0);
         for (int c = part; c < tile.classes; c += kParts) tile.clear(Tile::place(c, voxel + i));
       } else if (label % kParts == part) {
         tile.logits[Tile::place(label, voxel + i)] = Narrow<Input>::from(-scalar_infinity(Scalar()));
       }
-      largest[i] = softmax[i].label_logit;
     }
-    find_largest<kParts>(tile, voxel, part, largest);
-    if constexpr (kParts > 1) {
-      combine<kParts>(largest, exchange, [](Compute a, Compute b) {
-        return with_tangent_of(max_ignoring_nan(value_of(a), value_of(b)), a);
-      });
-    }
-    Compute others[kTogether];
+    constexpr int kSums = kWeighted ? 2 * kTogether : kTogether;
+    Compute sums[kSums];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       // Exponentials are relative to the maximum with the tangent of the label, which cancels in all that follows.
       softmax[i].max_logit = with_tangent_of(value_of(largest[i]), softmax[i].label_logit);
-      others[i] = weighted[i] = Compute(0);
     }
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] = Compute(0);
 #pragma unroll 4
     for (int c = part; c < tile.classes; c += kParts) {
       Compute e[kTogether];
       exponentials(tile, c, voxel, e);
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        others[i] += e[i];
-        weighted[i] = add(c, e[i], weighted[i]);
+        sums[i] += e[i];
+        if constexpr (kWeighted) sums[kTogether + i] = add(c, e[i], sums[kTogether + i]);
       }
     }
-    if constexpr (kParts > 1) {
-      const auto sum = [](Compute a, Compute b) { return a + b; };
-      combine<kParts>(others, exchange, sum);
-      combine<kParts>(weighted, exchange, sum);
-    }
+    combine<kParts, kSums>(sums, exchange + kTogether * kParts * Tile::kPlaces,
+                           [](Compute a, Compute b) { return a + b; });
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
-      softmax[i].others = others[i];
+      if constexpr (kWeighted) weighted[i] = sums[kTogether + i];
+      softmax[i].others = sums[i];
       softmax[i].pivot = target[i].label;
       // As in row_result, for which the compiler then finds it and the sum once.
       softmax[i].label_e = exp_of_difference(softmax[i].label_logit - softmax[i].max_logit);
@@ -228,6 +279,8 @@ struct TileSoftmax {
       softmax[i].inv_sum = scalar_divide_closely(Compute(1), softmax[i].sum);
     }
   }
+  template <bool kWeighted>
+  static constexpr int kExchanged = (kWeighted ? 3 : 2) * kTogether;
   // 0 of a label's class.
   __device__ __forceinline__ void exponentials(const Tile& tile, int c, int voxel, Compute (&e)[kTogether]) const {
     tile.numbers_from(Tile::place(c, voxel), e);
@@ -264,86 +317,148 @@ struct TileSoftmax {
       }
     }
   }
-  // Combines the numbers of the threads of a word of voxels, in all of them and in the order of parts.
-  template <int kParts, class Combine>
-  static __device__ __forceinline__ void combine(Compute (&x)[kTogether], Compute* exchange, const Combine& with) {
-    constexpr int kThreads = kParts * Tile::kPlaces;
-    const int place = threadIdx.x % Tile::kPlaces;
+  // Combines kCount numbers of the threads of a word of voxels, in all of them and in the order of parts.
+  template <int kParts, int kCount, class Combine>
+  static __device__ __forceinline__ void combine(Compute (&x)[kCount], Compute* exchange, const Combine& with) {
+    if constexpr (kParts > 1) {
+      constexpr int kThreads = kParts * Tile::kPlaces;
+      const int place = threadIdx.x % Tile::kPlaces;
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) exchange[i * kThreads + threadIdx.x] = x[i];
-    __syncthreads();
+      for (int i = 0; i < kCount; ++i) exchange[i * kThreads + threadIdx.x] = x[i];
+      __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      x[i] = exchange[i * kThreads + place];
+      for (int i = 0; i < kCount; ++i) {
+        x[i] = exchange[i * kThreads + place];
 #pragma unroll
-      for (int q = 1; q < kParts; ++q) x[i] = with(x[i], exchange[i * kThreads + q * Tile::kPlaces + place]);
+        for (int q = 1; q < kParts; ++q) x[i] = with(x[i], exchange[i * kThreads + q * Tile::kPlaces + place]);
+      }
     }
-    __syncthreads();
   }
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Sums
 
-// A voxel of a tile when sums are added up.
-template <class Compute>
+// A voxel of a tile when FP of each class is added up: p = exp(x - max_logit) / sum, and, of the tangents v,
+// p (v - mean), where the mean is that of v with the weights p. To 2^-16 a quotient is a difference of exponents.
+template <class Program>
 struct SummedVoxel {
-  Compute max_logit;
-  Compute inv_sum;
-  Compute hit;
-  Compute false_negative;
-  int label;  // -1 if it does not count
+  using Compute = typename Program::Compute;
+  using Scalar = decltype(value_of(Compute(0)));
+  static constexpr bool kInExponent =
+      kSingle<Scalar> && (kHasTangent<Compute> ? sizeof(typename Program::Input) == 2 : kNarrow);
+  Scalar offset;  // of the exponent, or the largest logit
+  Scalar factor;  // with kInExponent none
+  Scalar mean;
+
+  SummedVoxel() = default;
+  // p is 0 of a voxel that does not count, whose logits are.
+  __device__ __forceinline__ SummedVoxel(const VoxelSoftmax<Program>& softmax, bool sound) {
+    const Scalar max_logit = value_of(softmax.max_logit);
+    factor = sound ? value_of(softmax.inv_sum) : Scalar(0);
+    offset = max_logit;
+    mean = Scalar(0);
+    if constexpr (kInExponent) {
+      offset = sound ? -scalar_fma(max_logit, kLog2E, scalar_log2(value_of(softmax.sum))) : -scalar_infinity(Scalar());
+    }
+    if constexpr (kHasTangent<Compute>) {
+      // Exponentials have the tangents v - v_label.
+      const Scalar v = tangent_of(softmax.max_logit);
+      mean = sound ? scalar_fma(tangent_of(softmax.others), factor, v) : Scalar(0);
+    }
+  }
+  __device__ __forceinline__ void add(Compute x, Compute& sum) const {
+    Scalar p;
+    if constexpr (kInExponent) {
+      p = exp2_ftz(fmaf(value_of(x), kLog2E, offset));
+    } else {
+      p = exp_of_difference(value_of(x) - offset) * factor;
+    }
+    if constexpr (kHasTangent<Compute>) {
+      sum = {value_of(sum) + p, scalar_fma(p, tangent_of(x) - mean, tangent_of(sum))};
+    } else {
+      sum += p;
+    }
+  }
 };
 
-// Sums of a class over a lane's voxels, whose numbers lanes share out: of kCount numbers a lane has kOwn in the end,
-// added up over the lanes that differ from it by 4, 8 and 16. Every second group of four lanes keeps them, in kKept
-// numbers of shared memory.
-template <class Compute>
-struct LaneNumbers {
-  using Scalar = decltype(value_of(Compute(0)));
-  static constexpr int kCount = kHasTangent<Compute> ? 8 : 4, kOwn = kCount / 4, kKept = kOwn * kWarp / 2;
-  Scalar x[kCount];
+// Voxels of a tile from which on a warp adds up labels with all of its lanes.
+constexpr int kLargeTile = 256;
 
-  __device__ __forceinline__ explicit LaneNumbers(const Summands<Compute>& sum) {
-    const Compute numbers[3] = {sum.hit, sum.false_positive, sum.false_negative};
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) x[k] = Scalar(0);
-#pragma unroll
-    for (int k = 0; k < 3; ++k) {
-      x[k] = value_of(numbers[k]);
-      if constexpr (kCount > 4) x[4 + k] = tangent_of(numbers[k]);
+// Sums of each class in shared memory, each of which one lane adds to: of I and FN kCount numbers of kStreams streams
+// of voxels, and of FP kShares. Neither takes a shuffle or a comparison for each class and voxel.
+template <class Compute, int kTileSize>
+struct SumsOfLanes {
+  using Scalar = decltype(value_of(Compute(0)));
+  static constexpr int kCount = kHasTangent<Compute> ? 4 : 2;
+  // Small tiles are those of many classes, of which no more sums have room.
+  static constexpr int kStreams = kTileSize >= kLargeTile ? kWarp / kCount : 8, kOfLabels = kCount * kStreams;
+  static constexpr int kShares = 8, kOfPositives = kCount / 2 * kShares;
+  Scalar* of_labels;     // kOfLabels of each class
+  Scalar* of_positives;  // kOfPositives of each class
+
+  __device__ __forceinline__ SumsOfLanes(Scalar* memory, int classes)
+      : of_labels(memory), of_positives(memory + classes * kOfLabels) {
+  }
+  __device__ __forceinline__ static int size(int classes) {
+    return classes * (kOfLabels + kOfPositives);
+  }
+  // I and FN of a voxel as a lane of each number reads them.
+  static __device__ __forceinline__ void split(Compute hit, Compute false_negative, Scalar* numbers) {
+    numbers[0] = value_of(hit);
+    numbers[kCount / 2] = value_of(false_negative);
+    if constexpr (kCount > 2) {
+      numbers[1] = tangent_of(hit);
+      numbers[3] = tangent_of(false_negative);
     }
   }
-  __device__ __forceinline__ void share_out(int lane) {
-    halve<kCount / 2, 16>(lane);
-    halve<kCount / 4, 8>(lane);
+  // Adds the `numbers` of the labels of kVoxels voxels, kCount of each. One warp calls it.
+  template <int kVoxels>
+  __device__ __forceinline__ void add_labels(const int* labels, const Scalar* numbers, int lane) const {
+    constexpr int kAhead = 4;
+    static_assert(kVoxels % (kAhead * kStreams) == 0, "whole batches");
+    if (lane >= kOfLabels) return;
+#pragma unroll 1
+    for (int first = 0; first < kVoxels; first += kAhead * kStreams) {
+      Scalar number[kAhead];
+      Scalar* to[kAhead];
 #pragma unroll
-    for (int k = 0; k < kOwn; ++k) x[k] += __shfl_xor_sync(0xffffffffu, x[k], 4);
+      for (int j = 0; j < kAhead; ++j) {
+        number[j] = numbers[(first + j * kStreams) * kCount + lane];
+        to[j] = of_labels + labels[first + j * kStreams + lane / kCount] * kOfLabels + lane;
+      }
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) *to[j] += number[j];
+    }
   }
-  __device__ __forceinline__ void add_to(Scalar* kept, int lane) const {
-    if ((lane & 4) != 0) return;
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) kept[k * (kWarp / 2) + lane / 8 * 4 + lane % 4] += x[k];
+  // Adds the FP of a class, and their tangents, which one half of the lanes takes. A warp calls it together.
+  __device__ __forceinline__ void add_positives(int c, Compute sum, int lane) const {
+    const bool upper = lane >= kWarp / 2;
+    Scalar own = value_of(sum), given = own;
+    if constexpr (kHasTangent<Compute>) {
+      given = upper ? own : tangent_of(sum);
+      own = upper ? tangent_of(sum) : own;
+    }
+    own += __shfl_xor_sync(0xffffffffu, given, kWarp / 2);
+    own += __shfl_xor_sync(0xffffffffu, own, kShares);
+    if ((lane & kShares) == 0 && (kHasTangent<Compute> || !upper)) {
+      of_positives[c * kOfPositives + (upper ? kShares : 0) + lane % kShares] += own;
+    }
   }
-  // Takes the sum of number k, and leaves zeros.
-  static __device__ __forceinline__ double take(Scalar* kept, int k) {
-    Scalar* const own = kept + k % kOwn * (kWarp / 2) + k / kOwn * 4;
-    Scalar sums[4];
+  // Takes the sum of I, FP or FN of a class, or of its tangent, and leaves zeros.
+  __device__ __forceinline__ double take(int c, int number, int of_tangent) const {
+    if (number == 1) return take_every<1, kShares>(of_positives + c * kOfPositives + of_tangent * kShares);
+    return take_every<kCount, kStreams>(of_labels + c * kOfLabels + number / 2 * (kCount / 2) + of_tangent);
+  }
+  template <int kStep, int kNumbers>
+  static __device__ __forceinline__ double take_every(Scalar* own) {
+    Scalar sums[kNumbers];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      sums[j] = own[j];
-      own[j] = Scalar(0);
+    for (int j = 0; j < kNumbers; ++j) {
+      sums[j] = own[j * kStep];
+      own[j * kStep] = Scalar(0);
     }
     return static_cast<double>(sum_elements(sums));
-  }
-  template <int kHalf, int kDistance>
-  __device__ __forceinline__ void halve(int lane) {
-    const bool upper = (lane & kDistance) != 0;
-#pragma unroll
-    for (int k = 0; k < kHalf; ++k) {
-      const Scalar given = upper ? x[k] : x[kHalf + k], kept = upper ? x[kHalf + k] : x[k];
-      x[k] = kept + __shfl_xor_sync(0xffffffffu, given, kDistance);
-    }
   }
 };
 
@@ -373,8 +488,7 @@ __device__ __forceinline__ void add_up_segment(unsigned* tickets, int64 chunk, i
   __syncthreads();
 }
 
-// `memory` has 3 C `Total`, LaneNumbers::kKept numbers of each class, and the tile
-// (engines/regions/layout.py: `stored_sums_bytes`).
+// `memory` has 3 C `Total`, SumsOfLanes, and the tile (engines/regions/layout.py: `stored_sums_bytes`).
 template <class Program, class Total>
 __device__ __forceinline__ void sum_in_stored_tiles(const Program& program, int64 chunks, int64 tiles_per_chunk,
                                                     int64 per_segment, unsigned* segment_tickets, Total* partials,
@@ -382,22 +496,26 @@ __device__ __forceinline__ void sum_in_stored_tiles(const Program& program, int6
   using Compute = typename Program::Compute;
   using Scalar = decltype(value_of(Compute(0)));
   using Tile = StoredTile<Program>;
-  using Lanes = LaneNumbers<Compute>;
-  using Kept = SummedVoxel<Compute>;
+  using Lanes = SumsOfLanes<Compute, Program::kTile>;
+  using Kept = SummedVoxel<Program>;
   constexpr int kTileSize = Program::kTile, kEach = kTileSize / kWarp, kTogether = Tile::kTogether;
   constexpr int kParts = kSumThreads / Tile::kPlaces;
   constexpr int kDoubles = sizeof(Total) / sizeof(double);
-  // Doubles, because numbers with a tangent have constructors.
-  __shared__ double kept_memory[kTileSize * sizeof(Kept) / sizeof(double) + 1];
-  __shared__ double exchange_memory[kParts > 1 ? kTogether * kSumThreads * sizeof(Compute) / sizeof(double) : 1];
+  // Doubles, because these have constructors.
+  __shared__ double kept_memory[kTileSize * sizeof(Kept) / sizeof(double)];
+  __shared__ Scalar of_labels[kTileSize * Lanes::kCount];
+  __shared__ int labels[kTileSize];
+  constexpr int kExchanged = TileSoftmax<Program>::template kExchanged<false>;
+  __shared__ double exchange_memory[kParts > 1 ? kExchanged * kSumThreads * sizeof(Compute) / sizeof(double) : 1];
   __shared__ double memory_of_warps[kSumWarps * 3 * sizeof(Total) / sizeof(double)];
   Kept* const kept_of = reinterpret_cast<Kept*>(kept_memory);
   Compute* const exchange = reinterpret_cast<Compute*>(exchange_memory);
   Total(*const of_warp)[3] = reinterpret_cast<Total(*)[3]>(memory_of_warps);
   const int classes_count = program.classes(), numbers = 3 * classes_count + 3;
   Total* const totals = static_cast<Total*>(memory);
-  Scalar* const of_lanes = reinterpret_cast<Scalar*>(totals + (3 * classes_count + 1) / 2 * 2);
-  const Tile tile(of_lanes + classes_count * Lanes::kKept, classes_count);
+  Scalar* const sums = reinterpret_cast<Scalar*>(totals + (3 * classes_count + 1) / 2 * 2);
+  const Lanes of_lanes(sums, classes_count);
+  const Tile tile(sums + Lanes::size(classes_count), classes_count);
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int v = threadIdx.x % Tile::kPlaces * kTogether, part = threadIdx.x / Tile::kPlaces;
   const int64 voxels = program.space.voxels, total = chunks * program.space.samples;
@@ -407,8 +525,8 @@ __device__ __forceinline__ void sum_in_stored_tiles(const Program& program, int6
     Total spoilt(0.0), cost(0.0), voxel_count(0.0);
     int64 bad_voxel = -1;
     for (int k = threadIdx.x; k < 3 * classes_count; k += kSumThreads) totals[k] = Total(0.0);
-    for (int k = threadIdx.x; k < classes_count * Lanes::kKept; k += kSumThreads) of_lanes[k] = Scalar(0);
-    int added = 0;  // voxels of a lane
+    for (int k = threadIdx.x; k < Lanes::size(classes_count); k += kSumThreads) sums[k] = Scalar(0);
+    int added = 0;  // voxels of a lane that has most
 #pragma unroll 1
     for (int64 turn = 0; turn < tiles_per_chunk; ++turn) {
       const int64 begin = (first + turn) * kTileSize;
@@ -428,15 +546,17 @@ __device__ __forceinline__ void sum_in_stored_tiles(const Program& program, int6
       cp_async_wait_all();
       __syncthreads();
       Compute unused[kTogether];
-      of_word.template find<kParts>(tile, v, part, exchange, unused, [](int, Compute, Compute) { return Compute(0); });
+      of_word.template find<kParts, false>(tile, v, part, exchange, unused,
+                                           [](int, Compute, Compute) { return Compute(0); });
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         if (part != 0) continue;
         const VoxelTarget& target = of_word.target[i];
         const VoxelSoftmax<Program>& softmax = of_word.softmax[i];
-        kept_of[v + i] =
-            Kept{softmax.max_logit, target.sound ? softmax.inv_sum : Compute(0), softmax.label_e * softmax.inv_sum,
-                 softmax.others * softmax.inv_sum, target.sound ? target.label : -1};
+        const Compute factor = target.sound ? softmax.inv_sum : Compute(0);
+        kept_of[v + i] = Kept(softmax, target.sound);
+        labels[v + i] = target.label;
+        Lanes::split(softmax.label_e * factor, softmax.others * factor, of_labels + (v + i) * Lanes::kCount);
         if constexpr (Program::kVoxel != kNoVoxelLoss) {
           if (target.sound) {
             const VoxelCost<Compute> of_row = voxel_cost(program, tile, softmax, target, 0);
@@ -446,42 +566,33 @@ __device__ __forceinline__ void sum_in_stored_tiles(const Program& program, int6
         }
       }
       __syncthreads();
+      // The warp that has the fewest classes.
+      if (warp == kSumWarps - 1) of_lanes.template add_labels<kTileSize>(labels, of_labels, lane);
       Kept own[kEach];
 #pragma unroll
       for (int j = 0; j < kEach; ++j) own[j] = kept_of[(j / kTogether * kWarp + lane) * kTogether + j % kTogether];
 #pragma unroll 1
       for (int c = warp; c < classes_count; c += kSumWarps) {
-        Summands<Compute> sum{Compute(0), Compute(0), Compute(0)};
+        Compute sum = Compute(0);
 #pragma unroll
         for (int j = 0; j < kEach; j += kTogether) {
           Compute x[kTogether];
           tile.numbers_from(Tile::place(c, j * kWarp + lane * kTogether), x);
 #pragma unroll
-          for (int i = 0; i < kTogether; ++i) {
-            const Kept& kept = own[j + i];
-            const Compute e = difference_exponential<typename Program::Input>(x[i], kept.max_logit);
-            sum.false_positive = scalar_fma(e, kept.inv_sum, sum.false_positive);
-            if (kept.label == c) {
-              sum.hit += kept.hit;
-              sum.false_negative += kept.false_negative;
-            }
-          }
+          for (int i = 0; i < kTogether; ++i) own[j + i].add(x[i], sum);
         }
-        Lanes of_lane(sum);
-        of_lane.share_out(lane);
-        of_lane.add_to(of_lanes + c * Lanes::kKept, lane);
+        of_lanes.add_positives(c, sum, lane);
       }
-      added += kEach;
+      added += max(kEach, kTileSize / Lanes::kStreams);
       if (added < kLaneVoxels && turn + 1 < tiles_per_chunk && begin + kTileSize < voxels) continue;
       added = 0;
       __syncthreads();
       for (int k = threadIdx.x; k < 3 * classes_count; k += kSumThreads) {
         const int c = k / 3, number = k - 3 * c;
-        Scalar* const kept = of_lanes + c * Lanes::kKept;
         if constexpr (kHasTangent<Compute>) {
-          totals[k] += Total{Lanes::take(kept, number), Lanes::take(kept, 4 + number)};
+          totals[k] += Total{of_lanes.take(c, number, 0), of_lanes.take(c, number, 1)};
         } else {
-          totals[k] += Lanes::take(kept, number);
+          totals[k] += of_lanes.take(c, number, 0);
         }
       }
     }
@@ -512,7 +623,8 @@ __device__ __forceinline__ void write_stored_tiles(const Program& program, const
   using Input = typename Program::Input;
   using Tile = StoredTile<Program>;
   constexpr int kTileSize = Program::kTile, kTogether = Tile::kTogether, kParts = kGradientThreads / Tile::kPlaces;
-  __shared__ double exchange_memory[kParts > 1 ? kTogether * kGradientThreads * sizeof(Compute) / sizeof(double) : 1];
+  constexpr int kExchanged = TileSoftmax<Program>::template kExchanged<true>;
+  __shared__ double exchange_memory[kParts > 1 ? kExchanged * kGradientThreads * sizeof(Compute) / sizeof(double) : 1];
   Compute* const exchange = reinterpret_cast<Compute*>(exchange_memory);
   const int classes_count = program.classes();
   const Tile tile(numbers + (3 * classes_count + 3) / 4 * 4, classes_count);
@@ -542,7 +654,7 @@ __device__ __forceinline__ void write_stored_tiles(const Program& program, const
     cp_async_wait_all();
     __syncthreads();
     Compute sums[kTogether];
-    of_word.template find<kParts>(tile, v, part, exchange, sums, [&](int c, Compute e, Compute sum) {
+    of_word.template find<kParts, true>(tile, v, part, exchange, sums, [&](int c, Compute e, Compute sum) {
       return scalar_fma(e, coeffs.of_other(c), sum);
     });
     LabelGradient<Compute> of_label[kTogether];

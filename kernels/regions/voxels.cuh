@@ -36,6 +36,22 @@ template <class T>
 __device__ __forceinline__ T with_tangent_of(T value, T) {
   return value;
 }
+// The exponential of a class, 0 of the label.
+template <class T>
+__device__ __forceinline__ T without_label(bool is_label, T e) {
+  return is_label ? T(0) : e;
+}
+
+// A number as the loss of a voxel takes it, and one of its results as all else does. Those with a tangent differ in how
+// they are multiplied (region_hvp.cuh).
+template <class T>
+__device__ __forceinline__ T guarded(T x) {
+  return x;
+}
+template <class T>
+__device__ __forceinline__ T unguarded(T x) {
+  return x;
+}
 
 // Offsets of kVecSize neighbouring voxels in every stream. With kWide they are contiguous where that matters.
 template <int kVecSize, bool kWide>
@@ -80,7 +96,8 @@ template <class Loss_, class Space_, class Input_, class Target_, class Weight_,
 struct RegionProgram {
   using Loss = Loss_;
   using Space = Space_;
-  using Compute = typename Loss::Compute;
+  using Guarded = typename Loss::Compute;
+  using Compute = decltype(unguarded(Guarded(0)));
   using Input = Input_;
   using Target = Target_;
   using Weight = Weight_;
@@ -216,6 +233,26 @@ struct PackedVector {
   }
 };
 
+// The largest logit of voxel i of a vector. Those of 16 bits are compared in pairs of voxels.
+template <class Number, class Storage, int kVecSize, int kClasses>
+__device__ __forceinline__ Number largest_logit(const Pack<Storage, kVecSize> (&x)[kClasses], int i) {
+  if constexpr (sizeof(Storage) == 2 && kVecSize % 2 == 0 && kHasPairMax) {
+    Pack<Storage, 2> pair;
+    unsigned& word = reinterpret_cast<unsigned&>(pair);
+    word = reinterpret_cast<const unsigned*>(&x[0])[i / 2];
+#pragma unroll
+    for (int c = 1; c < kClasses; ++c) {
+      word = max_pair(word, reinterpret_cast<const unsigned*>(&x[c])[i / 2], Storage{});
+    }
+    return widen_element<Number>(pair, i % 2);
+  } else {
+    Number y = widen_element<Number>(x[0], i);
+#pragma unroll
+    for (int c = 1; c < kClasses; ++c) y = max_ignoring_nan(y, widen_element<Number>(x[c], i));
+    return y;
+  }
+}
+
 // The classes of kVecSize neighbouring voxels as they are stored.
 template <class Program, bool kOnChip = (Program::kClasses > 0)>
 struct ClassesOf {
@@ -252,24 +289,8 @@ struct ClassesOf {
     unpack(x[c], y);
     return y[i];
   }
-  // The largest logit of a voxel. Those of 16 bits are compared in pairs of voxels.
   __device__ __forceinline__ Compute largest(int i) const {
-    using Storage = typename Program::Input;
-    if constexpr (sizeof(Storage) == 2 && kVecSize % 2 == 0 && kHasPairMax) {
-      Pack<Storage, 2> pair;
-      unsigned& word = reinterpret_cast<unsigned&>(pair);
-      word = reinterpret_cast<const unsigned*>(&x[0])[i / 2];
-#pragma unroll
-      for (int c = 1; c < Program::kClasses; ++c) {
-        word = max_pair(word, reinterpret_cast<const unsigned*>(&x[c])[i / 2], Storage{});
-      }
-      return widen_element<Compute>(pair, i % 2);
-    } else {
-      Compute y = input(0, i);
-#pragma unroll
-      for (int c = 1; c < Program::kClasses; ++c) y = max_ignoring_nan(y, input(c, i));
-      return y;
-    }
+    return largest_logit<Compute>(x, i);
   }
   __device__ __forceinline__ Compute target(int c, int i) const {
     return widen<Compute>(t[Program::kDense ? c : 0].element[i]);
@@ -402,8 +423,45 @@ __device__ __forceinline__ unsigned inverse_of(int divisor) {
   return 0xffffffffu / static_cast<unsigned>(divisor) + 1u;
 }
 __device__ __forceinline__ int divided(int i, unsigned inverse) {
-  return static_cast<int>(static_cast<unsigned long long>(i) * inverse >> 32);
+  return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(i)) * inverse >> 32);
 }
+
+// True if elements of 2 bytes from `first` on are words of 4 bytes in pairs.
+template <class Storage>
+__device__ __forceinline__ bool in_pairs(const Storage* first) {
+  return sizeof(Storage) == 2 && reinterpret_cast<unsigned long long>(first) % 4 == 0;
+}
+
+// Places in a tile of elements 2 j and 2 j + 1 of voxels whose classes lie side by side, for every kThreads-th j from
+// that of this thread on, without a division for each.
+template <int kThreads, int kPitch>
+struct PairPlaces {
+  static constexpr int kApart = 2 * kThreads;
+  int classes, classes_apart, to_next, to_next_voxel;
+  int c, first;
+
+  __device__ __forceinline__ explicit PairPlaces(int classes) : classes(classes) {
+    const unsigned inverse = inverse_of(classes);
+    const int i = 2 * static_cast<int>(threadIdx.x), voxel = divided(i, inverse);
+    const int voxels_apart = divided(kApart, inverse);
+    classes_apart = kApart - voxels_apart * classes;
+    to_next = classes_apart * kPitch + voxels_apart;
+    to_next_voxel = 1 - classes * kPitch;
+    c = i - voxel * classes;
+    first = c * kPitch + voxel;
+  }
+  __device__ __forceinline__ int second() const {
+    return first + kPitch + (c + 1 == classes ? to_next_voxel : 0);
+  }
+  __device__ __forceinline__ void next() {
+    c += classes_apart;
+    first += to_next;
+    if (c >= classes) {
+      c -= classes;
+      first += to_next_voxel;
+    }
+  }
+};
 
 // Copies `count` voxels of a sample from `begin` on to a tile. Preconditions: blockDim.x is kThreads, a multiple of
 // kTile; all threads call it, with a barrier before, for what they have read of the tile, and another behind.
@@ -511,14 +569,16 @@ struct VoxelSoftmax {
   __device__ __forceinline__ void find_apart(const Classes& classes, int i, const VoxelTarget& target, Compute logit) {
     const int label = target.label;
     label_logit = target.sound ? logit : Compute(0);
-    max_logit = classes.largest(i);
-    if constexpr (kLabelOut) max_logit = max_ignoring_nan(max_logit, label_logit);
+    auto largest = classes.largest(i);
+    if constexpr (kLabelOut) largest = max_ignoring_nan(largest, value_of(label_logit));
+    // A tangent of the maximum cancels in all that follows.
+    max_logit = with_tangent_of(largest, label_logit);
     pivot = label;
     others = Compute(0);
 #pragma unroll(Program::kLoop)
     for (int c = 0; c < classes.count(); ++c) {
       Compute y = difference_exponential<typename Program::Input>(classes.input(c, i), max_logit);
-      if constexpr (!kLabelOut) y = c == label ? Compute(0) : y;
+      if constexpr (!kLabelOut) y = without_label(c == label, y);
       keep(classes, c, y);
       others += y;
     }
@@ -666,15 +726,16 @@ struct VoxelCost {
 
 // Numbers that the loss of a label under a softmax leaves for its gradient. kMarksLost: that of row_result.
 template <bool kMarksLost = true, class Program, class Classes>
-__device__ __forceinline__ RowResult<typename Program::Compute> voxel_row(const Program& program,
+__device__ __forceinline__ RowResult<typename Program::Guarded> voxel_row(const Program& program,
                                                                           const Classes& classes,
                                                                           const VoxelSoftmax<Program>& softmax,
                                                                           int label, int i) {
   using Compute = typename Program::Compute;
-  RowSums<Compute, Program::kSmoothed> sums;
-  sums.softmax.max_logit = softmax.max_logit;
-  sums.softmax.exp_sum = softmax.others;
-  sums.weighted_gap = sums.weight_sum = Compute(0);
+  using Guarded = typename Program::Guarded;
+  RowSums<Guarded, Program::kSmoothed> sums;
+  sums.softmax.max_logit = guarded(softmax.max_logit);
+  sums.softmax.exp_sum = guarded(softmax.others);
+  sums.weighted_gap = sums.weight_sum = Guarded(0);
   Compute z = Compute(0);
   if constexpr (Program::kLabelApart || Program::kKeepsExponentials) {
     z = softmax.label_logit;
@@ -689,12 +750,12 @@ __device__ __forceinline__ RowResult<typename Program::Compute> voxel_row(const 
   if constexpr (Program::kSmoothed) {
 #pragma unroll(Program::kLoop)
     for (int c = 0; c < program.classes(); ++c) {
-      const Compute weight = program.weight(c);
+      const Guarded weight = guarded(program.weight(c));
       sums.weight_sum += weight;
-      sums.weighted_gap += is_zero(weight) ? Compute(0) : weight * (z - classes.input(c, i));
+      sums.weighted_gap += is_zero(weight) ? Guarded(0) : weight * guarded(z - classes.input(c, i));
     }
   }
-  return row_result<Program::kSmoothed, kMarksLost>(program.loss, z, sums, program.weight(label),
+  return row_result<Program::kSmoothed, kMarksLost>(program.loss, guarded(z), sums, guarded(program.weight(label)),
                                                     program.space.classes);
 }
 
@@ -718,21 +779,22 @@ __device__ __forceinline__ typename Program::Compute log_of_sum(const VoxelSoftm
 template <unsigned kMode, class Program, class Classes>
 __device__ __forceinline__ auto element_loss(const Program& program, const Classes& classes, int c, int i,
                                              typename Program::Compute t) {
-  using Compute = typename Program::Compute;
-  return program.loss(variable<kMode, 0>(classes.input(c, i)), variable<kMode, 1>(t),
-                      variable<kMode, 2>(program.weight(c)), variable<kMode, 3>(Compute(program.space.classes)));
+  using Guarded = typename Program::Guarded;
+  return program.loss(variable<kMode, 0>(guarded(classes.input(c, i))), variable<kMode, 1>(guarded(t)),
+                      variable<kMode, 2>(guarded(program.weight(c))),
+                      variable<kMode, 3>(Guarded(program.space.classes)));
 }
 
 // The sum of these losses over the classes of a voxel.
 template <unsigned kMode, class Program, class Classes>
 __device__ __forceinline__ typename Program::Compute element_sum(const Program& program, const Classes& classes,
                                                                  const VoxelTarget& target, int i) {
-  typename Program::Compute total(0);
+  typename Program::Guarded total(0);
 #pragma unroll(Program::kLoop)
   for (int c = 0; c < program.classes(); ++c) {
     total += element_loss<kMode>(program, classes, c, i, target_of<Program>(classes, target, c, i)).value;
   }
-  return total;
+  return unguarded(total);
 }
 
 template <class Program, class Classes>
@@ -742,7 +804,7 @@ __device__ __forceinline__ VoxelCost<typename Program::Compute> voxel_cost(const
                                                                            const VoxelTarget& target, int i) {
   using Compute = typename Program::Compute;
   if constexpr (Program::kVoxel == kRow) {
-    const Compute value = voxel_row(program, classes, softmax, target.label, i).value;
+    const Compute value = unguarded(voxel_row(program, classes, softmax, target.label, i).value);
     return {value, Program::Loss::kOfWeights ? program.weight(target.label) : Compute(1)};
   } else if constexpr (Program::kVoxel == kElement) {
     const Compute count = Compute(program.space.classes);
@@ -755,16 +817,17 @@ __device__ __forceinline__ VoxelCost<typename Program::Compute> voxel_cost(const
     }
     return {element_sum<0u>(program, classes, target, i), count};
   } else {
-    Compute total = Compute(0);
+    using Guarded = typename Program::Guarded;
+    Guarded total = Guarded(0);
     const Compute log_sum = log_of_sum(softmax);
 #pragma unroll(Program::kLoop)
     for (int c = 0; c < program.classes(); ++c) {
-      const auto t = variable<0u, 1>(target_of<Program>(classes, target, c, i));
-      const auto weight = variable<0u, 2>(program.weight(c));
-      const Compute log_p = log_probability(classes, softmax, c, i, log_sum);
-      total += program.loss(variable<0u, 0>(log_p), t, weight, variable<0u, 3>(Compute(program.space.classes))).value;
+      const auto t = variable<0u, 1>(guarded(target_of<Program>(classes, target, c, i)));
+      const auto weight = variable<0u, 2>(guarded(program.weight(c)));
+      const Guarded log_p = guarded(log_probability(classes, softmax, c, i, log_sum));
+      total += program.loss(variable<0u, 0>(log_p), t, weight, variable<0u, 3>(Guarded(program.space.classes))).value;
     }
-    return {total, Compute(1)};
+    return {unguarded(total), Compute(1)};
   }
 }
 

@@ -4,10 +4,10 @@
 // Lists (ThreadPerListReader):
 // 1. The warp starts copies of its rows to shared memory, coalesced. Meanwhile each lane reads the labels of its row up
 //    to the end of the list, the first ones together.
-// 2. Each lane keeps the scores of its labels in shared memory, too.
-// 3. A lane goes through the classes that are no labels, and for each through the list. The gradient of a class takes
-//    the place of its score; derivatives of labels are added up in shared memory.
-// 4. The lane writes the gradients of its labels over their scores, and the warp writes the rows back, coalesced.
+// 2. A lane goes through the classes that are no labels, and for each through the list. The gradient of a class takes
+//    the place of its score. Few labels and their active pairs are in registers; the derivatives of others are added up
+//    in shared memory.
+// 3. The lane writes the gradients of its labels over their scores, and the warp writes the rows back, coalesced.
 //
 // A warp for each row has most of its lanes idle, and pays for the list's length, its reductions and its row in every
 // one of them: 2^20 rows of 20 classes with five labels took 1.84 ms on an H100, and take 0.25.
@@ -25,15 +25,15 @@
 
 // Labels that a lane reads together.
 constexpr int kLabelsTogether = 4;
+// Labels of a list at most that a lane has in registers.
+constexpr int kFewLabels = 8;
 
-// Shared memory of a lane about its list: of label k the derivatives of its pairs, its score and its class. Those of a
-// block's threads lie side by side, behind the scores of all rows.
+// Shared memory of a lane about its list: of label k the derivatives of its pairs, of which a count has a byte, and its
+// class. Those of a block's threads lie side by side, behind the scores of all rows.
 template <class Program>
 struct LaneList {
-  using Slopes = typename Program::Slopes;
-  using Score = typename Program::Gradient;
+  using Slopes = Choose<Program::Hinge::kLinear, unsigned char, double>;
   Slopes* slopes;
-  Score* scores;
   unsigned char* classes;
 
   __device__ __forceinline__ explicit LaneList(const Program& program) {
@@ -42,11 +42,21 @@ struct LaneList {
     const int pitch = row_pitch<typename Program::Input>(static_cast<int>(program.space.classes));
     const int rows = (threads * pitch * static_cast<int>(sizeof(typename Program::Input)) + 7) / 8 * 8;
     slopes = reinterpret_cast<Slopes*>(reinterpret_cast<char*>(staged) + rows);
-    scores = reinterpret_cast<Score*>(slopes + places);
-    classes = reinterpret_cast<unsigned char*>(scores + places);
+    classes = reinterpret_cast<unsigned char*>(slopes + places);
   }
   __device__ __forceinline__ int place(int k) const {
     return k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
+  }
+  template <class Source>
+  __device__ __forceinline__ typename Program::Gradient score(const Source& source, int k) const {
+    return widen<typename Program::Gradient>(source.read(classes[place(k)]).element[0]);
+  }
+  // How often the list of so many labels has label k.
+  __device__ __forceinline__ int times(int k, int length) const {
+    int found = 0;
+#pragma unroll 1
+    for (int l = 0; l < length; ++l) found += classes[place(l)] == classes[place(k)] ? 1 : 0;
+    return found;
   }
 };
 
@@ -71,6 +81,78 @@ __device__ __forceinline__ ListExtent read_list(const Program& program, const in
   return {places, -1};
 }
 
+// list_of_thread of at most kFewLabels labels and a hinge that is z itself: pairs are counted, by comparisons in
+// registers as in list_in_lanes, for each class and each label. Returns false, and has written nothing, if the score of
+// a label is not finite.
+template <bool kGradient, class Program, class Source>
+__device__ __forceinline__ bool few_labels_of_thread(const Program& program, const Source& source,
+                                                     const LaneList<Program>& list, int length,
+                                                     unsigned long long members, double factor, double& total) {
+  using Input = typename Program::Input;
+  using Score = typename Program::Gradient;
+  const double margin = program.loss.margin();
+  // A byte for each label has the number of its active pairs: there are no more than 64.
+  constexpr int kBytes = 4, kCounters = kFewLabels / kBytes;
+  Score smallest[kFewLabels];
+  unsigned active[kCounters] = {};
+  // Scores in double are added up by their differences to one of the labels'.
+  double origin = 0.0;
+  bool finite = is_finite(margin);
+#pragma unroll
+  for (int k = 0; k < kFewLabels; ++k) {
+    smallest[k] = scalar_infinity(Score());
+    if (k >= length) continue;
+    const double of_label = in_double(list.score(source, k));
+    finite = finite && is_finite(of_label);
+    smallest[k] = smallest_active<Score>(of_label, margin);
+    if constexpr (sizeof(Score) == sizeof(double)) origin = k == 0 || of_label < origin ? of_label : origin;
+  }
+  if (!finite) return false;
+  double sum = 0.0;
+#pragma unroll 1
+  for (int c = 0; c < source.classes(); ++c) {
+    if (members >> c & 1ull) continue;
+    const Score x = widen<Score>(source.read(c).element[0]);
+    int count = 0;
+#pragma unroll
+    for (int j = 0; j < kCounters; ++j) {
+      unsigned of_class = 0;
+#pragma unroll
+      for (int i = 0; i < kBytes; ++i) {
+        // The comparison is true of NaN.
+        if (!(x < smallest[j * kBytes + i])) of_class += 1u << 8 * i;
+      }
+      active[j] += of_class;
+      count += static_cast<int>(of_class * 0x01010101u >> 24);
+    }
+    // An infinite score is above what stands for labels that are none.
+    count = min(count, length);
+    if (count > 0) sum += small_to_double(count) * (in_double(x) - origin);
+    if constexpr (kGradient) {
+      source.overwrite(
+          c, {{Narrow<Input>::from(Waiting<Input>::from(count == 0 ? 0.0 : small_to_double(count) * factor))}});
+    }
+  }
+  const auto pairs_of = [&](int k) { return static_cast<int>(active[k / kBytes] >> k % kBytes * 8 & 255u); };
+#pragma unroll
+  for (int k = 0; k < kFewLabels; ++k) {
+    if (k < length) sum += small_to_double(pairs_of(k)) * (margin - (in_double(list.score(source, k)) - origin));
+  }
+  total += sum;
+  if constexpr (kGradient) {
+    const bool repeated =
+        __popc(static_cast<unsigned>(members)) + __popc(static_cast<unsigned>(members >> 32)) != length;
+#pragma unroll
+    for (int k = 0; k < kFewLabels; ++k) {
+      if (k >= length) continue;
+      const int times = repeated ? list.times(k, length) : 1;
+      const int c = list.classes[list.place(k)];
+      source.overwrite(c, {{Narrow<Input>::from(Program::gradient(pairs_of(k) * times, -factor))}});
+    }
+  }
+  return true;
+}
+
 // The row of a lane, whose scores are in `source`, which receives the gradients. Returns the sum of the hinges.
 template <bool kGradient, class Program, class Source>
 __device__ __forceinline__ double list_of_thread(const Program& program, const Source& source,
@@ -80,10 +162,16 @@ __device__ __forceinline__ double list_of_thread(const Program& program, const S
   using Score = typename Program::Gradient;
   using Slopes = typename Program::Slopes;
   double total = 0.0;
+  if constexpr (Program::Hinge::kLinear) {
+    if (length <= kFewLabels &&
+        few_labels_of_thread<kGradient>(program, source, list, length, members, factor, total)) {
+      return total;
+    }
+  }
+  using Kept = typename LaneList<Program>::Slopes;
+  if constexpr (kGradient) {
 #pragma unroll 1
-  for (int k = 0; k < length; ++k) {
-    list.scores[list.place(k)] = widen<Score>(source.read(list.classes[list.place(k)]).element[0]);
-    if constexpr (kGradient) list.slopes[list.place(k)] = Slopes(0);
+    for (int k = 0; k < length; ++k) list.slopes[list.place(k)] = Kept(0);
   }
 #pragma unroll 1
   for (int c = 0; c < source.classes(); ++c) {
@@ -92,9 +180,10 @@ __device__ __forceinline__ double list_of_thread(const Program& program, const S
     Slopes of_class(0);
 #pragma unroll 2
     for (int k = 0; k < length; ++k) {
-      const Slopes slope = program.add(program.excess(x, in_double(list.scores[list.place(k)])), total);
+      // The scores of labels are in their places to the end.
+      const Slopes slope = program.add(program.excess(x, in_double(list.score(source, k))), total);
       of_class += slope;
-      if constexpr (kGradient) list.slopes[list.place(k)] += slope;
+      if constexpr (kGradient) list.slopes[list.place(k)] += static_cast<Kept>(slope);
     }
     if constexpr (kGradient) source.overwrite(c, {{Narrow<Input>::from(Program::gradient(of_class, factor))}});
   }
@@ -102,9 +191,8 @@ __device__ __forceinline__ double list_of_thread(const Program& program, const S
 #pragma unroll 1
     for (int k = 0; k < length; ++k) {
       const int c = list.classes[list.place(k)];
-      int times = 0;
-      for (int l = 0; l < length; ++l) times += list.classes[list.place(l)] == c ? 1 : 0;
-      const Slopes slopes = list.slopes[list.place(k)] * static_cast<Slopes>(times);
+      const Slopes slopes =
+          static_cast<Slopes>(list.slopes[list.place(k)]) * static_cast<Slopes>(list.times(k, length));
       source.overwrite(c, {{Narrow<Input>::from(Program::gradient(slopes, -factor))}});
     }
   }

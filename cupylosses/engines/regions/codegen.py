@@ -11,11 +11,13 @@ from cupylosses.engines.regions.call import NUMBERS, Static
 from cupylosses.engines.regions.definition import RegionLoss
 from cupylosses.engines.regions.layout import (
     GRADIENT_THREADS,
+    GROUP_THREADS,
     SECOND_BLOCKS,
     STORED_BLOCKS,
     THREADS,
     columns_of_sums,
     resident,
+    second_resident,
     staged_gradient_blocks,
 )
 from cupylosses.interop import ITEMSIZE
@@ -169,10 +171,9 @@ class RegionKernel(Kernel):
 
 
 def number_of(kernel: RegionKernel) -> str:
-    """The type of the numbers of voxels."""
+    """The type of the numbers of the loss of a voxel."""
     compute = STORAGE[kernel.compute][0]
-    # No derivative of an overlap is infinite; those of a voxel's own loss may be.
-    return f"NestedDual<{compute}, {_bool(kernel.static.voxel)}>" if kernel.kind in SECOND else compute
+    return f"NestedDual<{compute}>" if kernel.kind in SECOND else compute
 
 
 def _functor(kernel: RegionKernel) -> Iterator[str]:
@@ -252,10 +253,12 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     yield f"using Rules = GroupRules<{', '.join([*rules, *map(_bool, switches)])}>;"
     blocks = resident(kernel.held, ITEMSIZE[kernel.compute], bool(static.voxel)) if kind != "groups" else 1
     if second:
-        blocks = 1 if kind == "hvp_groups" or kernel.compute == "float64" else 2
+        heavy = static.smoothed or static.voxel in ("term", "element")
+        logits = kernel.held * kernel.vec_size
+        blocks = 1 if kind == "hvp_groups" else second_resident(logits, ITEMSIZE[kernel.compute], heavy)
     if kernel.word:
         blocks = STORED_BLOCKS if kernel.compute == "float32" else 2
-    of_groups = ", NestedDual<double>" if second else ""
+    of_groups = f", NestedDual<double>, {GROUP_THREADS}" if second else ""
     yield f"using Groups = GroupProgram<Rules, {class_weight}, {PARTIALS_AHEAD[blocks > 2]}{of_groups}>;"
     fixed = ["int64 ignored", "int64 site", "int64 chunks", "int64 per_chunk"]
     fixed += ["int64 per_piece"] * (kind == "from_residual" and kernel.staged)
@@ -263,7 +266,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     fixed += ["int64 room"] * (kind in ("value", "hvp_groups"))
     fixed += ["const __grid_constant__ Space space"]
     yield ""
-    threads = THREADS
+    threads = GROUP_THREADS if kind == "hvp_groups" else THREADS
     if kind == "hvp":
         threads, products = GRADIENT_THREADS, SECOND_BLOCKS if kernel.compute == "float32" else 2
         blocks = blocks * THREADS // GRADIENT_THREADS if kernel.word else products

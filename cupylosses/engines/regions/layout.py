@@ -20,6 +20,8 @@ from cupylosses.jit.gpu import WARP
 THREADS = 256
 #: Threads of a block that writes gradients: blocks of few threads hide each other's first loads.
 GRADIENT_THREADS = 128
+#: Threads of the one block that evaluates all groups with their tangents.
+GROUP_THREADS = 512
 TILE = 512
 #: Classes that a thread keeps in registers, by the bytes of a number of the arithmetic: of labels, and of a target per
 #: class, which takes as many registers again. Lanes exchange a power of two of numbers, of which 64 have room.
@@ -38,9 +40,9 @@ PROCESSORS = 132
 SHARED_TILE = (256, 32)
 TILE_BYTES = 60 << 10
 #: Voxels of a tile whose logits lie in shared memory as they are stored (``StoredTile``), at most, when sums are added
-#: up, without and with tangents, and at least; and bytes that it may take with all that belongs to it, above the least
-#: number of voxels, when sums are added up and when gradients are written.
-STORED_TILES = ((256, 128), 32)
+#: up, and at least; and bytes that it may take with all that belongs to it, above the least number of voxels, when sums
+#: are added up and when gradients are written.
+STORED_TILES = (256, 32)
 STORED_BYTES = 60 << 10
 STORED_GRADIENT_BYTES = 36 << 10
 #: Blocks of a multiprocessor that registers are limited for, with such tiles.
@@ -63,7 +65,7 @@ SECOND_IN_REGISTERS = {4: (14, 6, 3), 8: (6, 3, 2)}
 SECOND_BLOCKS = 3
 #: Registers for the logits of a thread in second derivatives, at most, without a loss of voxels and with one; tangents
 #: take as many again.
-SECOND_VECTOR_REGISTERS = (14, 10)
+SECOND_VECTOR_REGISTERS = (14, 14)
 #: Shared memory that the kernels declare, at most.
 DECLARED_BYTES = 24 << 10
 #: Shared memory of a block beside that which it asks for: what the kernels declare that add up classes in registers,
@@ -71,6 +73,8 @@ DECLARED_BYTES = 24 << 10
 RESERVED_BYTES = 6 << 10
 #: Blocks of a multiprocessor, by the number of classes in registers up to which so many have room; of others 2.
 RESIDENT = ((2, 4), (5, 3))
+#: Blocks of a multiprocessor, by the number of logits of a thread up to which so many have room in second derivatives.
+SECOND_RESIDENT = ((6, 4),)
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,8 @@ def layout(
         gradient_tile = GRADIENT_THREADS if tile else 0
     if not tile and not (held and wide and all(packed)):
         packed = False, False
-    wave = PROCESSORS * (STORED_BLOCKS if word else resident(held, number, heavy=True))
+    blocks = second_resident(held * vec_size, number, heavy) if second else resident(held, number, heavy=True)
+    wave = PROCESSORS * (STORED_BLOCKS if word else blocks)
     chunks, per_chunk = _chunks(samples, voxels, held, vec_size, wave if held or word else TILE_CHUNKS, tile)
     many = len(sizes) > 1
     words = [samples, voxels, classes, *(x.classes for x in streams), *(x.strides[0] for x in streams)]
@@ -230,7 +235,7 @@ def stored_tiles(
             tile //= 2
         return tile if bytes_of(*needed, tile) <= room else 0
 
-    sums = chosen(most[second], stored_sums_bytes, min(STORED_BYTES, room))
+    sums = chosen(most, stored_sums_bytes, min(STORED_BYTES, room))
     gradients = chosen(GRADIENT_THREADS, stored_gradient_bytes, min(STORED_GRADIENT_BYTES, room))
     return (sums, gradients) if sums and gradients else (0, 0)
 
@@ -242,8 +247,9 @@ def _stored_bytes(classes: int, itemsize: int, second: bool, tile: int) -> int:
 
 def stored_sums_bytes(classes: int, itemsize: int, number: int, second: bool, tile: int) -> int:
     """Bytes of ``memory`` of ``sum_in_stored_tiles``."""
-    totals, lanes = -(-3 * classes // 2) * 16, classes * number * WARP // 2
-    return (totals + lanes) * (1 + second) + _stored_bytes(classes, itemsize, second, tile)
+    of_labels = WARP if second or tile >= STORED_TILES[0] else WARP // 2
+    totals, lanes = -(-3 * classes // 2) * 16 * (1 + second), classes * number * (of_labels + (1 + second) * WARP // 4)
+    return totals + lanes + _stored_bytes(classes, itemsize, second, tile)
 
 
 def stored_gradient_bytes(classes: int, itemsize: int, number: int, second: bool, tile: int) -> int:
@@ -337,3 +343,12 @@ def resident(held: int, number: int, heavy: bool) -> int:
         return 2
     found = next((blocks for classes, blocks in RESIDENT if held <= classes), 2)
     return max(2, found - heavy)
+
+
+def second_resident(logits: int, number: int, heavy: bool) -> int:
+    """Blocks of :data:`THREADS` that registers are limited for, of a multiprocessor, when ``logits`` of a thread and
+    their tangents are in registers: more if these are few, whose loads are short. ``heavy`` as in :func:`layout`.
+    """
+    if number == 8:
+        return 1
+    return 2 if heavy else next((blocks for most, blocks in SECOND_RESIDENT if 0 < logits <= most), 2)

@@ -59,8 +59,10 @@ class RegionHvpPlan(RegionPlan):
                 shared = region_layout.stored_gradient_bytes(*stored, x.gradient_tile)
             chunks, per_chunk = region_layout.gradient_chunks(x, self.machine.processors)
             blocks = x.samples * chunks
-        elif self._kept_by_groups <= self.machine.chip.shared - region_layout.DECLARED_BYTES:
-            shared = self._kept_by_groups
+        else:
+            threads = region_layout.GROUP_THREADS
+            if self._kept_by_groups <= self.machine.chip.shared - region_layout.DECLARED_BYTES:
+                shared = self._kept_by_groups
         segments = (x.per_segment, shared // 8) if stage == "hvp_groups" else (x.per_segment,) * (stage == "hvp_sums")
         fixed = (self.static.ignore_index, self.site, chunks, per_chunk, *segments, x.words)
         return self.machine.launcher(self.kernel(stage, wanted, False, counted), blocks, threads, fixed, shared)

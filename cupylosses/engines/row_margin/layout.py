@@ -58,10 +58,9 @@ MIN_BLOCK_THREADS = 64
 RESIDENT_THREADS = 512
 #: Threads where each takes a row that its warp has moved to shared memory: nothing else is under way meanwhile.
 RESIDENT_OF_WARPS = {"thread_per_list": 768, "thread_per_label": 768}
-#: Partial sums of such rows, and of the number of rows that count, at most: the last block adds them up alone. Of one
-#: label an H100 has a warp for each: a warp that takes a second chunk would double the time.
-CHUNKS_OF_WARPS = 1 << 12
-CHUNKS_OF_LABELS = 3 << 10
+#: Partial sums of such rows, and of the number of rows that count, at most: the last block adds them up alone, and an
+#: H100 has a warp for each. A warp that takes a second chunk would double the time.
+CHUNKS_OF_WARPS = 3 << 10
 #: Rows from which on a thread takes each of them, and classes that it reads together. The copies that others are read
 #: from and written to take three times the traffic.
 APART_ROWS = 8192
@@ -127,11 +126,12 @@ def layout(
     others: Sequence[Sequence[int]],
     label_stride: int,
     labels: int | None,
+    linear: bool,
     chip: Chip,
 ) -> Layout:
     """The layout of rows of a given shape, whose classes are contiguous unless they are `read_apart`. ``others`` are
     the strides of labels, mask and results. Lists have so many ``labels``, which lie ``label_stride`` apart; None for
-    one label.
+    one label. ``linear`` if the hinge is the excess itself.
     """
     sizes, strides = merge(shape, [scores.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
@@ -143,7 +143,7 @@ def layout(
         rank = space_rank(rows, sizes)
         return Layout("thread_per_row", 1, 1, SUBWARP_THREADS, chunks, rank, words, APART_TOGETHER)
     if labels is not None and 1 < classes <= THREAD_CLASSES and labels <= THREAD_PLACES and rows >= THREAD_LISTS:
-        each, room = lane_bytes(classes, labels, scores.itemsize), chip.shared - DECLARED_BYTES - 8
+        each, room = lane_bytes(classes, labels, scores.itemsize, linear), chip.shared - DECLARED_BYTES - 8
         # Several blocks share a multiprocessor.
         threads = max(WARP, min(SUBWARP_THREADS, power_of_two(room // 3 // each + 1) // 2))
         if len(sizes) <= 1 and threads * each <= room:
@@ -158,7 +158,7 @@ def layout(
         each, threads = BUFFERS * row_pitch(classes, scores.itemsize) * scores.itemsize, SUBWARP_THREADS
         while threads > WARP and threads * each > chip.shared - DECLARED_BYTES:
             threads //= 2
-        chunks = max(1, min(-(-rows // WARP), CHUNKS_OF_LABELS))
+        chunks = max(1, min(-(-rows // WARP), CHUNKS_OF_WARPS))
         rank = space_rank(rows, sizes)
         return Layout("thread_per_label", 1, 1, threads, chunks, rank, words, 1, 0, 0, threads * each)
     while classes <= FEW_CLASSES and not whole:
@@ -252,11 +252,11 @@ def row_pitch(classes: int, itemsize: int) -> int:
     return 2 * (classes // 2 | 1) if itemsize == 2 and classes % 2 == 0 else classes | 1
 
 
-def lane_bytes(classes: int, labels: int, itemsize: int) -> int:
+def lane_bytes(classes: int, labels: int, itemsize: int, linear: bool) -> int:
     """Bytes of a lane that takes a row and its list: scores in ``PackedRows`` of ``kernels/softmax/rows_of_warp.cuh``,
-    and at most those of ``LaneList`` of ``kernels/row_margin/thread_per_list.cuh``.
+    and those of ``LaneList`` of ``kernels/row_margin/thread_per_list.cuh``.
     """
-    return row_pitch(classes, itemsize) * itemsize + labels * (8 + max(4, itemsize) + 1)
+    return row_pitch(classes, itemsize) * itemsize + labels * (2 if linear else 9)
 
 
 def _whole(

@@ -32,7 +32,13 @@ class MarginPlan(Plan):
     loss: MarginLoss
 
     def __init__(
-        self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
+        self,
+        engine: Engine,
+        call: Call,
+        tensors: tuple[TensorSpec, ...],
+        promoted: str,
+        machine: Machine,
+        aligns_gradients: bool = False,
     ) -> None:
         super().__init__(engine, call, tensors, promoted, machine)
         static, loss, dim = self.static, self.loss, self.static.class_dim
@@ -64,6 +70,19 @@ class MarginPlan(Plan):
         self.slot = hash((loss.name, static, self.input.shape, storage, self.result)) % EXPECTATIONS
         self.site = site_of(loss, self.target.shape, error=margin_checks.bad_label)
         self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
+        if self.input.misalignment and not (aligns_gradients or static.has_tangent or self.empty):
+            # Rows are then read and written by the same vectors, if there are any.
+            self.misalignment, self.misaligned = self.input.misalignment, 1
+            if self.layout.vec_size == 1:
+                del self.layout
+                self.misalignment = self.misaligned = 0
+
+    @cached_property
+    def with_aligned_gradients(self) -> Plan:
+        if not self.misaligned:
+            return self
+        call = Call(self.loss, (), self.static)
+        return MarginPlan(self.engine, call, self.tensors, self.promoted, self.machine, aligns_gradients=True)
 
     @cached_property
     def layout(self) -> margin_layout.Layout:
@@ -73,7 +92,7 @@ class MarginPlan(Plan):
         if self._mask is not None:
             masks = broadcast_strides(self._mask.shape, self._mask.strides, self.rows_shape)
         scores, gradients = (
-            rows_of(y, dim, misalignment) for y, misalignment in ((x, x.misalignment), (x.gradient, 0))
+            rows_of(y, dim, misalignment) for y, misalignment in ((x, x.misalignment), (x.gradient, self.misalignment))
         )
         several = self.loss.several
         if self.static.has_tangent:
@@ -86,7 +105,8 @@ class MarginPlan(Plan):
         results = dense_strides(self.rows_shape, (0,) * len(self.rows_shape))
         return margin_layout.layout(
             self.rows_shape, self.classes, scores, gradients, (labels, masks, results),
-            self.target.strides[dim] if several else 0, self.labels if several else None, self.machine.chip,
+            self.target.strides[dim] if several else 0, self.labels if several else None,
+            self.loss.is_linear(self.static.flags), self.machine.chip,
         )  # fmt: skip
 
     @cached_property

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from cupylosses import checks, interop
 from cupylosses.adoption import common_library
 from cupylosses.call import Call, Parts
+from cupylosses.engines import relayout
 from cupylosses.engines.base import (
     ARGUMENTS,
     DTYPE,
@@ -31,6 +32,8 @@ from cupylosses.engines.row_statistics import reference as row_reference
 from cupylosses.engines.row_statistics.call import Static, constant_divisor, has_features, names
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
 from cupylosses.engines.row_statistics.plan import StatisticsPlan
+from cupylosses.engines.softmax.layout import classes_last
+from cupylosses.interop import ITEMSIZE
 from cupylosses.reference_math import divide
 
 #: Settings that were checked before.
@@ -130,6 +133,24 @@ class StatisticsEngine(Engine):
 
     def plan(self, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine) -> Plan:
         return StatisticsPlan(self, call, tensors, promoted, machine)
+
+    def copies(
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+    ) -> Mapping[int, tuple[int, ...]]:
+        """Vectors whose rows are next to each other in place of their features are read from copies by tiles."""
+        loss: Any = call.loss
+        if call.static.has_tangent:
+            return {}
+        found = {}
+        for i in loss.vector_slots:
+            x = tensors[i]
+            dim = call.static.feature_dim + x.ndim
+            if dim < 0 or x.strides[dim] <= 1 or 0 in x.strides:
+                continue
+            strides = classes_last(x.shape, dim)
+            if relayout.tiles(x.shape, x.strides, strides, ITEMSIZE[x.dtype], x.misalignment):
+                found[i] = strides
+        return found
 
     # Formulas
 

@@ -100,15 +100,16 @@ class SoftmaxPlan(Plan):
         masks = (0,) * len(self.rows_shape)
         if mask:
             masks = broadcast_strides(mask.shape, mask.strides, self.rows_shape)
-        self._misalignment = 0 if aligns_gradients else self._shared_misalignment()
+        self.misalignment = 0 if aligns_gradients else self._shared_misalignment()
         lay_out = self._index_layout if self.indices else self._dense_layout
         self.layout = lay_out(masks, results)
-        if self._misalignment and (self.layout.vec_size == 1 or self.layout.shifted):
+        if self.misalignment and (self.layout.vec_size == 1 or self.layout.shifted):
             # Nothing is gained where rows lie in another way than those of the operand.
-            self._misalignment = 0
+            self.misalignment = 0
             self.layout = lay_out(masks, results)
+        self.misaligned = (1 if self.indices else 2) if self.misalignment else 0
         dense = self.input.strides == self.input.gradient.strides
-        self.overwrites = self.single_use and dense and self.input.misalignment == self._misalignment
+        self.overwrites = self.single_use and dense and self.input.misalignment == self.misalignment
         recomputed = self.layout.kind in (*softmax_layout.RECOMPUTED, *softmax_layout.RECOMPUTED_LABELS)
         self.recomputes = recomputed and not self.single_use
         self.clears = self.layout.kind == "label_only_sparse"
@@ -128,7 +129,7 @@ class SoftmaxPlan(Plan):
             self.rows_shape,
             self.classes,
             rows_of(x.strides, static.class_dim, size, x.misalignment),
-            rows_of(x.gradient.strides, static.class_dim, size, self._misalignment),
+            rows_of(x.gradient.strides, static.class_dim, size, self.misalignment),
             (self.target.strides, masks, results),
         )
         self._labels = self.target.strides, masks
@@ -146,7 +147,7 @@ class SoftmaxPlan(Plan):
         tensors = [
             rows_of(strides, self.static.class_dim, ITEMSIZE[x.dtype], misalignment)
             for x in (self.input, self.target)
-            for strides, misalignment in ((x.strides, x.misalignment), (x.gradient.strides, self._misalignment))
+            for strides, misalignment in ((x.strides, x.misalignment), (x.gradient.strides, self.misalignment))
         ]
         given = self.rows_shape, self.classes, tensors, (masks, results)
         self._labels = (0,) * len(masks), masks
@@ -167,22 +168,13 @@ class SoftmaxPlan(Plan):
         whole = self.input.misalignment % ITEMSIZE[self.input.dtype] == 0
         return self.input.misalignment if whole and all(x.strides[dim] == 1 for x in operands) else 0
 
-    def allocation(self, slot: int) -> tuple[Any, ...]:
-        found = super().allocation(slot)
-        return (*found, self._misalignment) if self._misalignment else found
-
     @cached_property
     def with_aligned_gradients(self) -> Plan:
-        if not self._misalignment:
+        if not self.misalignment:
             return self
         call = Call(self.loss, (), self.static)
         given = self.engine, call, self.tensors, self.promoted, self.machine, self._place
         return SoftmaxPlan(*given, aligns_gradients=True)
-
-    def aligned(self, addresses: Sequence[int]) -> bool:
-        # Gradients have been laid out as the operands were.
-        misaligned = addresses[: 1 if self.indices else 2] if self._misalignment else ()
-        return super().aligned(addresses) and all([p % 16 == self._misalignment for p in misaligned])
 
     # Launches
 
