@@ -122,7 +122,7 @@ SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
     "thread_per_row_packed of doubles": ("float64", 1, [(3, 2), (33, 10), (65, 31)]),
     "thread_per_row, one class": ("float32", 1, [(1, 1), (70, 1)]),
     "thread_per_row": ("float32", 1, [(1, 2, 4), (3, 5, 4, 8), (2, 19, 132), (2, 24, 4)]),
-    "thread_per_row, odd": ("float32", 1, [(1, 2, 3), (2, 7, 5, 31), (2, 48, 3), (1, 192, 1, 3)]),
+    "thread_per_row, odd": ("float32", 1, [(1, 2, 3), (2, 7, 5, 31), (2, 48, 3), (1, 80, 1, 3)]),
     "thread_per_row of halves": ("bfloat16", 1, [(1, 2, 8), (3, 19, 40)]),
     "thread_per_row of doubles": ("float64", 0, [(2, 2), (19, 64), (24, 10)]),
     "packed_rows": ("float32", 1, [(1, 2), (300, 3), (33, 5), (31, 8), (65, 32), (129, 33), (40, 99)]),

@@ -60,6 +60,7 @@ def test_which_rows_are_copied() -> None:
     # Several warps take one where rows are many.
     assert not copied((1, 193, 64, 64)) and not copied((1, 97, 64, 64), size=8) and not copied((8, 1100, 64, 64))
     assert not copied((1024, 32000), (1, 1024)) and copied((256, 32000), (1, 256))
+    assert copied((1000, 81), (1, 1000)) and not copied((1000, 80), (1, 1000)) and not copied((1024, 81), (1, 1024))
     assert copied((8, 97, 64, 64), operands=2) and not copied((8, 96, 64, 64), operands=2)
     # Rows with gaps are read as they lie.
     assert not copied((64, 1000), (1001, 1), size=2)

@@ -129,6 +129,8 @@ SUBWARP_BLOCK_THREADS = 128
 SUBWARP_BLOCKS = 8
 #: Rows from which on they are many: kernels of their own for a number of classes are worth their compilation.
 MANY_ROWS = 1 << 14
+#: Classes that lie apart, up to which a thread of few takes a row alone: it goes through them one by one.
+APART_CLASSES = 80
 #: Rows of few classes that are copied if there are gaps between them, at least.
 PADDED_ROWS = 1 << 13
 #: Classes of a row in the registers of one lane, at most: contiguous ones, those of 16 bits; and registers of columns
@@ -617,10 +619,10 @@ def copied(
     They are where classes lie apart, unless columns serve them well: neighbouring rows are next to each other in all
     ``tensors``, operands and gradients, and either warps share them, or a row of the operands, the first ``read``
     tensors, fits into shared memory. So images (N, C, H, W) are taken as they are, small ones up to C = 192 in float32.
-    A thread alone would read a longer row several times, at the speed of one thread if rows are few, and lose digits in
-    a long sum of number after number. ``shares`` is False of what is computed by threads alone; ``second`` derivatives
-    of few rows are too slow then. On a ``chip`` rows that lie in memory of their own may be gathered. A row of up to
-    ``room`` bytes stays on chip.
+    A thread alone would read a longer row several times, at the speed of one thread if rows are few, and lose
+    digits in a long sum of number after number; few rows of some classes are copied for that reason, too.
+    ``shares`` is False of what is computed by threads alone; ``second`` derivatives of few rows are too slow then.
+    On a ``chip`` rows that lie in memory of their own may be gathered. A row of up to ``room`` bytes stays on chip.
     """
     rows = prod(shape)
     if not softmax:
@@ -639,6 +641,8 @@ def copied(
         return False
     if not softmax:
         return False
+    if read == 1 and shares and rows < TILE_ROWS and classes > APART_CLASSES:
+        return True
     if second and rows < MANY_ROWS and classes > SECOND_FEW_CLASSES:
         return rows * classes > SECOND_APART
     return classes * sum(x.itemsize for x in tensors[:read]) * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
