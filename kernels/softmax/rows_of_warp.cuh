@@ -93,6 +93,24 @@ struct PackedRows {
       f(2 * i, row, stage + row * pitch() + 2 * (i - row * half));
     }
   }
+  template <int kCount, class F>
+  __device__ __forceinline__ void each_of(const F& f) const {
+    if constexpr (kCount == 2) {
+      each_pair(f);
+    } else {
+      each(f);
+    }
+  }
+  // f(element, row, slot) for the elements at `at` that each() takes, or, of kCount 2, the pairs. Rows without gaps,
+  // which are usual, take no product for each.
+  template <int kCount, class Element, class F>
+  __device__ __forceinline__ void each_at(Element* at, int64 gap, const F& f) const {
+    if (!kGaps || gap == 0) {
+      each_of<kCount>([&](int i, int row, P* slot) { f(at + i, row, slot); });
+    } else {
+      each_of<kCount>([&](int i, int row, P* slot) { f(at + i + row * gap, row, slot); });
+    }
+  }
   __device__ __forceinline__ bool is_linear(const Storage* at, int64 gap) const {
     return kGaps && pitch() == count && gap == 0 && reinterpret_cast<unsigned long long>(at) % 16 == 0;
   }
@@ -110,16 +128,14 @@ struct PackedRows {
           [&](int i) { cp_async(reinterpret_cast<Vector*>(stage + i), reinterpret_cast<const Vector*>(from + i)); },
           [&](int i) { cp_async(stage + i, reinterpret_cast<const P*>(from + i)); });
     } else if (has_pairs(from, gap_from)) {
-      each_pair([&](int i, int row, P* slot) {
-        if (mask >> row & 1u) {
-          cp_async(reinterpret_cast<Pair*>(slot), reinterpret_cast<const Pair*>(from + i + row * gap_from));
-        }
+      each_at<2>(from, gap_from, [&](const Storage* at, int row, P* slot) {
+        if (mask >> row & 1u) cp_async(reinterpret_cast<Pair*>(slot), reinterpret_cast<const Pair*>(at));
       });
     } else if constexpr (kGaps && sizeof(Storage) == 2) {
       load_in_batches(mask);
     } else {
-      each([&](int i, int row, P* slot) {
-        if (mask >> row & 1u) cp_async(slot, reinterpret_cast<const P*>(from + i + row * gap_from));
+      each_at<1>(from, gap_from, [&](const Storage* at, int row, P* slot) {
+        if (mask >> row & 1u) cp_async(slot, reinterpret_cast<const P*>(at));
       });
     }
   }
@@ -194,11 +210,11 @@ struct PackedRows {
           },
           [&](int i) { store_pack<1>(to + i, stage[i]); });
     } else if (has_pairs(to, gap_to)) {
-      each_pair([&](int i, int row, const P* slot) {
-        store_pack<2>(to + i + row * gap_to, load_words(reinterpret_cast<const Pack<Storage, 2>*>(slot)));
+      each_at<2>(to, gap_to, [&](Storage* at, int, const P* slot) {
+        store_pack<2>(at, load_words(reinterpret_cast<const Pack<Storage, 2>*>(slot)));
       });
     } else {
-      each([&](int i, int row, const P* slot) { store_pack<1>(to + i + row * gap_to, *slot); });
+      each_at<1>(to, gap_to, [&](Storage* at, int, const P* slot) { store_pack<1>(at, *slot); });
     }
     // The next rows are copied to the same place.
     __syncwarp();

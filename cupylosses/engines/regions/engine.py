@@ -78,14 +78,16 @@ class RegionEngine(Engine):
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
         """Class weights with gaps; of second derivatives a tangent that does not lie as the gradient of the input does,
-        and both where the voxels of many classes lie apart.
+        and both where the voxels of many classes lie apart and no tile of them is in shared memory.
         """
         last, found = 2 + call.static.class_weighted + call.static.weighted, {}
         if any(call.static.has_tangent[:1]):
             x, strides = tensors[0], tensors[0].gradient.strides
             in_order = dense_strides(x.shape, (0,) * x.ndim)
             if voxels_far_apart(x, call.static.class_dim) and x.strides != in_order:
-                found[0] = strides = in_order
+                in_place = RegionHvpPlan(self, call, tensors, self.promoted(call), machine)
+                if not in_place.layout.word:
+                    found[0] = strides = in_order
             if tensors[-1].strides != strides:
                 found[len(tensors) - 1] = strides
         return found | {i: (1,) for i in range(2, last) if tensors[i].strides != (1,) and tensors[i].shape[0] > 1}

@@ -36,6 +36,9 @@ from cupylosses.engines.softmax.layout import classes_last
 from cupylosses.interop import ITEMSIZE
 from cupylosses.reference_math import divide
 
+#: Distance of the features of a vector, and its elements, from which on a copy is read where it would be read twice.
+SPARSE_STEP = 3
+SPARSE_ELEMENTS = 1 << 20
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
 
@@ -137,18 +140,21 @@ class StatisticsEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
-        """Vectors whose rows are next to each other in place of their features are read from copies by tiles."""
+        """Vectors whose rows are next to each other in place of their features are read from copies by tiles; so are,
+        from plain ones, large ones that would be read twice from a third of their sectors or less.
+        """
         loss: Any = call.loss
         if call.static.has_tangent:
             return {}
-        found = {}
+        found, twice = {}, writes and call.static.reduction == "none"
         for i in loss.vector_slots:
             x = tensors[i]
             dim = call.static.feature_dim + x.ndim
             if dim < 0 or x.strides[dim] <= 1 or 0 in x.strides:
                 continue
             strides = classes_last(x.shape, dim)
-            if relayout.tiles(x.shape, x.strides, strides, ITEMSIZE[x.dtype], x.misalignment):
+            sparse = twice and x.strides[dim] >= SPARSE_STEP and prod(x.shape) >= SPARSE_ELEMENTS
+            if sparse or relayout.tiles(x.shape, x.strides, strides, ITEMSIZE[x.dtype], x.misalignment):
                 found[i] = strides
         return found
 
