@@ -65,11 +65,14 @@ _KERNEL_GCC = (
     "-fno-compare-elim",
     "-fno-cprop-registers",
     "-fno-dse",
+    "-fno-forward-propagate",
     "-fno-if-conversion",
     "-fno-if-conversion2",
     "-fno-reorder-blocks",
     "-fno-shrink-wrap",
     "-fno-split-wide-types",
+    # Registers are allocated for a whole function, not for each loop.
+    "-fira-region=one",
 )
 #: The runtime needs no calls at the beginning and the end of each function (races.cpp).
 _THREAD_GCC = ("--param", "tsan-instrument-func-entry-exit=0")
@@ -244,7 +247,8 @@ def _run(command: Sequence[str]) -> tuple[int, str, float]:
 def runtime() -> Path:
     """The shared object that executes kernels."""
     parts = tuple(sorted(x.name for x in _HERE.glob("*.[ch]pp")))
-    return _build("runtime", _own("runtime.cpp"), ("-O2",), (), parts)
+    # Kernels find the functions of both libraries through the runtime (`program`).
+    return _build("runtime", _own("runtime.cpp"), ("-O2",), ("-Wl,--no-as-needed", "-lm", "-lc"), parts)
 
 
 #: A kernel: the name of its entry point, and its source for NVRTC.
@@ -265,9 +269,8 @@ def program(kernels: Sequence[Source], sanitize: tuple[str, ...] = Settings.sani
     text = f'#include "shim.hpp"\n{source}\n{_dynamic_shared(source)}HOST_SHARED()\n'
     text = re.sub(r"extern\s+__shared__", "extern __dynamic_shared__", text)
     checks = [f"-fsanitize={','.join(sanitize)}"] if sanitize else []
-    libraries = ["-lm", "-lc", "-lgcc"]
-    if "address" in sanitize:
-        libraries.insert(0, str(sanitizer_library()))
+    # The runtime brings the C and the mathematical library. Searching them takes longer than all else of linking.
+    libraries = [str(sanitizer_library()), "-lm", "-lc", "-lgcc"] if "address" in sanitize else ["-lgcc"]
     trimmed = () if "clang" in _version() else (*_KERNEL_GCC, *(_THREAD_GCC if "thread" in sanitize else ()))
     # Optimization takes up to a third of a compilation, which pays only where every access is checked.
     options = (*_KERNEL, "-O1" if sanitize else "-O0", *trimmed, *checks, *(["-gdwarf-4"] if debug else []))
