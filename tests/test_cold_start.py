@@ -70,13 +70,41 @@ def test_the_first_launch_raises_what_the_compilation_did(kernels: list[Any], mo
         second.launch(11, 13)
 
 
-def test_later_kernels_wait_until_the_first_one_has_passed_the_empty_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    known: dict[str, str] = {}
-    cuda: Any = SimpleNamespace(compiler=SimpleNamespace(_empty_file_preprocess_cache=known))
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The state before the first kernel of a process: CuPy has not compiled its empty program."""
+    cache: dict[str, str] = {}
+    cuda: Any = SimpleNamespace(compiler=SimpleNamespace(_empty_file_preprocess_cache=cache))
     monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
     monkeypatch.setattr(compiler, "first_begun", threading.Lock())
     monkeypatch.setattr(compiler, "first_compiled", threading.Event())
+    return cache
+
+
+def test_the_launch_that_a_call_waits_for_is_the_first_to_compile(kernels: list[Any], known: dict[str, str]) -> None:
+    order: list[Any] = []
+    waiting = threading.Event()
+
+    class Compiles(Loads):
+        @classmethod
+        def load(cls, variant: Kernel, shared: int = 0) -> Any:
+            if variant is kernels[0]:
+                assert waiting.wait(10)
+            waiting.set()
+            with compiler.behind_the_first():
+                order.append(variant)
+                known["environment"] = "build of the compiler"
+            return lambda *arguments: None, 7
+
+    with compiler.background():
+        both = [Compiles(x, 5, 32, ()) for x in kernels]
+    for launcher in both:
+        launcher.launch(11, 13)
+    assert order == kernels
+
+
+def test_later_kernels_wait_until_the_first_one_has_passed_the_empty_program(known: dict[str, str]) -> None:
     passed = threading.Event()
 
     def later() -> None:

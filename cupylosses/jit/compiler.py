@@ -69,6 +69,8 @@ def is_compiled(variant: Kernel) -> bool:
 
 
 first_begun, first_compiled = threading.Lock(), threading.Event()
+#: Seconds from CuPy's empty program to the compilation of the first kernel, and some more.
+_HEAD_START = 0.01
 
 
 @contextmanager
@@ -77,9 +79,11 @@ def behind_the_first() -> Iterator[None]:
 
     CuPy compiles that program to learn the compiler's build, and keeps what it learns; but threads that ask before each
     compile it again. The front end of NVRTC takes one thread at a time, so those of a first call delayed each other: by
-    0.01 s with NVRTC 13, by 0.06 s with 11.8.
+    0.01 s with NVRTC 13, by 0.06 s with 11.8. For the same reason the others give the first one, which the call waits
+    for, a head start into the front end: it takes 0.06 s of one of them.
     """
-    if first_begun.acquire(blocking=False):  # never released: there is one first kernel
+    # Never released: there is one first kernel.
+    if getattr(_background, "first", False) or first_begun.acquire(blocking=False):
         try:
             yield
         finally:
@@ -89,8 +93,10 @@ def behind_the_first() -> Iterator[None]:
 
     # Private, so it may be missing: then nobody waits.
     known = getattr(compiler, "_empty_file_preprocess_cache", True)
-    while not known and not first_compiled.wait(0.001):
-        pass
+    if not first_compiled.is_set():
+        while not known and not first_compiled.wait(0.001):
+            pass
+        first_compiled.wait(_HEAD_START)
     yield
 
 
@@ -306,7 +312,9 @@ class _Loading:
 
     def __init__(self, launcher: Launcher, variant: Kernel, geometry: tuple[int, ...]) -> None:
         self._launcher, self._geometry, self._loaded = launcher, geometry, Future[Any]()
-        arguments = launcher.load, variant, geometry[-1], self._loaded, current_device()
+        # Here, because threads begin in any order.
+        first = first_begun.acquire(blocking=False)
+        arguments = launcher.load, variant, geometry[-1], self._loaded, current_device(), first
         threading.Thread(target=_load, args=arguments).start()
 
     def __call__(self, *arguments: int) -> None:
@@ -314,12 +322,18 @@ class _Loading:
         launch(*arguments)
 
 
-def _load(load: Callable[..., Any], variant: Kernel, shared: int, result: Future[Any], device: int) -> None:
+def _load(
+    load: Callable[..., Any], variant: Kernel, shared: int, result: Future[Any], device: int, first: bool
+) -> None:
+    _background.first = first
     try:
         use_device(device)
         result.set_result(load(variant, shared))
     except BaseException as error:
         result.set_exception(error)
+    finally:
+        if first:
+            first_compiled.set()
 
 
 def current_device() -> int:

@@ -724,10 +724,11 @@ struct Pointwise {
         visit_edges(begin, kBatch, sum, factor, sums);
       }
     } else {
+      const Compute factor = scale.factor();
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
         settle(vectors[u], Slots{});
-        evaluate<kVecSize, kWhole>(vectors[u], present[u], sum, scale.factor(), sums, Slots{});
+        evaluate<kVecSize, kWhole>(vectors[u], present[u], sum, factor, sums, Slots{});
         if constexpr (kEndsRows) {
           end_row(sums, row_present[u], row_sum + u * Layout::kDown * layout.strips, Slots{});
         }
@@ -1007,7 +1008,7 @@ struct Pointwise {
   }
   template <class Storage, class S>
   __device__ __forceinline__ void end_sum(const SummedSink<Storage, SumOf::kAll>& sink, S& sum, int64 index) const {
-    const double total = warp_sum(sum.total);
+    const double total = rolled_warp_sum(sum.total);
     sum.total = 0.0;
     if (threadIdx.x % kWarp == 0) sink.partials[index] = total;
   }
@@ -1125,7 +1126,7 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
     }
     program.end_sums(sums, chunk);
     if (kSum) {
-      total = warp_sum(total);
+      total = rolled_warp_sum(total);
       if (lane == 0) partials[chunk] = total;
     }
   }
@@ -1179,7 +1180,7 @@ __device__ __forceinline__ void sweep_strips(const Program& program, Scale& scal
       program.end_columns(sums, top, part);
     }
     if (kSum) {
-      total = warp_sum(total);
+      total = rolled_warp_sum(total);
       if (lane == 0) partials[chunk] = total;
     }
   }
@@ -1225,7 +1226,7 @@ __device__ __forceinline__ double reduce_all(const Program& program, Scale& scal
   if (alone) {
     __syncthreads();
     *result = true;
-    return threadIdx.x < kWarp ? warp_sum(threadIdx.x < chunks ? partials[threadIdx.x] : 0.0) : 0.0;
+    return threadIdx.x < kWarp ? rolled_warp_sum(threadIdx.x < chunks ? partials[threadIdx.x] : 0.0) : 0.0;
   }
   *result = arrive_last(work.ticket);
   return *result ? sum_partials(partials, chunks) : 0.0;

@@ -97,7 +97,7 @@ struct ResidentReader {
 
   // Slots for so many vectors.
   static __device__ __forceinline__ int slots(int vectors, int count) {
-    return (vectors + count - 1) / count * blockDim.x;
+    return (vectors + count - 1 >> log2_exact(count)) * blockDim.x;
   }
 
   // Prefetches a short active row to L2, so that few blocks keep the memory busy. With many blocks, and with longer
@@ -202,7 +202,7 @@ struct ResidentReader {
     const Compute raw = has_edge ? max_ignoring_nan(running.get(), widen<Compute>(edge_logit)) : running.get();
     const int half = slots(view.vectors, count);
     if (kMasksTarget && has_target && in_vector) {
-      reinterpret_cast<Input*>(row + target_vector / count * blockDim.x)[target_element] = lowest;
+      reinterpret_cast<Input*>(row + (target_vector >> log2_exact(count)) * blockDim.x)[target_element] = lowest;
     }
     if (kMasksTarget && target_in_edge) edge_logit = lowest;
 

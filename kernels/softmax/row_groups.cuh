@@ -60,7 +60,12 @@ __device__ __forceinline__ T subwarp_reduce(T x, int width, Op op) {
   return x;
 }
 
-// `width` neighbouring lanes share a row; a warp takes 32 / width rows at once. The worker is a warp.
+// log2(x) of a power of two. Shifts by it replace divisions, which take 20 instructions.
+__device__ __forceinline__ int log2_exact(int x) {
+  return 31 - __clz(x);
+}
+
+// `width` neighbouring lanes, a power of two, share a row; a warp takes 32 / width rows at once. The worker is a warp.
 struct SubwarpGroup {
   static constexpr bool kMultiWarp = false;
   // True if the worker is a block or a cluster.
@@ -72,7 +77,7 @@ struct SubwarpGroup {
     return 0;
   }
   __device__ __forceinline__ int thread_rank() const {
-    return threadIdx.x % width;
+    return threadIdx.x & (width - 1);
   }
   __device__ __forceinline__ int num_threads() const {
     return width;
@@ -83,10 +88,10 @@ struct SubwarpGroup {
   }
   // Rows that the worker takes at once.
   __device__ __forceinline__ int rows_at_once() const {
-    return kWarp / width;
+    return kWarp >> log2_exact(width);
   }
   __device__ __forceinline__ int row_slot() const {
-    return threadIdx.x % kWarp / width;
+    return threadIdx.x % kWarp >> log2_exact(width);
   }
   __device__ __forceinline__ int64 worker() const {
     return global_warp();
@@ -107,7 +112,7 @@ struct SubwarpGroup {
 
   // The sum over the rows of the worker, of which each row's first thread holds one value; in the leader.
   __device__ __forceinline__ double worker_sum(double x, SyncState&) const {
-    return warp_sum(thread_rank() == 0 ? x : 0.0);
+    return rolled_warp_sum(thread_rank() == 0 ? x : 0.0);
   }
 };
 
@@ -117,10 +122,10 @@ struct BlockOfSubwarps : SubwarpGroup {
   static constexpr bool kBlockWide = true;
 
   __device__ __forceinline__ int rows_at_once() const {
-    return blockDim.x / width;
+    return blockDim.x >> log2_exact(width);
   }
   __device__ __forceinline__ int row_slot() const {
-    return threadIdx.x / width;
+    return threadIdx.x >> log2_exact(width);
   }
   __device__ __forceinline__ int64 worker() const {
     return blockIdx.x;
@@ -140,13 +145,13 @@ struct BlockOfSubwarps : SubwarpGroup {
   __device__ __forceinline__ double worker_sum(double x, SyncState& sync) const {
     __shared__ double sums[2][kWarp];
     const int lane = threadIdx.x % kWarp, buffer = sync.syncs & 1;
-    x = warp_sum(thread_rank() == 0 ? x : 0.0);
+    x = rolled_warp_sum(thread_rank() == 0 ? x : 0.0);
     if (lane == 0) sums[buffer][threadIdx.x / kWarp] = x;
     if (threadIdx.x == 0) claim_slots()[buffer] = sync.claimed;
     __syncthreads();
     ++sync.syncs;
     if (threadIdx.x >= kWarp) return 0.0;
-    return warp_sum(lane < static_cast<int>(blockDim.x / kWarp) ? sums[buffer][lane] : 0.0);
+    return rolled_warp_sum(lane < static_cast<int>(blockDim.x / kWarp) ? sums[buffer][lane] : 0.0);
   }
 
  private:

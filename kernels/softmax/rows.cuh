@@ -679,6 +679,22 @@ __device__ __forceinline__ void divide_sum(int64 chunks, double* memory, const D
   if (threadIdx.x == 0) *value = Narrow<Result>::from(total / by);
 }
 
+// 1 / count, correctly rounded, for a whole number below 2^32; NaN for 0. Each Newton step squares the error of the
+// float's reciprocal, which is below 2^-22. A division of doubles is a function of 100 instructions, which a kernel
+// would be compiled for a twentieth longer.
+__device__ __forceinline__ double reciprocal_of_count(double count) {
+  double y = reciprocal_ftz(static_cast<float>(count));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) y = scalar_fma(y, scalar_fma(-count, y, 1.0), y);
+  return y;
+}
+// sum / count, correctly rounded: the remainder of the rounded product is exact, and its quotient corrects the product.
+__device__ __forceinline__ double divide_by_count(double sum, double count) {
+  const double reciprocal = reciprocal_of_count(count), product = sum * reciprocal;
+  const double quotient = scalar_fma(scalar_fma(-product, count, sum), reciprocal, product);
+  return quotient == quotient ? quotient : product;  // an infinite sum has no remainder
+}
+
 // The divisor of a mean that is counted while rows are evaluated: each thread counts the inactive ones that it stores.
 // Their number goes through an integer in the workspace, 0 before and after a launch, so the order of additions changes
 // no bit. Preconditions: rows < 2^32.
@@ -691,9 +707,7 @@ struct Tally {
   }
   // Adds the rows of this warp. Preconditions: all lanes call it together, once, after their last row.
   __device__ __forceinline__ void flush(double* memory) const {
-    unsigned inactive = program.inactive_rows;
-#pragma unroll
-    for (int offset = kWarp / 2; offset > 0; offset /= 2) inactive += __shfl_xor_sync(0xffffffffu, inactive, offset);
+    const unsigned inactive = warp_sum_int(static_cast<int>(program.inactive_rows));
     if (threadIdx.x % kWarp == 0 && inactive != 0) atomicAdd(counter(memory), inactive);
   }
   // Rows that are not active; resets the counter. Precondition: all warps have arrived; one thread calls it.
@@ -712,7 +726,7 @@ __device__ __forceinline__ double divide_sum(int64 chunks, double* memory, const
   if (threadIdx.x != 0) return -1.0;
   *work.claim_counter = 0;
   const double divisor = static_cast<double>(tally.program.space.rows) - tally.take(memory);
-  *value = Narrow<Result>::from(total / divisor);
+  *value = Narrow<Result>::from(divide_by_count(total, divisor));
   return divisor;
 }
 
@@ -767,7 +781,7 @@ __device__ __forceinline__ void row_value_and_assumed_gradient(const Program& pr
                                                                double* used_grad_output) {
   const double rows = static_cast<double>(program.space.rows);
   WorkerSpeculativeScale<Group, typename Program::Compute> speculative(expected_grad_output, used_grad_output,
-                                                                       1.0 / rows);
+                                                                       reciprocal_of_count(rows));
   Reader::template sweep<true>(program, group, speculative, chunks, workspace(memory));
   const double divisor = divide_sum(chunks, memory, Tally<Program>{program}, value);
   if (divisor < 0.0) return;
@@ -783,7 +797,8 @@ __device__ __forceinline__ void verify_assumed_row_gradient(const Program& progr
   const double g = widen<double>(*grad_output), divisor = used_grad_output[chunks * Group::kClusterSize];
   const bool wrong = divisor != static_cast<double>(program.space.rows);
   if (!worker_grad_scale_is_stale(group, chunks, g, used_grad_output, expected_grad_output) && !wrong) return;
-  KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * reciprocal_or_zero(divisor))};
+  const double scale = divisor == 0.0 ? 0.0 : reciprocal_of_count(divisor);
+  KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * scale)};
   Reader::template sweep<true>(program, group, known, chunks, {});
 }
 

@@ -112,7 +112,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("truth, bfloat16",),
     ),
     # Sums, and threads that must wait for one another.
-    Mutant("half a warp's lanes not added", REDUCE, "warp_sum", "offset = 16", "offset = 8", ("truth",)),
+    Mutant("half a warp's lanes not added", REDUCE, "rolled_warp_sum", "offset = 16", "offset = 8", ("truth",)),
     Mutant("no barrier between warps' sums", REDUCE, "block_sum", BARRIER, "", ("truth",)),
     Mutant(
         "no fence around the ticket",
