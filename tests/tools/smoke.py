@@ -33,6 +33,9 @@ BLOCKS: Shape = (515, 517)
 BATCHES: Shape = ((1 << 21) + 3,)
 #: Whole tiles of vectors of 16-bit operands along both dimensions.
 TILES: Shape = (64, 64)
+#: Short dimensions, each a side of a tile, beside a long one of whole vectors.
+SHORT = (3, 5, 7)
+LONG = 1 << 10
 
 REDUCTIONS = ("mean", "none")
 
@@ -56,6 +59,8 @@ def selection(loss: Loss, device: str) -> Iterator[Check]:
         yield from (replace(some, shape=(x,), dtypes=(y,)) for x, y in product(TAILS, ("float32", "bfloat16")))
         yield replace(some, shape=(2, WIDEST + 1))
         yield replace(some, shape=TILES, dtypes=("bfloat16",), layout="mixed")
+        for short, dtype in product(SHORT, ("float32", "float64", "bfloat16")):
+            yield replace(some, shape=(LONG, short), dtypes=(dtype,), layout="mixed")
         yield from (replace(some, shape=BLOCKS, layout=x) for x in ("contiguous", "row", "column", "scalar"))
         yield replace(some, shape=BATCHES)
     yield replace(base, loss=modified(loss, mask=True))
