@@ -51,7 +51,7 @@ struct LaneList {
   __device__ __forceinline__ typename Program::Gradient score(const Source& source, int k) const {
     return widen<typename Program::Gradient>(source.read(classes[place(k)]).element[0]);
   }
-  // How often the list of so many labels has label k.
+  // The number of places of the list of so many labels that hold label k.
   __device__ __forceinline__ int times(int k, int length) const {
     int found = 0;
 #pragma unroll 1
