@@ -88,7 +88,7 @@ def passes(work: list[gate.Job], counts: Counter[str]) -> None:
 
 
 #: Of so many kernels of the fast subset one is compiled in each run of the tests.
-SAMPLED = 24
+SAMPLED = 48
 
 
 @functools.cache
