@@ -724,11 +724,10 @@ struct Pointwise {
         visit_edges(begin, kBatch, sum, factor, sums);
       }
     } else {
-      const Compute factor = scale.factor();
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
         settle(vectors[u], Slots{});
-        evaluate<kVecSize, kWhole>(vectors[u], present[u], sum, factor, sums, Slots{});
+        evaluate<kVecSize, kWhole>(vectors[u], present[u], sum, scale.factor(), sums, Slots{});
         if constexpr (kEndsRows) {
           end_row(sums, row_present[u], row_sum + u * Layout::kDown * layout.strips, Slots{});
         }
