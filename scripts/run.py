@@ -60,7 +60,7 @@ def main() -> int:
     # Bytecode is kept, in `__pycache__`: the suite's many processes would compile the library and the tests again.
     variables = {name: x for name, x in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     # Huge pages for glibc's heaps, where the kernel gives them on request: NVRTC then takes 0.64 of the processor time,
-    # Python and torch 0.9.
+    # Python and torch 0.88.
     variables.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     if options.here:
         python = Path(sys.executable)

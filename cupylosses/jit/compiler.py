@@ -69,7 +69,7 @@ def is_compiled(variant: Kernel) -> bool:
 
 
 first_begun, first_compiled = threading.Lock(), threading.Event()
-#: Seconds from CuPy's empty program to the compilation of the first kernel, and some more.
+#: Seconds that other kernels wait, behind CuPy's empty program, for the first one to enter NVRTC's front end.
 _HEAD_START = 0.01
 
 
