@@ -16,7 +16,8 @@ markers:
 ``races``            they are checked nevertheless, in a module that is marked ``plain``;
 ``programs``         it runs with ``--programs`` or ``--thorough`` only, as .ci/run does: it waits for programs of its
                      own, such as processes that talk to each other, or the compiler of what Inductor generates; or it
-                     tests the tests, with seeded defects;
+                     tests the tests, with wrong losses, seeded defects, or kernels that execution on the host must
+                     refuse; or the scripts of benchmarks and sanitizers;
 ``thorough``         it runs with ``--thorough`` only. That option also treats every loss like a representative, and
                      makes the grids of ``grids.py`` exhaustive.
 """
@@ -70,7 +71,9 @@ settings.load_profile("cupylosses")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run exhaustive grids, with kernels of every loss")
-    parser.addoption("--programs", action="store_true", help="run tests of the tests, and of other programs, too")
+    parser.addoption(
+        "--programs", action="store_true", help="run tests of the tests, of scripts, and of other programs, too"
+    )
     parser.addoption("--budget", action="store_true", help="fail with more kernels than tests/budget.json")
 
 

@@ -72,6 +72,8 @@ def identity(value: Any) -> str | None:
 
 LOSSES = tuple(registry(Loss).values())
 REPRESENTATIVES = representatives()
+#: The one with the fewest kernels.
+FEWEST = min(REPRESENTATIVES, key=lambda x: (len(x.operands), len(x.parameters), len(x.flags)))
 
 #: Every loss with every set of parameters in its definition.
 CASES = [(loss, case) for loss in LOSSES for case in loss.cases]

@@ -364,6 +364,7 @@ def test_losses_are_accurate(dtype: str) -> None:
         assert found["value"].points > 300 and 0.4 < found["value"].worst.ulps < 2
 
 
+@pytest.mark.programs
 @pytest.mark.kernels
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_loss_that_loses_digits_is_noticed(dtype: str) -> None:
@@ -375,12 +376,14 @@ def test_a_loss_that_loses_digits_is_noticed(dtype: str) -> None:
     assert x.worst.expected == pytest.approx(float(mp.log(mpf(a) / mpf(b))), rel=1e-15)
 
 
+@pytest.mark.programs
 @pytest.mark.kernels
 def test_a_wrong_reference_is_noticed() -> None:
     off = define_loss("off", "square(input - target)", reference=lambda xp, a, b: (a - b) ** 2 * (1 + 1e-5))
     assert names(results(off, "float32")) == {"value", "input", "target"}
 
 
+@pytest.mark.programs
 @pytest.mark.kernels
 def test_a_wrong_derivative_is_noticed() -> None:
     off = define_loss(
@@ -449,6 +452,7 @@ def test_losses_of_rows_are_accurate(name: str, kind: str, dtype: str, gradients
     assert 0 <= found["value"].worst.ulps < 2
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(("factor", "wrong"), [(1.0, set()), (1 + 1e-4, {"value", "input"})])
 def test_a_loss_of_rows_that_is_a_little_off_is_noticed(
     factor: float, wrong: set[str], monkeypatch: pytest.MonkeyPatch

@@ -59,6 +59,8 @@ from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit import compiler
 from cupylosses.testing.softmax.truth import NAMES, truth
 
+pytestmark = pytest.mark.programs
+
 MSE = registry(Loss)["mse_loss"]
 WHERE = dict.fromkeys(records.ENVIRONMENT, "x") | {"gpu": "GPU A", "date": "2025-01-01T00:00:00+00:00"}
 

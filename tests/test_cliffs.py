@@ -27,6 +27,8 @@ from benchmarking.figures import HVP
 from benchmarking.workloads import Workload
 from cupylosses.definition.registry import registry
 
+pytestmark = pytest.mark.programs
+
 WHERE = dict.fromkeys(records.ENVIRONMENT, "x") | {"gpu": "GPU A", "date": "2025-01-01T00:00:00+00:00"}
 
 

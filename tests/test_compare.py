@@ -162,6 +162,7 @@ WRONG: dict[str, list[tuple[Callable[..., Any], str]]] = {
 }
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("loss", "wrong", "words"),
     [pytest.param(loss, *x, id=f"{loss}-{x[1]}") for loss, found in WRONG.items() for x in found],
@@ -248,6 +249,7 @@ def test_kernels_run_on_the_cpu(compare: Compare) -> None:
     assert host.counters.launches - before >= 18
 
 
+@pytest.mark.programs
 @needs_compiler
 @pytest.mark.parametrize(
     ("loss", "right", "wrong", "words"),

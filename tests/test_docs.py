@@ -267,6 +267,7 @@ def test_the_tutorials_losses_are_what_they_are_said_to_be() -> None:
     assert repr(scope["criterion"]) == "SquaredHingeLoss(margin=0.5, weight=Tensor(16,))"
 
 
+@pytest.mark.programs
 @pytest.mark.kernels
 def test_the_tutorials_check_holds_and_notices_what_it_is_said_to() -> None:
     scope = tutorial()

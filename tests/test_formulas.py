@@ -123,11 +123,13 @@ def wrong_expressions() -> list[Any]:
     return [x for found in kinds.values() for x in (found if thorough() else found[:: -(-len(found) // 2)])]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("wrong", wrong_expressions())
 def test_wrong_expression_is_caught(wrong: Loss) -> None:
     assert caught(wrong)
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(GPU, reason="compiled from altered text on the host")
 @pytest.mark.parametrize(
     ("name", "text", "instead"),

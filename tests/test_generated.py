@@ -42,6 +42,7 @@ def test_generated_files_are_fresh(generate: ModuleType) -> None:
     assert not stale, f"run `python scripts/generate.py`: {', '.join(stale)}"
 
 
+@pytest.mark.programs
 def test_check_notices_a_stale_file(
     generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +87,7 @@ def test_examples_show_every_entry_point_and_layout_of_rows(generate: ModuleType
         assert {"subwarp", "block", "two_pass", "thread_per_row", "packed_rows"} <= {x.layout for x in examples}
 
 
+@pytest.mark.programs
 def test_a_change_of_the_generator_is_noticed(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pointwise_codegen.UNROLL, 4, 2)
     assert {x.parent.name for x in generate.stale(generate.generated())} == {"golden"}

@@ -204,6 +204,7 @@ def changed(spec: Mapping[str, Any], **changes: Any) -> Function:
     return define_loss(**{**spec, **changes})
 
 
+@pytest.mark.programs
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     "derivatives",

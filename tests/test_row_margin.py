@@ -162,8 +162,10 @@ def test_lengths(size: tuple[int, int], reduction: str) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("rows", "classes"), [(3, 133), (2, 1103)])
-@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "classes", "ties"),
+    [(3, 133, False), (2, 1103, True), *short_or_full([], [(3, 133, True), (2, 1103, False)])],
+)
 def test_long_lists(rows: int, classes: int, ties: bool, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any) -> None:
     """Lists that are sorted on the chip, and those that have no room there; scores that are equal."""
     scores, target = drawn(LISTS, rows, classes, f32, longest=classes - 30)

@@ -153,6 +153,7 @@ def test_what_torch_refuses_is_refused(row_loss: SoftmaxLoss, mistake: str) -> N
         getattr(F, row_loss.name)(**wrong)
 
 
+@pytest.mark.programs
 @each_twin
 @pytest.mark.parametrize(
     "spoil",

@@ -412,6 +412,7 @@ def test_torchs_way_is_the_same(what: str, setting: Mapping[str, Any]) -> None:
         torch.testing.assert_close(call(*operands), exact, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -27,6 +27,8 @@ from cupylosses.testing import host
 from cupylosses.testing.host.execution import HostDevice
 from cupylosses.testing.host.launch import Launcher
 
+pytestmark = pytest.mark.programs
+
 NAMES = list(registry(Loss))
 
 #: One representative; with ``--thorough``, all of them.

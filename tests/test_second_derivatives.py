@@ -516,6 +516,7 @@ def test_number_in_place_of_an_operand(role: str) -> None:
 # That a defect would be noticed, and that all of it compiles
 
 
+@pytest.mark.programs
 @pytest.mark.kernels
 @pytest.mark.skipif(GPU, reason="kernels are compiled from altered text on the host")
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from cupylosses.testing.pointwise import eager
 from cupylosses.testing.pointwise.truth import truth
 from cupylosses.testing.tolerance import TABLE, Expected, compare, errors, same_bits, ulp
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast:UserWarning")
+pytestmark = [pytest.mark.programs, pytest.mark.filterwarnings("ignore:.*broadcast:UserWarning")]
 
 inf, nan = math.inf, math.nan
 DTYPES = [getattr(torch, name) for name in checks.FLOATING]

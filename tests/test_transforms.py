@@ -91,6 +91,7 @@ ALONG = {
 }
 
 
+@pytest.mark.programs
 @pytest.mark.kernels
 def test_wrong_derivatives_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong directional derivative must make these transforms fail, and with ``--thorough`` no others."""

@@ -22,7 +22,7 @@ from cupylosses.testing import properties as P
 from cupylosses.testing.check import EDGES, by_position
 from cupylosses.testing.pointwise import properties as pointwise
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
+pytestmark = [pytest.mark.programs, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
 Function = Callable[..., Tensor]
 
