@@ -368,7 +368,13 @@ class Definition:
     @property
     def keywords(self) -> tuple[str, ...]:
         """Keyword arguments of a call of its Module, in addition to the operands."""
-        return tuple(x for x in COMMON if x != "reduction")
+        return tuple([x for x in self.common if x != "reduction"])
+
+    @property
+    def keyword_only(self) -> tuple[str, ...]:
+        """The arguments of the public function that are passed by name only."""
+        names = [x for x, _ in self.arguments]
+        return tuple(names[names.index("*") + 1 :])
 
     @property
     def reductions(self) -> tuple[str, ...]:

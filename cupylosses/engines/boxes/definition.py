@@ -133,10 +133,6 @@ class BoxLoss(Definition):
     def reserved(self) -> Collection[str]:
         return {*COMMON, *LEGACY, "unweighted", "self"}
 
-    @property
-    def keywords(self) -> tuple[str, ...]:
-        return tuple(x for x in COMMON if x != "reduction")
-
     # ------------------------------------------------------------------------------------------------------------------
     # Documentation
 

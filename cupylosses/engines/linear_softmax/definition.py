@@ -122,8 +122,7 @@ class LinearSoftmaxLoss(Definition):
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        names = [x for x, _ in self.arguments]
-        return tuple([x for x in names[names.index("*") + 1 :] if x != "linear_bias"])
+        return tuple([x for x in self.keyword_only if x != "linear_bias"])
 
     @cached_property
     def kept(self) -> dict[str, Any]:

@@ -306,10 +306,6 @@ class RegionLoss(Definition):
         return names - {"input", "target"}
 
     @property
-    def keywords(self) -> tuple[str, ...]:
-        return tuple([x for x in self.common if x != "reduction"])
-
-    @property
     def reductions(self) -> tuple[str, ...]:
         return ("mean",) if self.has_voxels else REDUCTIONS
 

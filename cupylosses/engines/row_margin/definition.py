@@ -20,7 +20,7 @@ from typing import Any
 from cupylosses.definition.base import COMMON_TEXTS, LEGACY, Definition, Operand, code_of
 from cupylosses.definition.expressions import Part, check
 from cupylosses.definition.registry import define as enter
-from cupylosses.engines.softmax.definition import IGNORED, REDUCTIONS, row_annotations
+from cupylosses.engines.softmax.definition import IGNORED, REDUCTIONS, describe_row_operand, row_annotations
 
 #: The hinge that is what is left of the margin itself, of which pairs can be counted.
 EXCESS = "excess"
@@ -88,8 +88,7 @@ class MarginLoss(Definition):
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        names = [x for x, _ in self.arguments]
-        return tuple(names[names.index("*") + 1 :])
+        return self.keyword_only
 
     @property
     def reductions(self) -> tuple[str, ...]:
@@ -99,12 +98,7 @@ class MarginLoss(Definition):
     # Documentation
 
     def describe_operand(self, operand: Operand) -> str:
-        if operand is not self.operands[0]:
-            return operand.doc
-        return (
-            f"{operand.doc} Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain: "
-            f"{operand.domain_text}."
-        )
+        return describe_row_operand(self, operand)
 
     @property
     def common_texts(self) -> Mapping[str, str]:

@@ -74,6 +74,16 @@ def row_annotations(common: Mapping[str, Any]) -> Mapping[str, str]:
     return {**ROW_ANNOTATIONS, **integers}
 
 
+def describe_row_operand(loss: Definition, operand: Operand) -> str:
+    """The text of an operand of a loss of rows: the first one has the classes."""
+    if operand is not loss.operands[0]:
+        return operand.doc
+    return (
+        f"{operand.doc} Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain: "
+        f"{operand.domain_text}."
+    )
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SoftmaxLoss(Definition):
     """A loss of rows of logits, or of log-probabilities.
@@ -228,8 +238,7 @@ class SoftmaxLoss(Definition):
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        names = [x for x, _ in self.arguments]
-        return tuple(names[names.index("*") + 1 :])
+        return self.keyword_only
 
     @property
     def reductions(self) -> tuple[str, ...]:
@@ -239,12 +248,7 @@ class SoftmaxLoss(Definition):
     # Documentation
 
     def describe_operand(self, operand: Operand) -> str:
-        if operand is not self.operands[0]:
-            return operand.doc
-        return (
-            f"{operand.doc} Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain: "
-            f"{operand.domain_text}."
-        )
+        return describe_row_operand(self, operand)
 
     @property
     def common_texts(self) -> Mapping[str, str]:
