@@ -158,7 +158,8 @@ class PointwiseEngine(Engine):
             calls.append(Call(counted, tuple(chosen), static._replace(flags=())))
 
         def below(values: list[Any]) -> Any:
-            return (call.normalizer if len(values) == 1 else values[1]) * factor
+            divisor = call.normalizer if len(values) == 1 else values[1]
+            return divisor if type(factor) is float and factor == 1.0 else divisor * factor
 
         def finish(xp: Any, values: list[Any]) -> Any:
             quotient = divide(xp, values[0], xp.broadcast_to(below(values), resolved.shape))
