@@ -42,6 +42,12 @@ MAX_CHUNKS = 3 << 10
 #: Blocks that a small loss is spread over: more SMs load faster, but every block arrives at the ticket.
 MIN_BLOCKS = 64
 
+#: Chunks below which a launch that adds up nothing is spread over more lanes, one vector of so many elements for each:
+#: a heavy loss takes longer to compute there than to load.
+FEW_CHUNKS = 1 << 10
+SPREAD_VECTOR = 4
+SPREAD_THREADS = 64
+
 #: Partial sums of a broadcast operand's gradient (doubles), and terms of a lane for which a slice is worth having: its
 #: own along columns, and a share of a warp's along rows, whose sums take a butterfly.
 MAX_PARTIALS = 1 << 19
@@ -169,6 +175,13 @@ class Layout:
     ranges: int = 0
     #: Of rows and gathered streams: stretches of the index space that are visited at once.
     fronts: int = 1
+    #: Vectors of a lane in a batch, where it is not that of UNROLL.
+    unroll: int = 0
+
+    @property
+    def batch(self) -> int:
+        """Vectors of a lane in a batch."""
+        return self.unroll or (self.tile.steps_a * self.tile.steps_b if self.kind in TILED else UNROLL[self.vec_size])
 
     @property
     def strips(self) -> int:
@@ -242,8 +255,9 @@ def max_rank(operands: int) -> int:
     return MAX_RANK if operands <= MAX_OPERANDS else MAX_RANK_OF_MANY
 
 
-def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32) -> Layout:
-    """The layout of a non-empty index space: the widest vectors that sizes, strides and addresses allow.
+def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32, widest: int = 16) -> Layout:
+    """The layout of a non-empty index space: the widest vectors, of up to ``widest`` elements, that sizes, strides and
+    addresses allow.
 
     Of streams that disagree about the innermost dimension, a lane takes up to ``micro_tile`` elements at a time.
     """
@@ -260,13 +274,24 @@ def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32
         return tiled
     vec_size = 1
     if all(s[0] in (0, 1) for s in strides):
-        vec_size = _widest(sizes, strides, streams, flat)
+        vec_size = _widest(sizes, strides, streams, flat, widest)
     access = tuple(
         "shifted" if vec_size > 1 and s[0] == 1 and not _aligned(x, s, vec_size) else _access(s, vec_size, flat)
         for x, s in zip(streams, strides, strict=True)
     )
     kind = "flat" if flat else LINEAR if len(sizes) == 1 else "matrix" if len(sizes) == 2 else "rows"
     return Layout(kind, vec_size, sizes, strides, access, fronts=_fronts(sizes, strides, streams))
+
+
+def spread(shape: Sequence[int], streams: Sequence[Stream], found: Layout) -> Layout | None:
+    """The layout of a launch that adds up nothing, over as many lanes as there are, where that of ``found`` leaves most
+    of them idle; None if it does not.
+    """
+    if found.kind in TILED or chunks_of(found) >= FEW_CHUNKS:
+        return None
+    if found.kind in GATHERED:
+        return replace(found, unroll=1)
+    return replace(layout(shape, streams, widest=SPREAD_VECTOR), unroll=1)
 
 
 def _fronts(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream]) -> int:
@@ -541,11 +566,13 @@ def _used(count: int, size: int) -> float:
     return count / (-(-count // size) * size)
 
 
-def _widest(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], flat: bool) -> int:
+def _widest(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], flat: bool, most: int = 16
+) -> int:
     # Single bytes (labels, masks) decide only where there is nothing else, and what is one number for all not at all.
     read = [x.itemsize for x, stride in zip(streams, strides, strict=True) if stride[0] == 1]
     items = [x for x in read if x > 1] or read or [max(x.itemsize for x in streams)]
-    vec_size = max(1, min(16 // min(items), 32 // max(items)))
+    vec_size = max(1, min(16 // min(items), 32 // max(items), most))
     while vec_size > 1:
         fits = flat or sizes[0] % vec_size == 0
         for stream, stride in zip(streams, strides, strict=True):
@@ -587,7 +614,7 @@ def chunks(vectors: int, vec_size: int, unroll: int = 0) -> int:
 def chunks_of(found: Layout) -> int:
     """Chunks of a layout: of strips, tasks are dealt out to chunks."""
     if found.kind not in STRIPS:
-        return chunks(found.vectors, found.vec_size)
+        return chunks(found.vectors, found.vec_size, found.batch)
     rounds = -(-found.tasks // MAX_TASKS)
     return -(-found.tasks // rounds)
 

@@ -18,7 +18,7 @@ from cupylosses.engines.base import Engine, Machine, Plan, Step, TensorSpec, Wan
 from cupylosses.engines.device import EXPECTATIONS
 from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise import layout as pointwise_layout
-from cupylosses.engines.pointwise.codegen import COMBINED, PointwiseKernel, title
+from cupylosses.engines.pointwise.codegen import COMBINED, PRODUCT, PointwiseKernel, title
 from cupylosses.engines.pointwise.curvature import vanishing
 from cupylosses.engines.pointwise.definition import Loss, counting
 from cupylosses.engines.pointwise.jvp import TangentLoss
@@ -36,14 +36,17 @@ class ElementLaunch:
         streams: Sequence[pointwise_layout.Stream],
         processors: int,
         broadcast: Sequence[int] = (),
+        spread: bool = False,
     ) -> None:
         self.plan = plan
         found = pointwise_layout.layout(plan.full_shape, streams, plan.micro_tile)
         summed = {slot: len(plan.tensors) + slot for slot in broadcast}
         strips = pointwise_layout.in_strips(found, [*summed.values()]) if broadcast else None
         self.layout = strips or pointwise_layout.gathered(found, streams) or found
+        wide = pointwise_layout.spread(plan.full_shape, streams, self.layout) if spread else None
+        self.layout = wide or self.layout
         self.chunks = pointwise_layout.chunks_of(self.layout)
-        self.threads = pointwise_layout.threads(self.chunks)
+        self.threads = pointwise_layout.SPREAD_THREADS if wide else pointwise_layout.threads(self.chunks)
         self.blocks = pointwise_layout.grid(self.chunks, self.threads, processors)
         self.warps = self.blocks * self.threads // gpu.WARP
         #: The partial sums of gradients of operands that are ``broadcast``, by slot, and where they begin behind the
@@ -103,6 +106,7 @@ class ElementLaunch:
             sinks=access[operands:] if micro_tiles or self.layout.kind in pointwise_layout.GATHERED else (),
             strip=(self.layout.across, self.layout.steps),
             sums=tuple([(x.kind, x.rank) if x else None for x in summed]) if any(summed) else (),
+            unroll=self.layout.unroll,
         )
 
 
@@ -215,6 +219,7 @@ class PointwisePlan(Plan):
         if isinstance(loss, TangentLoss) and loss.base is not None:
             directions = (False,) * sum(loss.has_tangent)
             self.vanishing = (*vanishing(loss.base, loss.has_tangent, static.flags), *directions)
+        self.has_product = isinstance(loss, TangentLoss)
         self.slot = hash((title(loss), static, self.full_shape, self.storage, self.result)) % EXPECTATIONS
         self._gradient_launches: dict[pointwise_layout.Stream, ElementLaunch] = {}
         self._summing_launches: dict[pointwise_layout.Stream, ElementLaunch | None] = {}
@@ -360,7 +365,14 @@ class PointwisePlan(Plan):
         return ElementLaunch(self, streams, self.machine.processors)
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
+        if stage == PRODUCT:
+            return self.product_launch.launcher(stage, wanted, counted)
         return self.elements_launch.launcher(stage, wanted, counted)
+
+    @cached_property
+    def product_launch(self) -> ElementLaunch:
+        """The launch of gradients for one ``grad_output`` without a value."""
+        return self.gradient_launch(pointwise_layout.Stream((0,) * len(self.full_shape), interop.ITEMSIZE[self.result]))
 
     def unreduced_step(self, counted: bool) -> Step:
         if self.elementwise:
@@ -392,7 +404,7 @@ class PointwisePlan(Plan):
         """The launch that computes the gradients for a ``grad_output`` per element."""
         found = self._gradient_launches.get(grad_output)
         if found is None:
-            found = ElementLaunch(self, [*self.streams, grad_output], self.machine.processors)
+            found = ElementLaunch(self, [*self.streams, grad_output], self.machine.processors, spread=self.has_product)
             self._gradient_launches[grad_output] = found
         return found
 
