@@ -74,6 +74,11 @@ def test_every_misalignment_has_the_bits_of_aligned_operands(dtype: str) -> None
         for offset in range(1, 16 // x.element_size()):
             found = gradients([shifted(x, offset), y])
             assert all(map(torch.equal, found, expected)), (count, offset)
+        row = y[:8].clone()
+        for reduction in ("none", "mean"):
+            expected_of_rows = gradients([x[:2048].view(-1, 8).clone(), row], reduction)
+            found = gradients([x[:2048].view(-1, 8).clone(), shifted(row, 1)], reduction)
+            assert all(map(torch.equal, found, expected_of_rows))
         both = gradients([shifted(x, 1), shifted(y, 3)])
         assert all(map(torch.equal, both, expected))
 
@@ -117,6 +122,9 @@ def test_rows_out_of_order_are_not_shifted() -> None:
     """The last vector of the index space would not be the last in memory."""
     aligned = Stream((64, 1), 4)
     assert pointwise_layout.layout((8, 64), [aligned, Stream((65, 1), 4, read=True)]).access[1] == "shifted"
+    # Nor are they read element by element, unless L1 has them: rows that are broadcast often.
+    found = pointwise_layout.layout((16, 64), [aligned, Stream((0, 1), 4, 4, read=True)])
+    assert (found.vec_size, found.access) == (4, ("stream", "singles"))
     for strides in ((0, 1), (32, 1), (-65, 1)):
         found = pointwise_layout.layout((8, 64), [aligned, Stream(strides, 4, 4, read=True)])
         assert (found.vec_size, "shifted" in found.access) == (1, False), strides

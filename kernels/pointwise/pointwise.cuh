@@ -60,9 +60,9 @@ __host__ __device__ constexpr int vectors_in_flight(int vectors, int words, int 
 
 // Ways to read an operand. kSplat: one number for the whole vector (stride 0 along it). kShifted: vectors at addresses
 // that are no multiples of them. kScalars: elements of several components at such addresses, or of components that lie
-// apart, component by component; their offsets are in components. kGather: element by element, at the places that a
-// GatheredLayout has for them.
-enum class Access { kStream, kSplat, kShifted, kScalars, kGather };
+// apart, component by component; their offsets are in components. kSingles: element by element, neighbours at addresses
+// that are aligned for an element only. kGather: element by element, at the places that a GatheredLayout has for them.
+enum class Access { kStream, kSplat, kShifted, kSingles, kScalars, kGather };
 
 // Layout of a micro-tile in memory: rows of kA elements of unit stride, columns of kB, rows without gaps between them,
 // or none of these.
@@ -261,6 +261,11 @@ template <int kVecSize, class S>
 __device__ __forceinline__ typename LoadedOf<S, kVecSize>::type load(const S& source, int64 offset) {
   if constexpr (S::kAccess == Access::kShifted && kVecSize > 1) {
     return {load_unaligned<kVecSize>(source.pointer + offset)};
+  } else if constexpr (S::kAccess == Access::kSingles) {
+    typename LoadedOf<S, kVecSize>::type x;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) x.pack.element[i] = load_pack<1>(source.pointer + offset + i).element[0];
+    return x;
   } else if constexpr (S::kAccess == Access::kScalars) {
     static_assert(kVecSize == 1, "vectors have aligned elements");
     return {load_scalars(source.pointer, offset, source.component_step)};

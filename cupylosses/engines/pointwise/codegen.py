@@ -65,7 +65,8 @@ SUMS = frozenset({"broadcast_gradient", "combine_slices"}) | SUMS_OF_VALUES
 
 #: Spelling of the accesses of a layout.
 ACCESS = {
-    "stream": "kStream", "splat": "kSplat", "shifted": "kShifted", "scalars": "kScalars", "gather": "kGather",
+    "stream": "kStream", "splat": "kSplat", "shifted": "kShifted", "singles": "kSingles", "scalars": "kScalars",
+    "gather": "kGather",
 }  # fmt: skip
 
 #: Spelling of the accesses of micro-tiles.

@@ -71,6 +71,9 @@ SUM_BLOCKS_PER_SM = 32
 #: Bytes that memory is read and written by at least.
 SECTOR = 32
 
+#: Part of the elements that a broadcast operand may have, as its inverse, for its address not to limit the vectors.
+SMALL_PART = 16
+
 #: Elements from which on gradients may have their dimensions in another order than their operands.
 ORDERED_ELEMENTS = 1 << 19
 
@@ -275,10 +278,7 @@ def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32
     vec_size = 1
     if all(s[0] in (0, 1) for s in strides):
         vec_size = _widest(sizes, strides, streams, flat, widest)
-    access = tuple(
-        "shifted" if vec_size > 1 and s[0] == 1 and not _aligned(x, s, vec_size) else _access(s, vec_size, flat)
-        for x, s in zip(streams, strides, strict=True)
-    )
+    access = tuple(_access_of(x, s, sizes, vec_size, flat) for x, s in zip(streams, strides, strict=True))
     kind = "flat" if flat else LINEAR if len(sizes) == 1 else "matrix" if len(sizes) == 2 else "rows"
     return Layout(kind, vec_size, sizes, strides, access, fronts=_fronts(sizes, strides, streams))
 
@@ -577,7 +577,11 @@ def _widest(
         fits = flat or sizes[0] % vec_size == 0
         for stream, stride in zip(streams, strides, strict=True):
             if stride[0] == 1:
-                fits = fits and (_aligned(stream, stride, vec_size) or _shiftable(stream, stride, sizes, vec_size))
+                fits = fits and (
+                    _aligned(stream, stride, vec_size)
+                    or _shiftable(stream, stride, sizes, vec_size)
+                    or _is_small(stream, stride, sizes)
+                )
         if fits:
             break
         vec_size //= 2
@@ -596,6 +600,20 @@ def _shiftable(stream: Stream, strides: Sequence[int], sizes: Sequence[int], vec
     """
     rows_in_order = len(sizes) == 1 or (len(sizes) == 2 and strides[1] >= sizes[0])
     return stream.read and rows_in_order and vec_size * stream.itemsize >= 4
+
+
+def _is_small(stream: Stream, strides: Sequence[int], sizes: Sequence[int]) -> bool:
+    """True of an operand that is broadcast so often that the L1 cache serves it, element by element."""
+    if not stream.read:
+        return False
+    own = prod([n for n, s in zip(sizes, strides, strict=True) if s])
+    return own * SMALL_PART <= prod(sizes)
+
+
+def _access_of(stream: Stream, strides: Sequence[int], sizes: Sequence[int], vec_size: int, flat: bool) -> str:
+    if vec_size == 1 or strides[0] != 1 or _aligned(stream, strides, vec_size):
+        return _access(strides, vec_size, flat)
+    return "shifted" if _shiftable(stream, strides, sizes, vec_size) else "singles"
 
 
 def _access(strides: Sequence[int], vec_size: int, flat: bool) -> str:
