@@ -131,6 +131,12 @@ TILED = ("tiles", "tiles_of_planes")
 TILE = 16
 TILE_OF_VECTORS = 8
 
+#: Part of a tile's lanes that is enough; the most steps that span a short dimension; and elements of a lane that
+#: kernels add up in their arithmetic (``kMaxRun`` of ``kernels/pointwise/pointwise.cuh``), a batch at least.
+WELL_USED = 0.9
+MOST_STEPS = 4
+MAX_RUN = 64
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -445,7 +451,29 @@ def _micro_tiles(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams
     steps, down = UNROLL[a * b], 1
     while down < steps and WARP // lanes * b * down < sizes[1]:
         down *= 2
-    return Tile(a, b, lanes, steps // down, down)
+    return _spanning(Tile(a, b, lanes, steps // down, down), sizes)
+
+
+def _spanning(tile: Tile, sizes: Sequence[int]) -> Tile:
+    """The tile, or one whose steps span a short dimension where the tile leaves many lanes outside of it: rows are then
+    read by one warp.
+    """
+
+    def used(x: Tile) -> float:
+        return _used(sizes[0], x.sides[0]) * _used(sizes[1], x.sides[1])
+
+    if used(tile) >= WELL_USED:
+        return tile
+    most = min(MOST_STEPS, MAX_RUN // (tile.a * tile.b))
+    found = []
+    for lanes in (4, 8, 16, 32):
+        steps = -(-sizes[0] // (tile.a * lanes))
+        found.append(replace(tile, lanes_a=lanes, steps_a=steps, steps_b=1))
+    for lanes in (8, 4, 2, 1):
+        steps = -(-sizes[1] // (tile.b * (WARP // lanes)))
+        found.append(replace(tile, lanes_a=lanes, steps_a=1, steps_b=steps))
+    fitting = [x for x in found if 1 < x.steps_a * x.steps_b <= most and used(x) >= used(tile)]
+    return max(fitting, key=used, default=tile)
 
 
 def _access_of_tiles(strides: Sequence[int]) -> str:
