@@ -20,11 +20,12 @@ from cupylosses.backends.torch.plans import forget, specs
 from cupylosses.call import Call
 from cupylosses.checks import FLOATING
 from cupylosses.definition.registry import registry
-from cupylosses.engines.base import Machine
+from cupylosses.engines.base import Machine, TensorSpec
 from cupylosses.engines.pointwise import engine as pointwise_engine
 from cupylosses.engines.pointwise import layout as pointwise_layout
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.pointwise.layout import Stream
+from cupylosses.engines.pointwise.reduction import Static
 from cupylosses.jit.gpu import Chip
 from cupylosses.testing import properties
 from cupylosses.testing.check import Check, run
@@ -245,10 +246,10 @@ def test_short_dimensions_of_another_order_have_the_gradients_of_contiguous_ones
 
 def test_gradients_that_would_be_scattered_take_the_order_of_another_operand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where a kernel finds neighbours next to each other."""
-    shape = 65, 2, 8, 4, 2
+    shape = 65, 2, 8, 4
     x, y = drawn("float32", 2, *shape).unbind()
-    permuted = x.permute(1, 3, 2, 4, 0).contiguous().permute(4, 0, 2, 1, 3)
-    near = y.permute(1, 0, 2, 3, 4).contiguous().permute(1, 0, 2, 3, 4)
+    permuted = x.permute(1, 3, 2, 0).contiguous().permute(3, 0, 2, 1)
+    near = y.permute(1, 0, 2, 3).contiguous().permute(1, 0, 2, 3)
     expected = gradients([x, y])
     for elements, first, second, strides in (
         (1 << 20, permuted, y, y.stride()),
@@ -260,6 +261,42 @@ def test_gradients_that_would_be_scattered_take_the_order_of_another_operand(mon
         found = gradients([first, second])
         assert all(map(torch.equal, found[1:], expected[1:])) and torch.allclose(found[0], expected[0])
         assert found[2].stride() == strides
+    forget()
+
+
+@pytest.mark.parametrize(("columns", "gap", "rows"), [(64, 0, False), (64, 8, True), (63, 3, False)])
+def test_gradients_of_operands_with_gaps_are_row_major(
+    columns: int, gap: int, rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autograd would copy those of leaves into that order. Not where kernels would store single elements."""
+    monkeypatch.setattr(pointwise_layout, "ORDERED_ELEMENTS", 1 << 10)
+    x = TensorSpec("float32", (columns, 2 * columns), (1, columns + gap))
+    call = Call(MSE, (), Static("mean"))
+    plan = pointwise_engine.POINTWISE.plan(call, (x, x), "float32", Machine(132, Chip()))
+    assert plan.gradient_strides(0) == ((2 * columns, 1) if rows else (1, columns))
+    # What operators promise.
+    assert plan.with_aligned_gradients.gradient_strides(0) == (1, columns)
+
+
+@pytest.mark.parametrize("gap", [0, 3])
+def test_operands_that_would_be_gathered_twice_are_copied(gap: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into the order of the first, or with gaps in that into the order that autograd gives to its gradient."""
+    monkeypatch.setattr(pointwise_layout, "ORDERED_ELEMENTS", 1 << 10)
+    shape, twice = (13, 2, 8, 4, 2), "none"
+    x, y = drawn("float32", 2, *shape).unbind()
+    permuted = torch.nn.functional.pad(x.permute(1, 3, 2, 4, 0).contiguous(), (0, gap))[..., :13].permute(4, 0, 2, 1, 3)
+    rows = y.stride()
+    order = rows if gap else permuted.stride()
+    for first, second, reduction in ((permuted, y, twice), (permuted, y, "mean"), (y, permuted, twice)):
+        call = pointwise_engine.POINTWISE.bind(MSE, (first, second, None, None, None), (reduction, None, None))
+        tensors = specs([first, second], [0, 0])
+        copies = pointwise_engine.POINTWISE.copies(Call(*call), tensors, Machine(132, Chip()), True)
+        target = order if first is permuted else rows
+        assert copies == {i: target for i, z in enumerate((first, second)) if (z is y) != (target == rows)}
+        expected = gradients([first.contiguous(), second.contiguous()], reduction)
+        found = gradients([first, second], reduction)
+        assert all(map(torch.equal, found[1:], expected[1:])) and torch.allclose(found[0], expected[0])
+        assert found[1].stride() == target
     forget()
 
 

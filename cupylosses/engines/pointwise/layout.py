@@ -12,14 +12,14 @@ Nothing here knows a device, an array library or a loss; all of it is tested wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from math import prod
 from operator import mul
 
 from cupylosses.definition.base import MAX_OPERANDS
-from cupylosses.engines.strides import MAX_RANK, dimension_words, merge
+from cupylosses.engines.strides import MAX_RANK, dimension_words, in_order, merge, row_major
 from cupylosses.jit.gpu import WARP
 
 #: The same of a derivative along directions, which has more operands than other losses: the parameters of a kernel,
@@ -94,6 +94,9 @@ MAX_TASKS = 2 << 10
 
 #: The layout of one dimension of any strides.
 LINEAR = "linear"
+
+#: Layouts in which lanes may take one element at a time.
+SCALAR = ("matrix", "rows", LINEAR)
 
 #: Layouts in strips, with one dimension between planes and with more.
 STRIPS = ("strips", "strips_of_planes")
@@ -322,7 +325,7 @@ def gathered(found: Layout, streams: Sequence[Stream]) -> Layout | None:
     """The layout of one dimension in place of one without vectors, if some streams are dense in it: the others are read
     and written element by element, whose places cost less there than rows do.
     """
-    if found.kind not in ("matrix", "rows", LINEAR) or found.vec_size > 1 or len(found.sizes) > len(GATHERED):
+    if found.kind not in SCALAR or found.vec_size > 1 or len(found.sizes) > len(GATHERED):
         return None
     if max(found.sizes[:-1], default=0) > LONGEST_GATHERED:
         return None
@@ -780,10 +783,36 @@ def is_sparse(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bo
     return _sectors(sizes, merged, itemsize) > 3
 
 
+def reordered(
+    shape: tuple[int, ...], streams: Mapping[int, Stream], twice: bool, gaps: bool
+) -> dict[int, tuple[int, ...]]:
+    """The operands of the full shape that are copied into the order of the first, with the strides of the copies: those
+    of other orders, if they are read ``twice``, or have too many dimensions to be gathered. If the first has ``gaps``,
+    all take the row-major order, which its gradient has.
+    """
+    if len(streams) < 2 or prod(shape) < ORDERED_ELEMENTS:
+        return {}
+    found = layout(shape, [*streams.values()])
+    if found.kind not in SCALAR or found.vec_size > 1 or not (twice or len(found.sizes) > len(GATHERED)):
+        return {}
+    if len({min(range(len(x)), key=x.__getitem__) for x in found.strides}) == 1:
+        return {}
+    first = next(iter(streams.values()))
+    order = row_major(shape) if gaps else first.strides
+    return {i: order for i, x in streams.items() if not in_order(shape, x.strides, order)}
+
+
 def is_out_of_order(order: Layout, stream: int, itemsize: int) -> bool:
     """True if a kernel with this layout writes little of each sector of a stream at a time."""
     scattered = order.kind != "flat" and order.kind not in TILED
     return scattered and _sectors(order.sizes, order.strides[stream], itemsize) > 3
+
+
+def has_narrow_tiles(order: Layout, itemsize: int) -> bool:
+    """True if a kernel with this layout writes a large array in micro-tiles of less than 16 bytes, which takes longer
+    than a copy from another order.
+    """
+    return order.kind in TILED and order.vec_size * itemsize < 16 and order.elements >= ORDERED_ELEMENTS
 
 
 def _sectors(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> float:

@@ -23,7 +23,7 @@ from cupylosses.engines.pointwise.curvature import vanishing
 from cupylosses.engines.pointwise.definition import Loss, counting
 from cupylosses.engines.pointwise.jvp import TangentLoss
 from cupylosses.engines.pointwise.reduction import Static, resolve
-from cupylosses.engines.strides import broadcast_strides, dense_strides, dimension_words, result_strides
+from cupylosses.engines.strides import broadcast_strides, dense_strides, dimension_words, result_strides, row_major
 from cupylosses.jit import compiler, gpu
 
 
@@ -186,6 +186,8 @@ class PointwisePlan(Plan):
 
     static: Static
     loss: Loss
+    #: True if gradients have the order of their operands, whatever gaps these have.
+    keeps_order = False
 
     def __init__(
         self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
@@ -234,14 +236,45 @@ class PointwisePlan(Plan):
         return tuple(0 if d in dims else next(rest) for d in range(len(self.full_shape)))
 
     def gradient_strides(self, slot: int) -> tuple[int, ...]:
-        """Those of the operand without gaps. An expanded operand has no order of its dimensions: its gradient takes
-        that of another operand. So does one that kernels would scatter.
+        """Those of the operand, or of an array in row-major order if it has gaps: autograd copies the gradient of a
+        leaf that has gaps into that order. An expanded operand has no order of its dimensions: its gradient takes that
+        of another operand. So does one that kernels would scatter.
         """
         x = self.tensors[slot]
         if not _is_expanded(x) and slot not in self._scattered:
-            return x.gradient.strides
+            return self._own[slot]
         others = [y for i, y in enumerate(self.tensors) if not _is_expanded(y) and i not in self._scattered]
         return result_strides(x.shape, [(y.shape, y.strides) for y in others])
+
+    @cached_property
+    def _own(self) -> list[tuple[int, ...]]:
+        """The strides of each gradient, as far as they depend on its operand alone: in row-major order of operands with
+        gaps, unless kernels would take longer to write it so than autograd to copy it.
+        """
+        own = [x.gradient.strides for x in self.tensors]
+        if self.keeps_order:
+            return own
+        rows = [y if x.strides == y else row_major(x.shape) for x, y in zip(self.tensors, own, strict=True)]
+        if rows == own:
+            return own
+        streams = self._streams_of(rows)
+        order = pointwise_layout.layout(self.full_shape, streams, self.micro_tile)
+        sinks = enumerate(streams[len(own) :], len(own))
+        out = [
+            pointwise_layout.is_out_of_order(order, i, x.itemsize)
+            or pointwise_layout.has_narrow_tiles(order, x.itemsize)
+            for i, x in sinks
+        ]
+        return [y if o else x for x, y, o in zip(rows, own, out, strict=True)]
+
+    @cached_property
+    def with_aligned_gradients(self) -> PointwisePlan:
+        """The plan whose gradients have the order of their operands, as results of operators do."""
+        if all([x.gradient.strides == self._own[i] for i, x in enumerate(self.tensors)]):
+            return self
+        plan = PointwisePlan(self.engine, Call(self.loss, (), self.static), self.tensors, self.promoted, self.machine)
+        plan.keeps_order = True
+        return plan
 
     @cached_property
     def _scattered(self) -> frozenset[int]:
@@ -250,8 +283,7 @@ class PointwisePlan(Plan):
         """
         if self.elements < pointwise_layout.ORDERED_ELEMENTS:
             return frozenset()
-        own = [x.gradient.strides for x in self.tensors]
-        streams = self._streams_of(own)
+        streams = self._streams_of(self._own)
         order = pointwise_layout.layout(self.full_shape, streams, self.micro_tile)
         found: set[int] = set()
         for i, x in enumerate(self.tensors):
