@@ -61,7 +61,7 @@ def drawn(dtype: str, *shape: int) -> torch.Tensor:
 
 def shifted(x: torch.Tensor, offset: int) -> torch.Tensor:
     """A copy that begins ``offset`` elements behind an aligned address and ends with its memory."""
-    return x.new_full((offset + x.numel(),), float("nan"))[offset:].copy_(x)
+    return x.new_full((offset + x.numel(),), float("nan"))[offset:].copy_(x.flatten())
 
 
 @pytest.mark.addresses
@@ -144,6 +144,8 @@ def test_micro_tiles_have_the_gradients_of_contiguous_operands(dtype: str) -> No
         assert all(map(torch.equal, found[1:], expected[1:])), shape
         assert torch.allclose(found[0], expected[0])
         assert found[2].stride() == transposed.stride()
+        behind = shifted(transposed.mT, 1).view(transposed.mT.shape).mT
+        assert all(map(torch.equal, gradients([x, behind])[1:], expected[1:]))
     found = gradients([x, y], "none", transposed)
     assert all(map(torch.equal, found, gradients([x, y], "none", y)))
 

@@ -369,7 +369,7 @@ def _long_tiled(
         return None
     access = ("stream",) * len(streams)
     if tile != Tile():
-        access = tuple(_access_of_tiles(s) for s in ordered)
+        access = tuple(_access_of_tiles(x, s, tile) for x, s in zip(streams, ordered, strict=True))
     return Layout(TILED[len(sizes) > 3], tile.a * tile.b, sizes, ordered, access, tile)
 
 
@@ -440,7 +440,10 @@ def _micro_tiles(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams
     for d in (0, 1):
         while widths[d] > 1 and (
             sizes[d] % widths[d] != 0
-            or not all(_aligned(streams[i], (1, *strides[i][:d], *strides[i][d + 1 :]), widths[d]) for i in fast[d])
+            or not all(
+                _aligned(replace(streams[i], misalignment=0), (1, *strides[i][:d], *strides[i][d + 1 :]), widths[d])
+                for i in fast[d]
+            )
         ):
             widths[d] //= 2
     a, b = widths
@@ -479,10 +482,14 @@ def _spanning(tile: Tile, sizes: Sequence[int]) -> Tile:
     return max(fitting, key=used, default=tile)
 
 
-def _access_of_tiles(strides: Sequence[int]) -> str:
+def _access_of_tiles(stream: Stream, strides: Sequence[int], tile: Tile) -> str:
+    """What begins between two vectors is read element by element; gradients begin at whole vectors."""
     if strides[0] == 0 == strides[1]:
         return "splat"
-    return "along_a" if strides[0] == 1 else "along_b" if strides[1] == 1 else "elements"
+    width = tile.a if strides[0] == 1 else tile.b if strides[1] == 1 else 0
+    if not width or stream.misalignment % min(16, width * stream.itemsize):
+        return "elements"
+    return "along_a" if strides[0] == 1 else "along_b"
 
 
 @dataclass(frozen=True)
