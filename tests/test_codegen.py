@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def variants(loss: Loss) -> list[PointwiseKernel]:
     """Every kernel that calls of a loss can reach; of thousands every seventh, since no axis has seven values."""
     found = all_variants(loss)
-    return found[:: short_or_full(7 if len(found) > 4000 else 1, 1)]
+    return found[:: short_or_full(7 if len(found) > 5000 else 1, 1)]
 
 
 def one_of_kind(loss: Loss, kind: str) -> PointwiseKernel:

@@ -445,7 +445,7 @@ def test_order_of_additions_knows_no_device() -> None:
     """It follows from the sizes: the functions that decide it receive nothing else."""
     assert list(inspect.signature(pointwise_layout.chunks).parameters) == ["vectors", "vec_size", "unroll"]
     assert list(inspect.signature(pointwise_layout.threads).parameters) == ["chunks"]
-    assert list(inspect.signature(pointwise_layout.layout).parameters) == ["shape", "streams", "micro_tile"]
+    assert list(inspect.signature(pointwise_layout.layout).parameters) == ["shape", "streams", "micro_tile", "widest"]
     assert list(inspect.signature(pointwise_layout.sum_layout).parameters) == ["shape", "streams", "result"]
 
 

@@ -20,11 +20,12 @@ from cupylosses.backends.torch.plans import forget, specs
 from cupylosses.call import Call
 from cupylosses.checks import FLOATING
 from cupylosses.definition.registry import registry
-from cupylosses.engines.base import Machine
+from cupylosses.engines.base import Machine, TensorSpec
 from cupylosses.engines.pointwise import engine as pointwise_engine
 from cupylosses.engines.pointwise import layout as pointwise_layout
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.pointwise.layout import Stream
+from cupylosses.engines.pointwise.reduction import Static
 from cupylosses.jit.gpu import Chip
 from cupylosses.testing import properties
 from cupylosses.testing.check import Check, run
@@ -60,7 +61,7 @@ def drawn(dtype: str, *shape: int) -> torch.Tensor:
 
 def shifted(x: torch.Tensor, offset: int) -> torch.Tensor:
     """A copy that begins ``offset`` elements behind an aligned address and ends with its memory."""
-    return x.new_full((offset + x.numel(),), float("nan"))[offset:].copy_(x)
+    return x.new_full((offset + x.numel(),), float("nan"))[offset:].copy_(x.flatten())
 
 
 @pytest.mark.addresses
@@ -74,6 +75,11 @@ def test_every_misalignment_has_the_bits_of_aligned_operands(dtype: str) -> None
         for offset in range(1, 16 // x.element_size()):
             found = gradients([shifted(x, offset), y])
             assert all(map(torch.equal, found, expected)), (count, offset)
+        row = y[:8].clone()
+        for reduction in ("none", "mean"):
+            expected_of_rows = gradients([x[:2048].view(-1, 8).clone(), row], reduction)
+            found = gradients([x[:2048].view(-1, 8).clone(), shifted(row, 1)], reduction)
+            assert all(map(torch.equal, found, expected_of_rows))
         both = gradients([shifted(x, 1), shifted(y, 3)])
         assert all(map(torch.equal, both, expected))
 
@@ -117,6 +123,9 @@ def test_rows_out_of_order_are_not_shifted() -> None:
     """The last vector of the index space would not be the last in memory."""
     aligned = Stream((64, 1), 4)
     assert pointwise_layout.layout((8, 64), [aligned, Stream((65, 1), 4, read=True)]).access[1] == "shifted"
+    # Nor are they read element by element, unless L1 has them: rows that are broadcast often.
+    found = pointwise_layout.layout((16, 64), [aligned, Stream((0, 1), 4, 4, read=True)])
+    assert (found.vec_size, found.access) == (4, ("stream", "singles"))
     for strides in ((0, 1), (32, 1), (-65, 1)):
         found = pointwise_layout.layout((8, 64), [aligned, Stream(strides, 4, 4, read=True)])
         assert (found.vec_size, "shifted" in found.access) == (1, False), strides
@@ -125,7 +134,8 @@ def test_rows_out_of_order_are_not_shifted() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_micro_tiles_have_the_gradients_of_contiguous_operands(dtype: str) -> None:
     """Of whole tiles and of parts of them, with gradients along both dimensions, for a transposed grad_output, too."""
-    for shape in ((136, 72), (3, 40, 12)):
+    # The last is spanned by three steps.
+    for shape in ((136, 72), (3, 40, 18)):
         x, y = drawn(dtype, 2, *shape).unbind()
         x, y = x.clone(), y.clone()
         transposed = y.mT.contiguous().mT
@@ -134,6 +144,8 @@ def test_micro_tiles_have_the_gradients_of_contiguous_operands(dtype: str) -> No
         assert all(map(torch.equal, found[1:], expected[1:])), shape
         assert torch.allclose(found[0], expected[0])
         assert found[2].stride() == transposed.stride()
+        behind = shifted(transposed.mT, 1).view(transposed.mT.shape).mT
+        assert all(map(torch.equal, gradients([x, behind])[1:], expected[1:]))
     found = gradients([x, y], "none", transposed)
     assert all(map(torch.equal, found, gradients([x, y], "none", y)))
 
@@ -236,10 +248,10 @@ def test_short_dimensions_of_another_order_have_the_gradients_of_contiguous_ones
 
 def test_gradients_that_would_be_scattered_take_the_order_of_another_operand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where a kernel finds neighbours next to each other."""
-    shape = 65, 2, 8, 4, 2
+    shape = 65, 2, 8, 4
     x, y = drawn("float32", 2, *shape).unbind()
-    permuted = x.permute(1, 3, 2, 4, 0).contiguous().permute(4, 0, 2, 1, 3)
-    near = y.permute(1, 0, 2, 3, 4).contiguous().permute(1, 0, 2, 3, 4)
+    permuted = x.permute(1, 3, 2, 0).contiguous().permute(3, 0, 2, 1)
+    near = y.permute(1, 0, 2, 3).contiguous().permute(1, 0, 2, 3)
     expected = gradients([x, y])
     for elements, first, second, strides in (
         (1 << 20, permuted, y, y.stride()),
@@ -251,6 +263,42 @@ def test_gradients_that_would_be_scattered_take_the_order_of_another_operand(mon
         found = gradients([first, second])
         assert all(map(torch.equal, found[1:], expected[1:])) and torch.allclose(found[0], expected[0])
         assert found[2].stride() == strides
+    forget()
+
+
+@pytest.mark.parametrize(("columns", "gap", "rows"), [(64, 0, False), (64, 8, True), (63, 3, False)])
+def test_gradients_of_operands_with_gaps_are_row_major(
+    columns: int, gap: int, rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autograd would copy those of leaves into that order. Not where kernels would store single elements."""
+    monkeypatch.setattr(pointwise_layout, "ORDERED_ELEMENTS", 1 << 10)
+    x = TensorSpec("float32", (columns, 2 * columns), (1, columns + gap))
+    call = Call(MSE, (), Static("mean"))
+    plan = pointwise_engine.POINTWISE.plan(call, (x, x), "float32", Machine(132, Chip()))
+    assert plan.gradient_strides(0) == ((2 * columns, 1) if rows else (1, columns))
+    # What operators promise.
+    assert plan.with_aligned_gradients.gradient_strides(0) == (1, columns)
+
+
+@pytest.mark.parametrize("gap", [0, 3])
+def test_operands_that_would_be_gathered_twice_are_copied(gap: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into the order of the first, or with gaps in that into the order that autograd gives to its gradient."""
+    monkeypatch.setattr(pointwise_layout, "ORDERED_ELEMENTS", 1 << 10)
+    shape, twice = (13, 2, 8, 4, 2), "none"
+    x, y = drawn("float32", 2, *shape).unbind()
+    permuted = torch.nn.functional.pad(x.permute(1, 3, 2, 4, 0).contiguous(), (0, gap))[..., :13].permute(4, 0, 2, 1, 3)
+    rows = y.stride()
+    order = rows if gap else permuted.stride()
+    for first, second, reduction in ((permuted, y, twice), (permuted, y, "mean"), (y, permuted, twice)):
+        call = pointwise_engine.POINTWISE.bind(MSE, (first, second, None, None, None), (reduction, None, None))
+        tensors = specs([first, second], [0, 0])
+        copies = pointwise_engine.POINTWISE.copies(Call(*call), tensors, Machine(132, Chip()), True)
+        target = order if first is permuted else rows
+        assert copies == {i: target for i, z in enumerate((first, second)) if (z is y) != (target == rows)}
+        expected = gradients([first.contiguous(), second.contiguous()], reduction)
+        found = gradients([first, second], reduction)
+        assert all(map(torch.equal, found[1:], expected[1:])) and torch.allclose(found[0], expected[0])
+        assert found[1].stride() == target
     forget()
 
 

@@ -22,12 +22,15 @@ from torch import Tensor
 
 import cupylosses
 from cupylosses.backends.torch import evaluation
+from cupylosses.backends.torch.plans import forget
 from cupylosses.call import Call
 from cupylosses.definition.base import MASK, WEIGHT, Flag, Operand
 from cupylosses.definition.registry import registry
 from cupylosses.engines.base import Machine
 from cupylosses.engines.base import TensorSpec as Described
+from cupylosses.engines.pointwise import layout as pointwise_layout
 from cupylosses.engines.pointwise import reference as pointwise_reference
+from cupylosses.engines.pointwise.codegen import PRODUCT
 from cupylosses.engines.pointwise.curvature import curved_pairs
 from cupylosses.engines.pointwise.definition import Loss, ModifiedLoss, modified
 from cupylosses.engines.pointwise.engine import POINTWISE
@@ -227,6 +230,23 @@ def test_pairs_along_which_an_expression_is_curved(value: str, flags: tuple[int,
         value=value,
     )
     assert curved_pairs(own, flags) == {pair for x in curved for pair in ((x[0], x[1]), (x[1], x[0]))}
+
+
+@pytest.mark.kernels
+def test_a_product_has_the_same_bits_however_many_lanes_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pointwise_layout, "GATHERED_ELEMENTS", 1)
+    x, target, other, tangent = torch.rand(4, 1031, device=KERNELS)[:, 1:].half()
+    found = []
+    for few in (pointwise_layout.FEW_CHUNKS, 0):
+        monkeypatch.setattr(pointwise_layout, "FEW_CHUNKS", few)
+        for targets in (target, torch.stack([target, other], 1)[:, 0]):
+            forget()
+            leaf = x.detach().requires_grad_()
+            value = cupylosses.functional.binary_cross_entropy_with_logits(leaf, targets)
+            (gradient,) = torch.autograd.grad(value, leaf, create_graph=True)
+            found += torch.autograd.grad(gradient, leaf, tangent)
+    assert all(torch.equal(x, found[0]) for x in found)
+    forget()
 
 
 @pytest.mark.kernels
@@ -563,6 +583,8 @@ def test_compiles(definition: Loss, dtype: str, nvrtc: Nvrtc) -> None:
         call = Call(loss, (), Static("sum", flags=flags))
         plan = PointwisePlan(POINTWISE, call, operands, dtype, Machine(100, Chip()))
         wanted = tuple(x.name != "mask" for x in loss.operands)
-        text = plan.elements_launch.variant("value_and_gradient", wanted).source()
-        assert "#define NARROW false" in text
-        assert nvrtc.compile(text, "sm_90").resources.warnings == ()
+        product = plan.product_launch.variant(PRODUCT, wanted)
+        for variant in (plan.elements_launch.variant("value_and_gradient", wanted), product):
+            text = variant.source()
+            assert "#define NARROW false" in text
+            assert nvrtc.compile(text, "sm_90").resources.warnings == ()

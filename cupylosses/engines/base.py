@@ -126,8 +126,8 @@ class Plan(ABC):
         empty: True if there is nothing to compute, which is the reference's to do.
         takes_status: True if kernels take the address of the device's status words as the last scalar, to report bad
             data (labels out of range) there; ``reports`` if they do for this call, ``waits`` if the call waits for it.
-        fused_hvp: True if one kernel computes the value and the gradients of a derivative along tangents;
-            ``has_product`` if another one leaves the value out.
+        fused_hvp: True if one kernel computes the value and the gradients of a derivative along tangents.
+        has_product: True if a kernel of such a derivative computes gradients without the value.
         contracts: True if the value of a derivative along tangents has no kernel: it is `Engine.contracted`.
         always_written: The gradients that this kernel writes whether they are wanted or not.
         vanishing: The gradients of a derivative along tangents that are 0 wherever they exist, without a kernel.

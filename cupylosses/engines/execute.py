@@ -299,6 +299,10 @@ def verified_gradients(
     if plan.tallies and not divisor.known:
         divisor = denominator(plan, device, pointers, scalars, found=True)
     gradients, addresses = gradient_buffers(plan, device, wanted)
+    if plan.has_product:
+        launcher = plan.launcher("product", wanted, divisor.counted)
+        launcher(device.stream(), *pointers, *addresses, grad_output, *scalars, *divisor.arguments)
+        return gradients
     launcher = plan.launcher("verify_gradient", wanted, divisor.counted)
     # The grad_output of a sum of rows is no guess for the next mean's.
     expected = device.expectation(plan.slot) if plan.scalar else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 #: Outer dimensions that ``kernels/core/layout.cuh`` has room for, after merging.
 MAX_RANK = 24
@@ -30,6 +31,17 @@ def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ..
         result[d] = step
         step *= max(shape[d], 1)
     return tuple(result)
+
+
+def in_order(shape: Sequence[int], strides: Sequence[int], dense: Sequence[int]) -> bool:
+    """True if dimensions of these strides are in the order of those that are ``dense``."""
+    outwards = sorted((d for d in range(len(shape)) if shape[d] > 1), key=dense.__getitem__)
+    return all(strides[a] < strides[b] for a, b in pairwise(outwards))
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor of this shape."""
+    return dense_strides(shape, (0,) * len(shape))
 
 
 def result_strides(shape: Sequence[int], operands: Iterable[tuple[Sequence[int], Sequence[int]]]) -> tuple[int, ...]:

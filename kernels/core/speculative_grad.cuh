@@ -72,6 +72,29 @@ struct SpeculativeScale {
   }
 };
 
+// The true grad_output * weight. As in SpeculativeScale, the first call of factor() waits for the load. Preconditions:
+// those of SpeculativeScale.
+template <class Compute, class Result>
+struct UpstreamScale {
+  double weight;
+  Result loaded;
+  bool known;
+  Compute value;
+
+  __device__ __forceinline__ UpstreamScale(const Result* grad_output, double weight)
+      : weight(weight), loaded(*grad_output), known(false) {
+  }
+
+  __device__ __forceinline__ Compute factor() {
+    if (!known) {
+      // The shuffle keeps the compiler from waiting in front of the loads.
+      value = static_cast<Compute>(__shfl_sync(0xffffffffu, widen<double>(loaded), 0) * weight);
+      known = true;
+    }
+    return value;
+  }
+};
+
 // True in every lane if this warp wrote its gradient with another grad_output than the true one. Values are compared as
 // bits: a NaN equals itself, and -0 differs from 0. Without records the gradient is always stale. Preconditions: every
 // lane of the warp calls it together.

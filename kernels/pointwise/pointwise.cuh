@@ -60,9 +60,9 @@ __host__ __device__ constexpr int vectors_in_flight(int vectors, int words, int 
 
 // Ways to read an operand. kSplat: one number for the whole vector (stride 0 along it). kShifted: vectors at addresses
 // that are no multiples of them. kScalars: elements of several components at such addresses, or of components that lie
-// apart, component by component; their offsets are in components. kGather: element by element, at the places that a
-// GatheredLayout has for them.
-enum class Access { kStream, kSplat, kShifted, kScalars, kGather };
+// apart, component by component; their offsets are in components. kSingles: element by element, neighbours at addresses
+// that are aligned for an element only. kGather: element by element, at the places that a GatheredLayout has for them.
+enum class Access { kStream, kSplat, kShifted, kSingles, kScalars, kGather };
 
 // Layout of a micro-tile in memory: rows of kA elements of unit stride, columns of kB, rows without gaps between them,
 // or none of these.
@@ -261,6 +261,11 @@ template <int kVecSize, class S>
 __device__ __forceinline__ typename LoadedOf<S, kVecSize>::type load(const S& source, int64 offset) {
   if constexpr (S::kAccess == Access::kShifted && kVecSize > 1) {
     return {load_unaligned<kVecSize>(source.pointer + offset)};
+  } else if constexpr (S::kAccess == Access::kSingles) {
+    typename LoadedOf<S, kVecSize>::type x;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) x.pack.element[i] = load_pack<1>(source.pointer + offset + i).element[0];
+    return x;
   } else if constexpr (S::kAccess == Access::kScalars) {
     static_assert(kVecSize == 1, "vectors have aligned elements");
     return {load_scalars(source.pointer, offset, source.component_step)};
@@ -1045,14 +1050,15 @@ template <class Program, int kUnroll>
 __host__ __device__ constexpr int flight() {
   constexpr bool kWide = sizeof(typename Program::Compute) == 8;
   constexpr bool kTight = Program::Layout::kOuter > (kWide ? 0 : 1) || Program::kReadsAhead > 0;
-  constexpr int kTightFree = kWide && Program::kScaledPerElement ? 2 : kUnroll / 2;
+  constexpr int kHalved = kUnroll > 1 ? kUnroll / 2 : 1;
+  constexpr int kTightFree = kWide && Program::kScaledPerElement && kUnroll > 2 ? 2 : kHalved;
   constexpr bool kMicroTile = Program::Layout::kTiled && Program::kVector > 1;
   // The sum of an operand's derivatives takes registers, and so do the places of what is gathered.
   constexpr bool kSummed = Program::kDerivatives > Program::kGradients &&
                            (Program::Layout::kOuter == 0 || (kNarrow && Program::kScaledPerElement));
   constexpr bool kHalf = kSummed || Program::kGathered;
   constexpr bool kMany = Program::kGathers * Program::kVector >= 16;
-  constexpr int kFree = kMicroTile || kMany ? 1 : kTight ? kTightFree : kHalf ? kUnroll / 2 : kUnroll;
+  constexpr int kFree = kMicroTile || kMany ? 1 : kTight ? kTightFree : kHalf ? kHalved : kUnroll;
   constexpr bool kRoom =
       kNarrow && Program::Loss::kHeavy == 1 && (Program::Layout::kOuter == 0 || Program::Layout::kStrips);
   constexpr int kElements = kWide ? (Program::kGathered ? 2 : 4) : kRoom ? 16 : 8;
@@ -1081,6 +1087,7 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
   constexpr int kBatch = kUnroll * kWarp;
   constexpr int kRun = kMaxRun / (kUnroll * Program::kVector);
   constexpr int kFlight = flight<Program, kUnroll>();
+  static_assert(kRun > 0 && kUnroll % kFlight == 0, "whole runs of whole batches");
   const int lane = threadIdx.x % kWarp;
   const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
   using Order = BatchOrder<typename Program::Layout, kBatch>;
@@ -1272,6 +1279,14 @@ __device__ __forceinline__ void verify_gradient(const Program& program, int64 ch
   if (!grad_scale_is_stale(g, used_grad_output, expected_grad_output)) return;
   KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * scale)};
   sweep_all<false, kUnroll>(program, known, chunks, nullptr);
+}
+
+// Writes the gradients for the true grad_output, where no kernel has written any; scale = 1 / divisor.
+template <int kUnroll, class Program, class Result>
+__device__ __forceinline__ void write_gradients(const Program& program, int64 chunks, double scale,
+                                                const Result* grad_output) {
+  UpstreamScale<typename Program::Compute, Result> upstream(grad_output, scale);
+  sweep_all<false, kUnroll>(program, upstream, chunks, nullptr);
 }
 
 // Partial sums of a broadcast operand by the elements of its gradient: streams of `kept` are the partial

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from cupylosses import checks, options
+from cupylosses import checks, interop, options
 from cupylosses.backends.torch import formulas, launches, transforms
 from cupylosses.backends.torch.device import TorchDevice, laid_out
 from cupylosses.backends.torch.plans import relocated
@@ -22,6 +22,7 @@ from cupylosses.engines import execute
 from cupylosses.engines.base import Plan, Wanted
 from cupylosses.engines.device import Divisor
 from cupylosses.engines.strides import dense_strides
+from cupylosses.reference_math import divide
 from cupylosses.torch_compat import current_device, increment_version
 
 _address, _strides = torch.Tensor.data_ptr, torch.Tensor.stride
@@ -200,6 +201,33 @@ class Unreduced(Function):
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         arrays = ctx.saved_tensors if not ctx.launch[0].single_use else _saved_once(ctx)
         return None, *_updated(ctx, arrays, grad_output, None)
+
+
+class Quotient(Function):
+    """``total / below``, where 0 / 0 is NaN and has a gradient of 0, as in `reference_math.divide`. That takes 18
+    launches of torch's operations forward and backward, which was a third of a small loss's time; this takes 8.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, total: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
+        quotient = total / below
+        ctx.save_for_backward(total, below, quotient.detach())
+        return quotient
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        total, below, quotient = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            inputs = [x for x, needed in zip((total, below), ctx.needs_input_grad, strict=True) if needed]
+            value = divide(interop.namespace(total), total, below)
+            found = iter(torch.autograd.grad(value, inputs, grad_output, create_graph=True))
+            return tuple([next(found) if needed else None for needed in ctx.needs_input_grad])
+        empty = below == 0
+        of_total = (grad_output / below).masked_fill_(empty, 0.0)
+        if not ctx.needs_input_grad[1]:
+            return of_total, None
+        # As torch has it, to the last bit.
+        return of_total, (quotient / below).mul_(grad_output).neg_().masked_fill_(empty, 0.0)
 
 
 class Relaid(Function):

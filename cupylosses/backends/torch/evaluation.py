@@ -141,12 +141,15 @@ def _of_copies(call: Call, copies: dict[int, tuple[int, ...]]) -> Call:
 
 
 def _apart(call: Call, plan: Any, wanted: tuple[bool, ...]) -> Any:
-    """A mean whose divisor has dimensions, or a gradient: sums, which torch divides and differentiates."""
+    """A mean whose divisor has dimensions, or a gradient: the quotient of two sums, which are losses of their own."""
     if call.normalizer is not None and type(call.normalizer) is not float:
         call = call._replace(normalizer=launches.double(call.normalizer, call.arrays[0].device))
     apart = call.loss.engine.apart(call, plan.promoted, wanted, False)
     values = [evaluate(x, warn=False) for x in apart.calls]
-    return apart.finish(interop.namespace(call.arrays[0]), values)
+    total = values[0] if values[0].shape == plan.shape else values[0].sum()
+    below = apart.below(values)
+    quotient = autograd.Quotient.apply(total, below if below.shape == plan.shape else below.expand(plan.shape))
+    return quotient.to(getattr(torch, plan.result))
 
 
 def evaluate_with_gradients(call: Call, wanted: tuple[bool, ...]) -> tuple[Any, list[Any]]:

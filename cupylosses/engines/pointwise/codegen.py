@@ -43,7 +43,7 @@ from cupylosses.jit.sources import FUNCTOR, nested
 POINTWISE = (*FUNCTOR, "pointwise/pointwise.cuh")
 SUMMING = (*FUNCTOR, "pointwise/sum_over.cuh")
 
-#: The entry points. The first three belong to a reduced loss, the next two to `reduction="none"`.
+#: The entry points of every loss. The first three belong to a reduced loss, the next two to `reduction="none"`.
 KINDS = {
     "value": "the reduced value",
     "value_and_gradient": "the reduced value and, for the expected grad_output, the gradients",
@@ -57,13 +57,16 @@ KINDS = {
     "combine_sums": "the value summed over some dimensions from its slices",
 }
 COMBINED = "combine_gradients"
+#: The entry point of a derivative along tangents besides: its gradients for one grad_output, without the value.
+PRODUCT = "product"
 REDUCED = frozenset({"value", "value_and_gradient"})
 SUMS_OF_VALUES = frozenset({"sum_over", "combine_sums"})
 SUMS = frozenset({"broadcast_gradient", "combine_slices"}) | SUMS_OF_VALUES
 
 #: Spelling of the accesses of a layout.
 ACCESS = {
-    "stream": "kStream", "splat": "kSplat", "shifted": "kShifted", "scalars": "kScalars", "gather": "kGather",
+    "stream": "kStream", "splat": "kSplat", "shifted": "kShifted", "singles": "kSingles", "scalars": "kScalars",
+    "gather": "kGather",
 }  # fmt: skip
 
 #: Spelling of the accesses of micro-tiles.
@@ -74,7 +77,7 @@ ALONG = {"along_a": "kA", "along_b": "kB", "packed": "kBoth", "elements": "kNeit
 class PointwiseKernel(Kernel):
     """What distinguishes one compiled module from another; hashable, and complete: equal variants have equal source.
 
-    ``kind`` names the entry point: one of :data:`KINDS`.
+    ``kind`` names the entry point: one of :data:`KINDS`, or :data:`PRODUCT`.
     ``access`` holds one entry per operand and a last one for a grad_output per element (``"none"`` without).
     ``compute`` is the dtype of the arithmetic. ``counted`` says that the divisor lies on the device, ``outer`` that a
     sum runs over dimensions that cannot be merged into one, ``shared`` that arguments say how many lanes and warps
@@ -82,7 +85,8 @@ class PointwiseKernel(Kernel):
     ``tile`` is the shape of tiles of micro-tiles, ``sinks`` are then the accesses of gradients and result, as they are
     where some streams are gathered. ``strip``
     has the vectors that a warp has in a row of strips, and the steps along it. ``sums`` has, for each wanted gradient
-    that is summed beside the value, the kind of its partial sums and the dimensions of their combination.
+    that is summed beside the value, the kind of its partial sums and the dimensions of their combination. ``unroll``
+    are the vectors of a lane in a batch, if they are not those that the layout has otherwise.
     """
 
     loss: Loss
@@ -103,6 +107,7 @@ class PointwiseKernel(Kernel):
     sinks: tuple[str, ...] = ()
     strip: tuple[int, int] = (0, 1)
     sums: tuple[tuple[str, int] | None, ...] = ()
+    unroll: int = 0
 
     companions: ClassVar = ("value_and_gradient", "verify_gradient")
 
@@ -125,6 +130,7 @@ class PointwiseKernel(Kernel):
             parts += [x for x, written in zip(self.sinks, self._written, strict=True) if written]
         parts += ["strip-" + "-".join(map(str, self.strip))] if self.layout in STRIPS else []
         parts += ["sums-" + "-".join(f"{x[0]}{x[1]}" if x else "0" for x in self.sums)] if self.sums else []
+        parts += [f"unroll-{self.unroll}"] if self.unroll else []
         return "_".join(parts)
 
     @property
@@ -183,6 +189,7 @@ _OWN_ARGUMENTS = {
         "double* used_grad_output",
     ],
     "verify_gradient": ["const Result* grad_output", "const double* used_grad_output", "double* expected_grad_output"],
+    PRODUCT: ["const Result* grad_output"],
     "elements": ["Result* values"],
     "elements_gradient": ["const Result* grad_output"],
     COMBINED: ["const Result* grad_output"],
@@ -442,7 +449,8 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
         if variant.layout in STRIPS:
             layout_type = f"StripLayout<{variant.vec_size}, {variant.strip[0]}, {variant.strip[1]}, {streams}, {rank}>"
         layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
-    unroll = f"<{UNROLL[variant.vec_size]}>"
+    steps = variant.tile.steps_a * variant.tile.steps_b if variant.tile else UNROLL[variant.vec_size]
+    unroll = f"<{variant.unroll or steps}>"
     element, call = {
         "value": ("Absent{}", f"reduce_value{unroll}(program, chunks, memory, divisor, value)"),
         "value_and_gradient": (
@@ -454,6 +462,7 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
             "Absent{}",
             f"verify_gradient{unroll}(program, chunks, scale, grad_output, used_grad_output, expected_grad_output)",
         ),
+        PRODUCT: ("Absent{}", f"write_gradients{unroll}(program, chunks, scale, grad_output)"),
         "elements": ("Element{values}", f"map_elements{unroll}(program, chunks, scale)"),
         "elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, chunks, scale)"),
     }[variant.kind]

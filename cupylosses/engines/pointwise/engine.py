@@ -25,7 +25,7 @@ from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise import reference as pointwise_reference
 from cupylosses.engines.pointwise.definition import Loss, counting, modified
 from cupylosses.engines.pointwise.jvp import TangentLoss, along_tangents
-from cupylosses.engines.pointwise.layout import is_sparse
+from cupylosses.engines.pointwise.layout import Stream, is_sparse, reordered
 from cupylosses.engines.pointwise.plan import PointwisePlan
 from cupylosses.engines.pointwise.reduction import Resolved, Static, resolve
 from cupylosses.engines.strides import dense_strides, result_strides
@@ -98,15 +98,22 @@ class PointwiseEngine(Engine):
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
         """Arrays that are read twice, by a value with dimensions and by its gradients, from sectors that hold little
-        of them: short rows with long gaps.
+        of them: short rows with long gaps. And arrays in other orders of their dimensions than the first, if they are
+        read twice, or no fast layout takes them.
         """
-        if not writes or isinstance(call.loss, TangentLoss) or _resolved(call)[1].dims is None:
+        if not writes or isinstance(call.loss, TangentLoss):
             return {}
-        return {
+        shape, resolved = _resolved(call)
+        twice = resolved.dims is not None
+        found = {
             i: dense_strides(x.shape, x.strides)
             for i, x in enumerate(tensors)
-            if is_sparse(x.shape, x.strides, interop.ITEMSIZE[x.dtype])
+            if twice and is_sparse(x.shape, x.strides, interop.ITEMSIZE[x.dtype])
         }
+        full = {i: x for i, x in enumerate(tensors) if x.shape == shape and 0 not in x.strides}
+        streams = {i: Stream(x.strides, interop.ITEMSIZE[x.dtype], read=True) for i, x in full.items()}
+        gaps = any([x.strides != x.gradient.strides for x in [*full.values()][:1]])
+        return found | reordered(shape, streams, twice, gaps)
 
     # Formulas
 
@@ -158,7 +165,8 @@ class PointwiseEngine(Engine):
             calls.append(Call(counted, tuple(chosen), static._replace(flags=())))
 
         def below(values: list[Any]) -> Any:
-            return (call.normalizer if len(values) == 1 else values[1]) * factor
+            divisor = call.normalizer if len(values) == 1 else values[1]
+            return divisor if type(factor) is float and factor == 1.0 else divisor * factor
 
         def finish(xp: Any, values: list[Any]) -> Any:
             quotient = divide(xp, values[0], xp.broadcast_to(below(values), resolved.shape))

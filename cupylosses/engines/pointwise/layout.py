@@ -12,14 +12,14 @@ Nothing here knows a device, an array library or a loss; all of it is tested wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from math import prod
 from operator import mul
 
 from cupylosses.definition.base import MAX_OPERANDS
-from cupylosses.engines.strides import MAX_RANK, dimension_words, merge
+from cupylosses.engines.strides import MAX_RANK, dimension_words, in_order, merge, row_major
 from cupylosses.jit.gpu import WARP
 
 #: The same of a derivative along directions, which has more operands than other losses: the parameters of a kernel,
@@ -41,6 +41,12 @@ MAX_CHUNKS = 3 << 10
 
 #: Blocks that a small loss is spread over: more SMs load faster, but every block arrives at the ticket.
 MIN_BLOCKS = 64
+
+#: Chunks below which a launch that adds up nothing is spread over more lanes, one vector of so many elements for each:
+#: a heavy loss takes longer to compute there than to load.
+FEW_CHUNKS = 1 << 10
+SPREAD_VECTOR = 4
+SPREAD_THREADS = 64
 
 #: Partial sums of a broadcast operand's gradient (doubles), and terms of a lane for which a slice is worth having: its
 #: own along columns, and a share of a warp's along rows, whose sums take a butterfly.
@@ -65,6 +71,9 @@ SUM_BLOCKS_PER_SM = 32
 #: Bytes that memory is read and written by at least.
 SECTOR = 32
 
+#: Part of the elements that a broadcast operand may have, as its inverse, for its address not to limit the vectors.
+SMALL_PART = 16
+
 #: Elements from which on gradients may have their dimensions in another order than their operands.
 ORDERED_ELEMENTS = 1 << 19
 
@@ -85,6 +94,9 @@ MAX_TASKS = 2 << 10
 
 #: The layout of one dimension of any strides.
 LINEAR = "linear"
+
+#: Layouts in which lanes may take one element at a time.
+SCALAR = ("matrix", "rows", LINEAR)
 
 #: Layouts in strips, with one dimension between planes and with more.
 STRIPS = ("strips", "strips_of_planes")
@@ -121,6 +133,12 @@ SMALL = 1 << 17
 TILED = ("tiles", "tiles_of_planes")
 TILE = 16
 TILE_OF_VECTORS = 8
+
+#: Part of a tile's lanes that is enough; the most steps that span a short dimension; and elements of a lane that
+#: kernels add up in their arithmetic (``kMaxRun`` of ``kernels/pointwise/pointwise.cuh``), a batch at least.
+WELL_USED = 0.9
+MOST_STEPS = 4
+MAX_RUN = 64
 
 
 @dataclass(frozen=True)
@@ -169,6 +187,13 @@ class Layout:
     ranges: int = 0
     #: Of rows and gathered streams: stretches of the index space that are visited at once.
     fronts: int = 1
+    #: Vectors of a lane in a batch, where it is not that of UNROLL.
+    unroll: int = 0
+
+    @property
+    def batch(self) -> int:
+        """Vectors of a lane in a batch."""
+        return self.unroll or (self.tile.steps_a * self.tile.steps_b if self.kind in TILED else UNROLL[self.vec_size])
 
     @property
     def strips(self) -> int:
@@ -242,8 +267,9 @@ def max_rank(operands: int) -> int:
     return MAX_RANK if operands <= MAX_OPERANDS else MAX_RANK_OF_MANY
 
 
-def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32) -> Layout:
-    """The layout of a non-empty index space: the widest vectors that sizes, strides and addresses allow.
+def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32, widest: int = 16) -> Layout:
+    """The layout of a non-empty index space: the widest vectors, of up to ``widest`` elements, that sizes, strides and
+    addresses allow.
 
     Of streams that disagree about the innermost dimension, a lane takes up to ``micro_tile`` elements at a time.
     """
@@ -260,13 +286,21 @@ def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32
         return tiled
     vec_size = 1
     if all(s[0] in (0, 1) for s in strides):
-        vec_size = _widest(sizes, strides, streams, flat)
-    access = tuple(
-        "shifted" if vec_size > 1 and s[0] == 1 and not _aligned(x, s, vec_size) else _access(s, vec_size, flat)
-        for x, s in zip(streams, strides, strict=True)
-    )
+        vec_size = _widest(sizes, strides, streams, flat, widest)
+    access = tuple(_access_of(x, s, sizes, vec_size, flat) for x, s in zip(streams, strides, strict=True))
     kind = "flat" if flat else LINEAR if len(sizes) == 1 else "matrix" if len(sizes) == 2 else "rows"
     return Layout(kind, vec_size, sizes, strides, access, fronts=_fronts(sizes, strides, streams))
+
+
+def spread(shape: Sequence[int], streams: Sequence[Stream], found: Layout) -> Layout | None:
+    """The layout of a launch that adds up nothing, over as many lanes as there are, where that of ``found`` leaves most
+    of them idle; None if it does not.
+    """
+    if found.kind in TILED or chunks_of(found) >= FEW_CHUNKS:
+        return None
+    if found.kind in GATHERED:
+        return replace(found, unroll=1)
+    return replace(layout(shape, streams, widest=SPREAD_VECTOR), unroll=1)
 
 
 def _fronts(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream]) -> int:
@@ -291,7 +325,7 @@ def gathered(found: Layout, streams: Sequence[Stream]) -> Layout | None:
     """The layout of one dimension in place of one without vectors, if some streams are dense in it: the others are read
     and written element by element, whose places cost less there than rows do.
     """
-    if found.kind not in ("matrix", "rows", LINEAR) or found.vec_size > 1 or len(found.sizes) > len(GATHERED):
+    if found.kind not in SCALAR or found.vec_size > 1 or len(found.sizes) > len(GATHERED):
         return None
     if max(found.sizes[:-1], default=0) > LONGEST_GATHERED:
         return None
@@ -335,7 +369,7 @@ def _long_tiled(
         return None
     access = ("stream",) * len(streams)
     if tile != Tile():
-        access = tuple(_access_of_tiles(s) for s in ordered)
+        access = tuple(_access_of_tiles(x, s, tile) for x, s in zip(streams, ordered, strict=True))
     return Layout(TILED[len(sizes) > 3], tile.a * tile.b, sizes, ordered, access, tile)
 
 
@@ -406,7 +440,10 @@ def _micro_tiles(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams
     for d in (0, 1):
         while widths[d] > 1 and (
             sizes[d] % widths[d] != 0
-            or not all(_aligned(streams[i], (1, *strides[i][:d], *strides[i][d + 1 :]), widths[d]) for i in fast[d])
+            or not all(
+                _aligned(replace(streams[i], misalignment=0), (1, *strides[i][:d], *strides[i][d + 1 :]), widths[d])
+                for i in fast[d]
+            )
         ):
             widths[d] //= 2
     a, b = widths
@@ -420,13 +457,39 @@ def _micro_tiles(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams
     steps, down = UNROLL[a * b], 1
     while down < steps and WARP // lanes * b * down < sizes[1]:
         down *= 2
-    return Tile(a, b, lanes, steps // down, down)
+    return _spanning(Tile(a, b, lanes, steps // down, down), sizes)
 
 
-def _access_of_tiles(strides: Sequence[int]) -> str:
+def _spanning(tile: Tile, sizes: Sequence[int]) -> Tile:
+    """The tile, or one whose steps span a short dimension where the tile leaves many lanes outside of it: rows are then
+    read by one warp.
+    """
+
+    def used(x: Tile) -> float:
+        return _used(sizes[0], x.sides[0]) * _used(sizes[1], x.sides[1])
+
+    if used(tile) >= WELL_USED:
+        return tile
+    most = min(MOST_STEPS, MAX_RUN // (tile.a * tile.b))
+    found = []
+    for lanes in (4, 8, 16, 32):
+        steps = -(-sizes[0] // (tile.a * lanes))
+        found.append(replace(tile, lanes_a=lanes, steps_a=steps, steps_b=1))
+    for lanes in (8, 4, 2, 1):
+        steps = -(-sizes[1] // (tile.b * (WARP // lanes)))
+        found.append(replace(tile, lanes_a=lanes, steps_a=1, steps_b=steps))
+    fitting = [x for x in found if 1 < x.steps_a * x.steps_b <= most and used(x) >= used(tile)]
+    return max(fitting, key=used, default=tile)
+
+
+def _access_of_tiles(stream: Stream, strides: Sequence[int], tile: Tile) -> str:
+    """What begins between two vectors is read element by element; gradients begin at whole vectors."""
     if strides[0] == 0 == strides[1]:
         return "splat"
-    return "along_a" if strides[0] == 1 else "along_b" if strides[1] == 1 else "elements"
+    width = tile.a if strides[0] == 1 else tile.b if strides[1] == 1 else 0
+    if not width or stream.misalignment % min(16, width * stream.itemsize):
+        return "elements"
+    return "along_a" if strides[0] == 1 else "along_b"
 
 
 @dataclass(frozen=True)
@@ -541,16 +604,22 @@ def _used(count: int, size: int) -> float:
     return count / (-(-count // size) * size)
 
 
-def _widest(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], flat: bool) -> int:
+def _widest(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], flat: bool, most: int = 16
+) -> int:
     # Single bytes (labels, masks) decide only where there is nothing else, and what is one number for all not at all.
     read = [x.itemsize for x, stride in zip(streams, strides, strict=True) if stride[0] == 1]
     items = [x for x in read if x > 1] or read or [max(x.itemsize for x in streams)]
-    vec_size = max(1, min(16 // min(items), 32 // max(items)))
+    vec_size = max(1, min(16 // min(items), 32 // max(items), most))
     while vec_size > 1:
         fits = flat or sizes[0] % vec_size == 0
         for stream, stride in zip(streams, strides, strict=True):
             if stride[0] == 1:
-                fits = fits and (_aligned(stream, stride, vec_size) or _shiftable(stream, stride, sizes, vec_size))
+                fits = fits and (
+                    _aligned(stream, stride, vec_size)
+                    or _shiftable(stream, stride, sizes, vec_size)
+                    or _is_small(stream, stride, sizes)
+                )
         if fits:
             break
         vec_size //= 2
@@ -571,6 +640,20 @@ def _shiftable(stream: Stream, strides: Sequence[int], sizes: Sequence[int], vec
     return stream.read and rows_in_order and vec_size * stream.itemsize >= 4
 
 
+def _is_small(stream: Stream, strides: Sequence[int], sizes: Sequence[int]) -> bool:
+    """True of an operand that is broadcast so often that the L1 cache serves it, element by element."""
+    if not stream.read:
+        return False
+    own = prod([n for n, s in zip(sizes, strides, strict=True) if s])
+    return own * SMALL_PART <= prod(sizes)
+
+
+def _access_of(stream: Stream, strides: Sequence[int], sizes: Sequence[int], vec_size: int, flat: bool) -> str:
+    if vec_size == 1 or strides[0] != 1 or _aligned(stream, strides, vec_size):
+        return _access(strides, vec_size, flat)
+    return "shifted" if _shiftable(stream, strides, sizes, vec_size) else "singles"
+
+
 def _access(strides: Sequence[int], vec_size: int, flat: bool) -> str:
     return "splat" if strides[0] == 0 and (flat or vec_size > 1) else "stream"
 
@@ -587,7 +670,7 @@ def chunks(vectors: int, vec_size: int, unroll: int = 0) -> int:
 def chunks_of(found: Layout) -> int:
     """Chunks of a layout: of strips, tasks are dealt out to chunks."""
     if found.kind not in STRIPS:
-        return chunks(found.vectors, found.vec_size)
+        return chunks(found.vectors, found.vec_size, found.batch)
     rounds = -(-found.tasks // MAX_TASKS)
     return -(-found.tasks // rounds)
 
@@ -707,10 +790,36 @@ def is_sparse(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bo
     return _sectors(sizes, merged, itemsize) > 3
 
 
+def reordered(
+    shape: tuple[int, ...], streams: Mapping[int, Stream], twice: bool, gaps: bool
+) -> dict[int, tuple[int, ...]]:
+    """The operands of the full shape that are copied into the order of the first, with the strides of the copies: those
+    of other orders, if they are read ``twice``, or have too many dimensions to be gathered. If the first has ``gaps``,
+    all take the row-major order, which its gradient has.
+    """
+    if len(streams) < 2 or prod(shape) < ORDERED_ELEMENTS:
+        return {}
+    found = layout(shape, [*streams.values()])
+    if found.kind not in SCALAR or found.vec_size > 1 or not (twice or len(found.sizes) > len(GATHERED)):
+        return {}
+    if len({min(range(len(x)), key=x.__getitem__) for x in found.strides}) == 1:
+        return {}
+    first = next(iter(streams.values()))
+    order = row_major(shape) if gaps else first.strides
+    return {i: order for i, x in streams.items() if not in_order(shape, x.strides, order)}
+
+
 def is_out_of_order(order: Layout, stream: int, itemsize: int) -> bool:
     """True if a kernel with this layout writes little of each sector of a stream at a time."""
     scattered = order.kind != "flat" and order.kind not in TILED
     return scattered and _sectors(order.sizes, order.strides[stream], itemsize) > 3
+
+
+def has_narrow_tiles(order: Layout, itemsize: int) -> bool:
+    """True if a kernel with this layout writes a large array in micro-tiles of less than 16 bytes, which takes longer
+    than a copy from another order.
+    """
+    return order.kind in TILED and order.vec_size * itemsize < 16 and order.elements >= ORDERED_ELEMENTS
 
 
 def _sectors(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> float:

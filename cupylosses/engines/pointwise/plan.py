@@ -18,12 +18,12 @@ from cupylosses.engines.base import Engine, Machine, Plan, Step, TensorSpec, Wan
 from cupylosses.engines.device import EXPECTATIONS
 from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise import layout as pointwise_layout
-from cupylosses.engines.pointwise.codegen import COMBINED, PointwiseKernel, title
+from cupylosses.engines.pointwise.codegen import COMBINED, PRODUCT, PointwiseKernel, title
 from cupylosses.engines.pointwise.curvature import vanishing
 from cupylosses.engines.pointwise.definition import Loss, counting
 from cupylosses.engines.pointwise.jvp import TangentLoss
 from cupylosses.engines.pointwise.reduction import Static, resolve
-from cupylosses.engines.strides import broadcast_strides, dense_strides, dimension_words, result_strides
+from cupylosses.engines.strides import broadcast_strides, dense_strides, dimension_words, result_strides, row_major
 from cupylosses.jit import compiler, gpu
 
 
@@ -36,14 +36,17 @@ class ElementLaunch:
         streams: Sequence[pointwise_layout.Stream],
         processors: int,
         broadcast: Sequence[int] = (),
+        spread: bool = False,
     ) -> None:
         self.plan = plan
         found = pointwise_layout.layout(plan.full_shape, streams, plan.micro_tile)
         summed = {slot: len(plan.tensors) + slot for slot in broadcast}
         strips = pointwise_layout.in_strips(found, [*summed.values()]) if broadcast else None
         self.layout = strips or pointwise_layout.gathered(found, streams) or found
+        wide = pointwise_layout.spread(plan.full_shape, streams, self.layout) if spread else None
+        self.layout = wide or self.layout
         self.chunks = pointwise_layout.chunks_of(self.layout)
-        self.threads = pointwise_layout.threads(self.chunks)
+        self.threads = pointwise_layout.SPREAD_THREADS if wide else pointwise_layout.threads(self.chunks)
         self.blocks = pointwise_layout.grid(self.chunks, self.threads, processors)
         self.warps = self.blocks * self.threads // gpu.WARP
         #: The partial sums of gradients of operands that are ``broadcast``, by slot, and where they begin behind the
@@ -103,6 +106,7 @@ class ElementLaunch:
             sinks=access[operands:] if micro_tiles or self.layout.kind in pointwise_layout.GATHERED else (),
             strip=(self.layout.across, self.layout.steps),
             sums=tuple([(x.kind, x.rank) if x else None for x in summed]) if any(summed) else (),
+            unroll=self.layout.unroll,
         )
 
 
@@ -182,6 +186,8 @@ class PointwisePlan(Plan):
 
     static: Static
     loss: Loss
+    #: True if gradients have the order of their operands, whatever gaps these have.
+    keeps_order = False
 
     def __init__(
         self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
@@ -215,6 +221,7 @@ class PointwisePlan(Plan):
         if isinstance(loss, TangentLoss) and loss.base is not None:
             directions = (False,) * sum(loss.has_tangent)
             self.vanishing = (*vanishing(loss.base, loss.has_tangent, static.flags), *directions)
+        self.has_product = isinstance(loss, TangentLoss)
         self.slot = hash((title(loss), static, self.full_shape, self.storage, self.result)) % EXPECTATIONS
         self._gradient_launches: dict[pointwise_layout.Stream, ElementLaunch] = {}
         self._summing_launches: dict[pointwise_layout.Stream, ElementLaunch | None] = {}
@@ -229,14 +236,45 @@ class PointwisePlan(Plan):
         return tuple(0 if d in dims else next(rest) for d in range(len(self.full_shape)))
 
     def gradient_strides(self, slot: int) -> tuple[int, ...]:
-        """Those of the operand without gaps. An expanded operand has no order of its dimensions: its gradient takes
-        that of another operand. So does one that kernels would scatter.
+        """Those of the operand, or of an array in row-major order if it has gaps: autograd copies the gradient of a
+        leaf that has gaps into that order. An expanded operand has no order of its dimensions: its gradient takes that
+        of another operand. So does one that kernels would scatter.
         """
         x = self.tensors[slot]
         if not _is_expanded(x) and slot not in self._scattered:
-            return x.gradient.strides
+            return self._own[slot]
         others = [y for i, y in enumerate(self.tensors) if not _is_expanded(y) and i not in self._scattered]
         return result_strides(x.shape, [(y.shape, y.strides) for y in others])
+
+    @cached_property
+    def _own(self) -> list[tuple[int, ...]]:
+        """The strides of each gradient, as far as they depend on its operand alone: in row-major order of operands with
+        gaps, unless kernels would take longer to write it so than autograd to copy it.
+        """
+        own = [x.gradient.strides for x in self.tensors]
+        if self.keeps_order:
+            return own
+        rows = [y if x.strides == y else row_major(x.shape) for x, y in zip(self.tensors, own, strict=True)]
+        if rows == own:
+            return own
+        streams = self._streams_of(rows)
+        order = pointwise_layout.layout(self.full_shape, streams, self.micro_tile)
+        sinks = enumerate(streams[len(own) :], len(own))
+        out = [
+            pointwise_layout.is_out_of_order(order, i, x.itemsize)
+            or pointwise_layout.has_narrow_tiles(order, x.itemsize)
+            for i, x in sinks
+        ]
+        return [y if o else x for x, y, o in zip(rows, own, out, strict=True)]
+
+    @cached_property
+    def with_aligned_gradients(self) -> PointwisePlan:
+        """The plan whose gradients have the order of their operands, as results of operators do."""
+        if all([x.gradient.strides == self._own[i] for i, x in enumerate(self.tensors)]):
+            return self
+        plan = PointwisePlan(self.engine, Call(self.loss, (), self.static), self.tensors, self.promoted, self.machine)
+        plan.keeps_order = True
+        return plan
 
     @cached_property
     def _scattered(self) -> frozenset[int]:
@@ -245,8 +283,7 @@ class PointwisePlan(Plan):
         """
         if self.elements < pointwise_layout.ORDERED_ELEMENTS:
             return frozenset()
-        own = [x.gradient.strides for x in self.tensors]
-        streams = self._streams_of(own)
+        streams = self._streams_of(self._own)
         order = pointwise_layout.layout(self.full_shape, streams, self.micro_tile)
         found: set[int] = set()
         for i, x in enumerate(self.tensors):
@@ -360,7 +397,14 @@ class PointwisePlan(Plan):
         return ElementLaunch(self, streams, self.machine.processors)
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
+        if stage == PRODUCT:
+            return self.product_launch.launcher(stage, wanted, counted)
         return self.elements_launch.launcher(stage, wanted, counted)
+
+    @cached_property
+    def product_launch(self) -> ElementLaunch:
+        """The launch of gradients for one ``grad_output`` without a value."""
+        return self.gradient_launch(pointwise_layout.Stream((0,) * len(self.full_shape), interop.ITEMSIZE[self.result]))
 
     def unreduced_step(self, counted: bool) -> Step:
         if self.elementwise:
@@ -392,7 +436,7 @@ class PointwisePlan(Plan):
         """The launch that computes the gradients for a ``grad_output`` per element."""
         found = self._gradient_launches.get(grad_output)
         if found is None:
-            found = ElementLaunch(self, [*self.streams, grad_output], self.machine.processors)
+            found = ElementLaunch(self, [*self.streams, grad_output], self.machine.processors, spread=self.has_product)
             self._gradient_launches[grad_output] = found
         return found
 
