@@ -229,6 +229,9 @@ class SoftmaxPlan(Plan):
             layout, vec_size, chunks = "label_only", 1, max(1, -(-self.rows // gpu.WARP))
             width, threads, shared = 1, softmax_layout.THREADS, 0
             blocks = max(1, min(-(-chunks // (threads // gpu.WARP)), 8 * processors))
+        elif stage == "value" and layout == "label_only_few":
+            # The losses are one warp's. Blocks that have nothing to do would take longer than it does.
+            blocks, threads = 1, gpu.WARP
         elif forward:
             blocks = softmax_layout.blocks(x, chunks, processors, gradient=False)
         elif stage == "denominator":
