@@ -68,10 +68,13 @@ LABEL_ONLY_TILE_RESIDENT = 512
 LABEL_ONLY_LEAST_VECTORS = 4
 LABEL_ONLY_MANY_TILES = 1 << 10
 #: Bytes of gradients that are cleared before their labels are written, at least; the same where classes lie apart and
-#: neighbouring rows in no vectors; and bytes of the classes of a row, as each label takes a sector of its own.
+#: neighbouring rows in no vectors, or in parts of sectors; and bytes of the classes of a row, as each label takes a
+#: sector of its own.
 SPARSE_BYTES = 1 << 27
 SPARSE_APART_BYTES = 1 << 24
 SPARSE_ROW_BYTES = 1 << 10
+#: Bytes of a sector of memory, which is written as a whole or read before.
+SECTOR_BYTES = 32
 #: Rows whose losses a single warp adds up, at most.
 LABEL_ONLY_FEW = 2 * WARP
 #: Partial sums of longer rows, at most: a warp that writes tile after tile for one of them is slower by up to a half.
@@ -708,7 +711,8 @@ def label_only_layout(
     row = max(classes, 1) * size
     together = classes == 1 or gradients.class_stride == 1
     each = min(LABEL_ONLY_ROWS, vector_size(sizes, (strides[1], strides[1]), gradients, gradients, False))
-    large = rows * row >= (SPARSE_BYTES if together else SPARSE_APART_BYTES) and (together or each == 1)
+    scattered = each == 1 or not _whole_sectors(sizes, strides[1], gradients)
+    large = rows * row >= (SPARSE_BYTES if together else SPARSE_APART_BYTES) and (together or scattered)
     if large and row >= SPARSE_ROW_BYTES and classes < 1 << 31:
         return RowLayout(
             "label_only_sparse", 1, 1, THREADS, _chunks(-(-rows // (WARP * LABEL_ONLY_ROWS))), THREADS // WARP, 0, rank,
@@ -742,6 +746,12 @@ def label_only_layout(
         "label_only_columns", each, slices, THREADS, _chunks(tiles * slices), THREADS // WARP, 0, rank, words,
         resident=LABEL_ONLY_RESIDENT,
     )  # fmt: skip
+
+
+def _whole_sectors(sizes: Sequence[int], strides: Sequence[int], gradients: RowStrides) -> bool:
+    """True if neighbouring rows of each class begin with a sector of memory, and end with one."""
+    apart = (*(s for s, n in zip(strides[1:], sizes[1:], strict=True) if n > 1), gradients.class_stride, sizes[0])
+    return not any(x * gradients.itemsize % SECTOR_BYTES for x in apart)
 
 
 def dense_layout(
