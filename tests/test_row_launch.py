@@ -416,6 +416,12 @@ def test_many_rows_go_to_registers(shape: tuple[int, ...], dtype: str, kind: str
     assert of(shape, 1, dtype).kind == kind
 
 
+@pytest.mark.parametrize(("step", "kind"), [(2, "columns"), (3, "columns"), (5, "thread_per_row")])
+def test_every_few_elements_of_few_classes_go_to_registers(step: int, kind: str) -> None:
+    strides = (3 * 4096 * step, 4096 * step, 64 * step, step)
+    assert of((4, 3, 64, 64), 1, strides=strides).kind == kind
+
+
 @pytest.mark.parametrize("class_dim", range(4))
 def test_class_dimension_may_be_anywhere(class_dim: int) -> None:
     shape = [2, 3, 8, 64]

@@ -49,6 +49,8 @@ THREAD_PER_ROW_THREADS_MIN = 64
 SHIFTED_BYTES = 8
 #: Distance in elements of neighbouring rows that a warp reads as columns, at most: of each line it uses half at least.
 NEAR = 2
+#: The same of rows that a lane takes to registers.
+NEAR_COLUMNS = 4
 #: Bytes of a row of log-probabilities below which a lane takes a row, and bytes of the rows that it takes, as far as
 #: these are not one.
 LABEL_ONLY_ROW_BYTES = 256
@@ -374,12 +376,13 @@ def _in_registers(
         threads = min(threads, power_of_two(SHARED_BYTES // row + 1) // 2)
         shared = threads * row + shifted * threads // WARP * 16 * packed_buffers(classes)
     else:
-        if not _near(sizes, (strides[0], strides[1])):
+        near = _near(sizes, (strides[0], strides[1]))
+        if not near and not spread_columns(rows, classes, sizes, (strides[0], strides[1])):
             return None
-        if tiled(rows, classes, size):
+        if near and tiled(rows, classes, size):
             tile = tile_shape(rows, classes, size, vec_size, chip, heavy)
             return _tile_layout(tile, rows, classes, logits, gradients, sizes, strides)
-        if vec_size == 1 and interleaved(rows, classes, sizes, strides, size):
+        if near and vec_size == 1 and interleaved(rows, classes, sizes, strides, size):
             return _interleaved_layout(rows, classes, logits, gradients, sizes, strides)
         found = _column_rows(rows, classes, size, vec_size)
         if not found:
@@ -599,6 +602,14 @@ def _near(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
     return sizes[0] > 1 and all(x[0] == 1 for x in strides)
 
 
+def spread_columns(rows: int, classes: int, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
+    """True of many rows of so few classes that a lane takes a row to registers though neighbouring logits are a few
+    elements apart. ``strides`` are those of the logits and of their gradients.
+    """
+    few = rows >= MANY_ROWS and 1 < classes <= COLUMN_CLASSES and sizes[0] > 1
+    return few and strides[1][0] == 1 and 1 < strides[0][0] <= NEAR_COLUMNS
+
+
 def block_blocks(cluster: int, heavy: bool, crowded: bool) -> int:
     """Blocks of BLOCK_THREADS that a multiprocessor has registers for. More ``crowded`` ones, with a cap or with
     vectors of 16 bits that are gathered, would spill.
@@ -637,6 +648,8 @@ def copied(
     if all(x.class_stride == 1 for x in tensors):
         return softmax and not (second and read == 2) and _padded(rows, classes, tensors, sizes, strides, read, room)
     if softmax and read == 1 and shares and chip is not None and gathered(classes, sizes, strides, tensors, chip):
+        return False
+    if softmax and read == 1 and shares and spread_columns(rows, classes, sizes, strides):
         return False
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
