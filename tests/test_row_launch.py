@@ -344,6 +344,7 @@ def test_few_rows_take_many_blocks() -> None:
     assert of((1, 128256), 1, "bfloat16").cluster == MAX_CLUSTER
     assert (of((16, 1 << 20), 1).kind, of((16, 1 << 20), 1).cluster) == ("two_pass", MAX_CLUSTER)
     assert of((64, 4096), 1).threads > of((4096, 4096), 1).threads
+    assert [of((rows, 128), 1, "bfloat16").width for rows in (187, 8192, 1 << 17)] == [8, 4, 2]
 
 
 def test_labels_of_an_image_are_one_dimension() -> None:

@@ -40,8 +40,15 @@ from cupylosses.jit.gpu import DECLARED_BYTES, MAX_THREADS, SHARED_BYTES, WARP, 
 #: ones. What a row costs besides its logits is paid by each warp.
 WARP_VECTORS = 8
 VECTORS = 8
+#: Vectors of a row that a lane takes, at least, and lanes below which it takes fewer than WARP_VECTORS: those of few
+#: rows would leave most of a GPU idle.
+LEAST_VECTORS = 2
+FEW_LANES = 1 << 15
 #: Classes of rows that a thread takes each, though they are neighbours: more threads would have too little to do.
 FEW_CLASSES = 32
+#: Such classes of fewer than MANY_ROWS rows with a target for each class, and where there are few elements.
+DENSE_ALONE, DENSE_ALONE_FEW = 24, 4
+DENSE_FEW_ELEMENTS = 1 << 16
 #: Neighbouring rows that a thread takes together, where classes lie apart, at most, and threads of a block, at least.
 ROWS_PER_THREAD = 4
 THREAD_PER_ROW_THREADS_MIN = 64
@@ -83,8 +90,10 @@ LABEL_ONLY_FEW = 2 * WARP
 LABEL_ONLY_CHUNKS = 1 << 16
 #: Vectors that a thread reads together, of a row that does not stay on chip.
 TWO_PASS_VECTORS = 4
-#: The same of rows with a target for each class, of which there are two vectors.
+#: The same of rows with a target for each class, of which there are two vectors; and vectors of such a row, at least,
+#: if there are single elements at its ends.
 DENSE_VECTORS = 4
+DENSE_EDGES = 32
 TWO_PASS_DENSE_VECTORS = 2
 #: Blocks of a cluster, at most, as many as every GPU that has clusters can run at once.
 MAX_CLUSTER = 8
@@ -184,6 +193,12 @@ SECOND_THREADS = 1 << 16
 SECOND_CLASSES = 8
 #: Classes of rows that a thread takes alone though these are few: of each class it waits for memory.
 SECOND_FEW_CLASSES = 16
+#: The same of rows with a target for each class, which no thread stages in shared memory; and vectors of a row with
+#: single elements at its ends, at least.
+SECOND_DENSE_CLASSES = 4
+SECOND_EDGES = 16
+#: Blocks of warps that share no row, at least: of fewer large ones some multiprocessors have twice as many as others.
+SECOND_BLOCKS = 4 * MANY_BLOCKS
 #: Elements whose classes may lie apart though warps share rows, at most: copies of so few take longer.
 SECOND_APART = 1 << 16
 #: Threads of a block that are no unit of their own.
@@ -659,6 +674,9 @@ def copied(
         return False
     if read == 1 and shares and rows < TILE_ROWS and classes > APART_CLASSES:
         return True
+    if second and read == 1 and rows >= MANY_ROWS and SECOND_FEW_CLASSES < classes <= FEW_CLASSES:
+        # Threads that stage their rows copy 16 bits one by one.
+        return tensors[0].itemsize == 2
     if second and rows < MANY_ROWS and classes > SECOND_FEW_CLASSES:
         return rows * classes > SECOND_APART
     return classes * sum(x.itemsize for x in tensors[:read]) * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
@@ -793,7 +811,7 @@ def dense_layout(
     if packed:
         kind, width, per_thread = "packed_rows", 1, classes
         vec_size, threads, shared = packed
-    elif together and classes > FEW_CLASSES:
+    elif together and classes > _classes_alone(rows, classes):
         part = PART_BYTES if classes * size <= 2 * PART_BYTES and not affine else DENSE_PART_BYTES
         # Two exchanges take more of a thread's time, which more vectors make up for.
         each = DENSE_VECTORS if affine else 2 * DENSE_VECTORS
@@ -801,6 +819,7 @@ def dense_layout(
         shifted = shifts and logits.itemsize == targets.itemsize and alike * logits.itemsize < SHIFTED_BYTES
         wide = _alike(sizes, [strides[1], strides[5]], (gradients, target_gradients))
         shifted = shifted and wide * logits.itemsize == 16
+        alike = _without_edges(classes, alike, operands, of_operands, DENSE_EDGES)
         for vec_size in (wide, alike) if shifted else (alike,):
             kind, width, threads, cluster = _on_chip(
                 classes, vec_size, vec_size * size, rows, chip, (THREADS, MAX_THREADS), each, part
@@ -853,6 +872,15 @@ def dense_register_classes(kind: str, affine: bool, capped: bool) -> int:
     return DENSE_PACKED_CLASSES if kind == "packed_rows" else DENSE_COLUMN_CLASSES if kind == "columns" else 0
 
 
+def _classes_alone(rows: int, classes: int) -> int:
+    """Classes of a row with a target for each that a thread takes alone: its time grows with them, that of lanes that
+    share a row with the rows.
+    """
+    if rows >= MANY_ROWS:
+        return FEW_CLASSES
+    return DENSE_ALONE_FEW if rows * classes <= DENSE_FEW_ELEMENTS else DENSE_ALONE
+
+
 def _column_rows_of_lane(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> int:
     """Neighbouring rows that a lane takes to registers, in words of four bytes if they lie so; 0 of rows that are not
     neighbours in all tensors.
@@ -886,16 +914,18 @@ def _packed_dense(
     sizes: Sequence[int],
     strides: Sequence[Sequence[int]],
     registers: bool,
+    tangents: int = 0,
 ) -> tuple[int, int, int] | None:
     """Elements of a word, threads of a block and bytes of shared memory for many rows of few contiguous classes with a
-    target each; None for others. Of those in ``registers`` a lane takes several, and the next ones have room, too.
+    target each; None for others. Of those in ``registers`` a lane takes several, and the next ones have room, too. The
+    last ``operands`` are ``tangents``, so many.
     """
     itemsizes = [x.itemsize for x in operands]
     word = gcd(16, *(x.misalignment for x in operands))
     fits = rows >= MANY_ROWS and 1 < classes <= PACKED_CLASSES and word >= max(itemsizes)
     if not fits or any(x != strides[0] for x in strides) or not without_gaps(classes, sizes, strides[0]):
         return None
-    row = sum(packed_pitch(classes * x) for x in (itemsizes[0], itemsizes[2]))
+    row = sum(packed_pitch(classes * x) for x in (itemsizes[0], itemsizes[2], *itemsizes[len(itemsizes) - tangents :]))
     row *= 2 * packed_rows_of_lane(classes) if registers else 1
     if WARP * row > SHARED_BYTES:
         return None
@@ -921,8 +951,11 @@ def second_layout(
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, directions.strides])
     rows = prod(shape)
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
-    vec_size = vector_size(sizes, strides, logits, gradients, together) if together and softmax else 1
-    kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, logits.itemsize, chip)
+    # Operands that lie otherwise are shifted, or loaded element by element.
+    vec_size = _second_vector(classes, sizes, strides[1:2], (gradients,)) if together and softmax else 1
+    edges = not _whole(classes, vec_size, (gradients,), strides[1:2])
+    shifted = together and softmax and vector_size(sizes, strides, logits, gradients, together) < vec_size
+    kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges)
     row = per_thread = 0  # bytes of a row in shared memory
     alone = softmax and not capped and kind == "thread_per_row_two_pass"
     if alone and together:
@@ -946,7 +979,7 @@ def second_layout(
     vec_size = 1 if "thread_per_row" in kind else vec_size
     return RowLayout(
         kind, vec_size, width, threads, _chunks(units), per_block, row * threads, space_rank(rows, sizes),
-        words, cluster, per_thread=per_thread,
+        words, cluster, per_thread=per_thread, shifted=shifted and kind in ("subwarp", "block"),
     )  # fmt: skip
 
 
@@ -955,47 +988,76 @@ def dense_second_layout(
     classes: int,
     operands: Sequence[RowStrides],
     others: Sequence[Sequence[int]],
+    directions: Sequence[RowStrides | None],
     chip: Chip | None = None,
 ) -> RowLayout:
-    """The same with a target per class, and directions that lie as gradients do."""
+    """The same with a target per class, and directions of some operands, which lie as their gradients do."""
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
     sizes, strides = merge(shape, rows_of)
+    rows, of_operands = prod(shape), [strides[0], strides[1], strides[2], strides[5]]
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
-    # Operands that lie otherwise are loaded element by element.
-    vec_size = _alike(sizes, [strides[1], strides[5]], (gradients, target_gradients)) if together else 1
-    size = max(logits.itemsize, targets.itemsize)
-    kind, width, threads, cluster = _read_again(prod(shape), classes, vec_size, together, size, chip)
-    per_block, units = _workers(kind, prod(shape), width, threads)
+    # Operands that lie otherwise are shifted, or loaded element by element.
+    results = (gradients, target_gradients)
+    vec_size = _second_vector(classes, sizes, (strides[1], strides[5]), results) if together else 1
+    edges = not _whole(classes, vec_size, results, (strides[1], strides[5]))
+    kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges, SECOND_DENSE_CLASSES)
+    moved, shared, per_thread = [x for x in directions if x], 0, 0
+    packed = None
+    if classes <= FEW_CLASSES and together:
+        packed = _packed_dense(rows, classes, (*operands, *moved), sizes, of_operands, False, len(moved))
+    if packed:
+        kind, width, per_thread = "staged_packed_rows", 1, classes
+        vec_size, threads, shared = packed
+    per_block, units = _workers(kind, rows, width, threads)
     apart = [x.class_stride for x in (logits, gradients, targets)]
-    words = space_words(prod(shape), classes, (*apart, 0, 0, target_gradients.class_stride), sizes, strides)
+    words = space_words(rows, classes, (*apart, 0, 0, target_gradients.class_stride), sizes, strides)
     vec_size = 1 if kind == "thread_per_row_two_pass" else vec_size
     return RowLayout(
-        kind, vec_size, width, threads, _chunks(units), per_block, 0, space_rank(prod(shape), sizes), words, cluster
-    )
+        kind, vec_size, width, threads, _chunks(units), per_block, shared, space_rank(rows, sizes), words, cluster,
+        per_thread=per_thread,
+    )  # fmt: skip
+
+
+def _second_vector(
+    classes: int, sizes: Sequence[int], strides: Sequence[Sequence[int]], results: Sequence[RowStrides]
+) -> int:
+    """Elements of a vector of the results of second derivatives."""
+    return _without_edges(classes, _alike(sizes, strides, results), results, strides, SECOND_EDGES)
+
+
+def _without_edges(
+    classes: int, vec_size: int, tensors: Sequence[RowStrides], strides: Sequence[Sequence[int]], least: int
+) -> int:
+    """Elements of a vector of which a row has ``least``, or of which it consists: with single elements at its ends a
+    short row takes many lanes, most of which have nothing to do.
+    """
+    while vec_size > 1 and classes < least * vec_size and not _whole(classes, vec_size, tensors, strides):
+        vec_size //= 2
+    return vec_size
 
 
 def _read_again(
-    rows: int, classes: int, vec_size: int, together: bool, size: int, chip: Chip | None
+    rows: int, classes: int, vec_size: int, together: bool, chip: Chip | None, edges: bool, few: int = FEW_CLASSES
 ) -> tuple[str, int, int, int]:
     """Kind, threads that share a row, and threads of a block and blocks of a cluster, where nothing stays on chip. Few
-    rows are shared by more threads. ``size`` is that of the widest operand, in bytes.
+    rows are shared by more threads. If rows have ``edges``, each element there is one thread's. A thread takes rows of
+    ``few`` classes alone.
     """
-    few = FEW_CLASSES if rows >= MANY_ROWS else SECOND_FEW_CLASSES
+    few = few if rows >= MANY_ROWS else min(few, SECOND_FEW_CLASSES)
     if classes <= few or not (together or rows * classes <= SECOND_APART):
         return "thread_per_row_two_pass", 1, THREADS, 1
     vectors, each, cluster = -(-classes // vec_size), VECTORS, 1
     while each > SECOND_VECTORS and rows * vectors < SECOND_THREADS * each:
         each //= 2
-    width = power_of_two(max(2 * (vec_size - 1), -(-vectors // each)))
+    width = power_of_two(max(1, 2 * (vec_size - 1) * edges, -(-vectors // each)))
     if width <= WARP:
         threads = THREADS
-        while threads > WARP and rows * width < 2 * MANY_BLOCKS * threads:
+        while threads > WARP and rows * width < SECOND_BLOCKS * threads:
             threads //= 2
         return "subwarp", width, threads, 1
     width = min(width, THREADS)
-    # Blocks of large clusters exchange more numbers with tangents than static shared memory holds in float64.
-    most = 1 if chip is None or not chip.clusters else MAX_CLUSTER // (2 if size == 8 else 1)
+    most = 1 if chip is None or not chip.clusters else MAX_CLUSTER
     while cluster < most and rows * cluster < 4 * MANY_BLOCKS and vectors >= 2 * cluster * width * SECOND_VECTORS:
         cluster *= 2
     return "block", width, width, cluster
@@ -1165,6 +1227,8 @@ def _on_chip(
     width = power_of_two(max(1, 2 * (vec_size - 1) * edges, -(-vectors // of_lane)))
     few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES
     if width <= WARP and not (few and vectors > 2 * WARP):
+        while width < WARP and vectors > LEAST_VECTORS * width and rows * width < FEW_LANES:
+            width *= 2
         of_thread = _stage(classes // vec_size, width) * max(vector, kept)
         return "subwarp", width, max(WARP, min(most, 1 << (room // of_thread).bit_length() - 1)), 1
     cluster, part = 1, min(part, room)
