@@ -89,10 +89,11 @@ def test_which_copies_go_by_tiles(
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_vectors_only_where_every_row_begins_at_one(size: int) -> None:
-    def vec_size(shape: tuple[int, int], step: int, misalignment: int = 0) -> int:
+    def vectors(shape: tuple[int, int], step: int, misalignment: int = 0) -> tuple[int, int]:
         found = relayout.tiles(shape, (step, 1), (1, shape[0]), size, misalignment)
         assert found is not None
-        return found.kernel.vec_size
+        return found.kernel.read, found.kernel.written
 
-    assert vec_size((256, 256), 256) == 2
-    assert {vec_size((256, 256), 257), vec_size((255, 256), 256), vec_size((256, 256), 256, size)} == {1}
+    assert vectors((256, 256), 256) == (2, 2)
+    assert vectors((256, 256), 257) == vectors((256, 256), 256, size) == (1, 2)
+    assert vectors((255, 256), 256) == (2, 1)

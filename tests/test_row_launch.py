@@ -344,6 +344,7 @@ def test_few_rows_take_many_blocks() -> None:
     assert of((1, 128256), 1, "bfloat16").cluster == MAX_CLUSTER
     assert (of((16, 1 << 20), 1).kind, of((16, 1 << 20), 1).cluster) == ("two_pass", MAX_CLUSTER)
     assert of((64, 4096), 1).threads > of((4096, 4096), 1).threads
+    assert [of((rows, 128), 1, "bfloat16").width for rows in (187, 8192, 1 << 17)] == [8, 4, 2]
 
 
 def test_labels_of_an_image_are_one_dimension() -> None:
@@ -414,6 +415,12 @@ def test_classes_that_lie_apart(classes: int, dtype: str, kind: str, vec_size: i
 )
 def test_many_rows_go_to_registers(shape: tuple[int, ...], dtype: str, kind: str) -> None:
     assert of(shape, 1, dtype).kind == kind
+
+
+@pytest.mark.parametrize(("step", "kind"), [(2, "columns"), (3, "columns"), (5, "thread_per_row")])
+def test_every_few_elements_of_few_classes_go_to_registers(step: int, kind: str) -> None:
+    strides = (3 * 4096 * step, 4096 * step, 64 * step, step)
+    assert of((4, 3, 64, 64), 1, strides=strides).kind == kind
 
 
 @pytest.mark.parametrize("class_dim", range(4))

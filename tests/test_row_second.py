@@ -32,6 +32,7 @@ from cupylosses.testing.softmax.properties import (
     LAYOUTS,
     PLACES,
     directions,
+    few_rows_are_many,
     second,
     second_agrees_with_truth,
 )
@@ -63,7 +64,7 @@ MEMORY = [
     *[(place, "alike", "float32") for place in PLACES],
     *[("contiguous", how, "float32") for how in DIRECTIONS[1:]],
     ("apart", "transposed", "bfloat16"),
-    ("contiguous", "alike", "float16"),
+    ("misaligned", "alike", "float16"),
     ("misaligned", "of a class", "float64"),
 ]
 
@@ -116,6 +117,22 @@ def test_targets_per_class(row_loss: str, layout: str, case: int, no_formula: No
     reduction, dtypes, places, moving = MIXED_DERIVATIVES[case]
     call = draw_terms(row_loss, TERM_LAYOUTS[layout], KERNELS, dtypes, places, reduction=reduction)
     second_agrees_with_truth(call, moving=moving)
+
+
+@pytest.mark.parametrize(
+    ("row_loss", "moving", "dtypes"),
+    in_turn(
+        ["cross_entropy with everything", "distillation_loss, mixed"],
+        [(True, True), (True, False), (False, True)],
+        [("float32", "float32"), ("bfloat16", "float32")],
+    ),
+)
+def test_many_rows_of_targets_per_class(
+    row_loss: str, moving: tuple[bool, bool], dtypes: tuple[str, str], no_formula: None
+) -> None:
+    """A warp moves those of few classes together."""
+    with few_rows_are_many():
+        second_agrees_with_truth(draw_terms(row_loss, (70, 6), KERNELS, dtypes), moving=moving)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from cupylosses.engines.base import Machine
 from cupylosses.engines.device import Device
-from cupylosses.engines.strides import MAX_RANK, dimension_words, merge, power_of_two
+from cupylosses.engines.strides import MAX_RANK, dimension_words, merge
+from cupylosses.jit.gpu import WARP
 from cupylosses.jit.kernel import Kernel
 
 #: Elements from which on a copy is worth a kernel of its own; neighbours that both sides need at least, and bytes of
@@ -24,11 +25,18 @@ LEAST_BYTES = 32
 #: Part of a tile that is used, at least, as its inverse: two short sides fill none.
 LEAST_USED = 4
 THREADS = 256
+#: Blocks that a multiprocessor has registers for, of elements of up to 4 bytes, and of 8.
+RESIDENT, RESIDENT_WIDE = 6, 4
 #: Elements of a tile, and its longest side; and those of small arrays, of fewer than so many large tiles: these would
 #: leave multiprocessors idle.
 TILE, MAX_SIDE = 4096, 64
 SMALL_TILE, SMALL_SIDE = 1024, 32
 MANY_TILES = 512
+#: Bytes of a dimension that a tile takes whole, at most; the longest side beside a short one; and parts of a dimension
+#: that are made equal, at most.
+WHOLE_BYTES = 192
+MAX_LONG_SIDE = 256
+MANY_PARTS = 16
 #: Blocks of a launch.
 MAX_BLOCKS = (1 << 31) - 1
 
@@ -47,11 +55,13 @@ _COPY = _Owner("copy")
 @dataclass(frozen=True)
 class RelayoutKernel(Kernel):
     """A copy of elements of ``size`` bytes by tiles of ``across`` of them along the source's fastest dimension and
-    ``down`` along the target's, in vectors of ``vec_size``; ``many`` if there are several outer dimensions.
+    ``down`` along the target's, read in vectors of ``read`` elements and written in vectors of ``written``; ``many`` if
+    there are several outer dimensions.
     """
 
     size: int
-    vec_size: int
+    read: int
+    written: int
     across: int
     down: int
     many: bool
@@ -66,7 +76,7 @@ class RelayoutKernel(Kernel):
     def title(self) -> str:
         """The kernel in words, for error messages and file names."""
         tile = f"{self.across}-across_{self.down}-down"
-        return f"relayout_{self.size}-bytes_x{self.vec_size}_{tile}{'_many' * self.many}"
+        return f"relayout_{self.size}-bytes_x{self.read}_x{self.written}_{tile}{'_many' * self.many}"
 
     @property
     def entry(self) -> str:
@@ -79,11 +89,13 @@ class RelayoutKernel(Kernel):
 
     def glue(self) -> str:
         word, rank = _WORDS[self.size], "kMaxRank" if self.many else "1"
+        blocks = RESIDENT_WIDE if self.size == 8 else RESIDENT
         return (
             f"using Outer = Dimensions<2, {rank}>;\n"
-            f'extern "C" __global__ void __launch_bounds__({THREADS}) {self.entry}(const void* from, void* to, '
-            "int64 count_a, int64 count_b, int64 from_step, int64 to_step, const __grid_constant__ Outer outer) {\n"
-            f"  relayout<{word}, {self.vec_size}, {self.across}, {self.down}, {THREADS}>(\n"
+            f'extern "C" __global__ void __launch_bounds__({THREADS}, {blocks}) {self.entry}('
+            "const void* from, void* to, int64 count_a, int64 count_b, int64 from_step, int64 to_step, "
+            "const __grid_constant__ Outer outer) {\n"
+            f"  relayout<{word}, {self.read}, {self.written}, {self.across}, {self.down}, {THREADS}>(\n"
             f"      static_cast<const {word}*>(from), static_cast<{word}*>(to), count_a, count_b, from_step, to_step, "
             "outer);\n}\n"
         )
@@ -99,7 +111,12 @@ class Tiles(NamedTuple):
 
 @lru_cache(maxsize=256)
 def tiles(
-    shape: tuple[int, ...], source: tuple[int, ...], strides: tuple[int, ...], size: int, misalignment: int
+    shape: tuple[int, ...],
+    source: tuple[int, ...],
+    strides: tuple[int, ...],
+    size: int,
+    misalignment: int,
+    target_misalignment: int = 0,
 ) -> Tiles | None:
     """The geometry of a copy of elements of so many bytes from strides ``source`` to ``strides``; None if a plain copy
     is as good: the fastest dimension stays, or is short in one of them.
@@ -118,14 +135,17 @@ def tiles(
     if len(rest) > MAX_RANK:
         return None
     # A square, or longer along the other dimension where one is short.
-    tile, side = (TILE, MAX_SIDE) if prod(shape) >= MANY_TILES * TILE else (SMALL_TILE, SMALL_SIDE)
-    most = [min(side, power_of_two(sizes[d])) for d in (a, b)]
-    across = max(8, most[0] if most[1] == side else min(512, tile // most[1]))
-    down = tile // across
-    if min(sizes[a], across) * min(sizes[b], down) * LEAST_USED < tile:
+    most = TILE if prod(shape) >= MANY_TILES * TILE else SMALL_TILE
+    across, down = sides(sizes[a], sizes[b], most, size)
+    if min(sizes[a], across) * min(sizes[b], down) * LEAST_USED < most:
         return None
-    steps = [here[b], there[a], sizes[a], sizes[b], *(here[d] for d in rest), *(there[d] for d in rest)]
-    vec_size = 2 if size <= 2 and misalignment % (2 * size) == 0 and not any(x % 2 for x in steps) else 1
+    pair = 2 if size <= 2 else 1
+
+    def vector(misalignment: int, *steps: int) -> int:
+        return 1 if misalignment % (pair * size) or any(x % pair for x in steps) else pair
+
+    read = vector(misalignment, sizes[a], here[b], *(here[d] for d in rest))
+    written = vector(target_misalignment, sizes[b], there[a], *(there[d] for d in rest))
     count = -(-sizes[a] // across) * -(-sizes[b] // down) * prod(sizes[d] for d in rest)
     if count > MAX_BLOCKS:
         return None
@@ -133,8 +153,28 @@ def tiles(
     sizes_of_rest = [sizes[d] for d in rest] or [1]
     streams = [[x[d] for d in rest] or [0] for x in (here, there)]
     words = dimension_words(sizes_of_rest, streams, MAX_RANK if many else 1)
-    kernel = RelayoutKernel(size, vec_size, across, down, many)
+    kernel = RelayoutKernel(size, read, written, across, down, many)
     return Tiles(kernel, count, (sizes[a], sizes[b], here[b], there[a], tuple(words)))
+
+
+def sides(count_a: int, count_b: int, most: int, size: int) -> tuple[int, int]:
+    """Sides of tiles of about ``most`` elements of ``size`` bytes: a square, or longer along one dimension where the
+    other is short. A short dimension is taken whole, or cut into equal parts, since a tile that is not full takes as
+    long as a full one.
+    """
+    side = MAX_SIDE if most == TILE else SMALL_SIDE
+    whole = max(side, WHOLE_BYTES // size)
+    down = _part(count_b, whole if count_b <= whole else side)
+    across = _part(count_a, max(side, min(MAX_LONG_SIDE, most // down // WARP * WARP)))
+    if across < side:
+        down = _part(count_b, max(side, min(MAX_LONG_SIDE, most // across // WARP * WARP)))
+    return across, down
+
+
+def _part(count: int, longest: int) -> int:
+    """The length of equal parts of few at most ``longest`` ones, an even number."""
+    parts = -(-count // longest)
+    return longest if parts > MANY_PARTS else -(-count // (2 * parts)) * 2
 
 
 @lru_cache(maxsize=256)
@@ -153,7 +193,7 @@ def copy(
     """Copies elements of ``size`` bytes between arrays of one shape, each an address and strides in elements. False,
     and nothing is done, if a plain copy is as good.
     """
-    found = tiles(tuple(shape), tuple(source[1]), tuple(target[1]), size, (source[0] | target[0]) % 16)
+    found = tiles(tuple(shape), tuple(source[1]), tuple(target[1]), size, source[0] % 16, target[0] % 16)
     if found is None:
         return False
     launcher = _launcher(device, found.kernel, found.blocks, found.fixed)

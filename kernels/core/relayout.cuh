@@ -2,58 +2,64 @@
 //
 //   to[a * to_step + b] = from[a + b * from_step]      a fastest in `from`, b fastest in `to`
 //
-// 1. A block takes a tile of kA x kB elements. It reads vectors of kVec neighbours along a, coalesced, into registers,
+// 1. A block takes a tile of kA x kB elements. It reads vectors of kRead neighbours along a, coalesced, into registers,
 //    all of them before the first is used, and spreads them in shared memory.
-// 2. After a barrier it gathers vectors of kVec neighbours along b and writes them, coalesced.
+// 2. After a barrier it gathers vectors of kWritten neighbours along b and writes them, coalesced.
 //
 // Rows of the tile are kA + 1 elements apart, an odd number, so that neither direction conflicts in a bank.
 //
 // Traffic: each element is read once and written once; lines at the border of a tile twice at most. Preconditions:
-// blocks of kThreads threads, one per tile; for kVec > 1 both bases, both counts and all strides are multiples of kVec.
+// blocks of kThreads threads, one per tile; kA and kB are even; the base, the count along a and all strides of `from`
+// are multiples of kRead, those of `to`, with the count along b, multiples of kWritten.
 #pragma once
 #include "core/layout.cuh"
 
-template <class Element, int kVec, int kA, int kB, int kThreads, int kRank>
+template <class Element, int kRead, int kWritten, int kA, int kB, int kThreads, int kRank>
 __device__ __forceinline__ void relayout(const Element* from, Element* to, int64 count_a, int64 count_b,
                                          int64 from_step, int64 to_step, const Dimensions<2, kRank>& outer) {
-  constexpr int kAcross = kA / kVec, kDown = kB / kVec;  // vectors of a tile along a, along b
-  constexpr int kReads = kAcross * kB / kThreads, kWrites = kDown * kA / kThreads;
-  static_assert(kReads * kThreads == kAcross * kB && kWrites * kThreads == kDown * kA, "whole rounds");
+  constexpr int kAcross = kA / kRead, kDown = kB / kWritten;                      // vectors of a tile along a, along b
+  constexpr int kReadLines = kThreads / kAcross, kWriteLines = kThreads / kDown;  // lines that a block takes at once
+  constexpr int kReads = (kB + kReadLines - 1) / kReadLines, kWrites = (kA + kWriteLines - 1) / kWriteLines;
+  static_assert(kAcross * kRead == kA && kDown * kWritten == kB && kReadLines > 0 && kWriteLines > 0, "whole vectors");
   constexpr int kPitch = kA + 1;
   __shared__ Element tile[kB * kPitch];
-  using P = Pack<Element, kVec>;
   const int64 tiles_a = (count_a + kA - 1) / kA, tiles_b = (count_b + kB - 1) / kB;
   const int64 index = blockIdx.x, matrix = index / (tiles_a * tiles_b), rest = index - matrix * tiles_a * tiles_b;
   const int64 first_a = rest % tiles_a * kA, first_b = rest / tiles_a * kB;
+  // Elements of this tile along both.
+  const int length_a = static_cast<int>(count_a - first_a < kA ? count_a - first_a : kA);
+  const int length_b = static_cast<int>(count_b - first_b < kB ? count_b - first_b : kB);
   int64 offset[2];
   outer.offsets(matrix, offset);
-  from += offset[0];
-  to += offset[1];
-  P x[kReads];
+  const int thread = static_cast<int>(threadIdx.x);
+  {
+    const int a = thread % kAcross * kRead, b = thread / kAcross;
+    const bool reads = b < kReadLines && a < length_a;
+    const Element* at = from + offset[0] + first_a + a + (first_b + b) * from_step;
+    Pack<Element, kRead> x[kReads];
 #pragma unroll
-  for (int i = 0; i < kReads; ++i) {
-    const int unit = threadIdx.x + i * kThreads;
-    const int64 a = first_a + unit % kAcross * kVec, b = first_b + unit / kAcross;
-    if (a < count_a && b < count_b) x[i] = load_stream<kVec>(from + a + b * from_step);
-  }
+    for (int i = 0; i < kReads; ++i, at += kReadLines * from_step) {
+      if (reads && b + i * kReadLines < length_b) x[i] = load_stream<kRead>(at);
+    }
+    Element* const place = tile + b * kPitch + a;
 #pragma unroll
-  for (int i = 0; i < kReads; ++i) {
-    const int unit = threadIdx.x + i * kThreads;
-    Element* const at = tile + unit / kAcross * kPitch + unit % kAcross * kVec;
-    if (first_a + unit % kAcross * kVec < count_a && first_b + unit / kAcross < count_b) {
+    for (int i = 0; i < kReads; ++i) {
+      if (!reads || b + i * kReadLines >= length_b) continue;
 #pragma unroll
-      for (int k = 0; k < kVec; ++k) at[k] = x[i].element[k];
+      for (int k = 0; k < kRead; ++k) place[i * kReadLines * kPitch + k] = x[i].element[k];
     }
   }
   __syncthreads();
+  const int b = thread % kDown * kWritten, a = thread / kDown;
+  const bool writes = a < kWriteLines && b < length_b;
+  Element* at = to + offset[1] + (first_a + a) * to_step + first_b + b;
+  const Element* const place = tile + b * kPitch + a;
 #pragma unroll
-  for (int i = 0; i < kWrites; ++i) {
-    const int unit = threadIdx.x + i * kThreads;
-    const int b = unit % kDown * kVec, a = unit / kDown;
-    if (first_a + a >= count_a || first_b + b >= count_b) continue;
-    P y;
+  for (int i = 0; i < kWrites; ++i, at += kWriteLines * to_step) {
+    if (!writes || a + i * kWriteLines >= length_a) continue;
+    Pack<Element, kWritten> y;
 #pragma unroll
-    for (int k = 0; k < kVec; ++k) y.element[k] = tile[(b + k) * kPitch + a];
-    store_pack<kVec>(to + (first_a + a) * to_step + first_b + b, y);
+    for (int k = 0; k < kWritten; ++k) y.element[k] = place[k * kPitch + i * kWriteLines];
+    store_pack<kWritten>(at, y);
   }
 }

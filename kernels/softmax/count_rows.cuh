@@ -53,6 +53,16 @@ struct SelfCount {
   __device__ __forceinline__ operator double() const {
     return self_count<kWeighs>(program);
   }
+  // The same, given the labels of rows lane, 32 + lane, ... Those of rows that do not exist are masked.
+  template <int kCount>
+  __device__ __forceinline__ double of(const typename Program::LabelLoad (&labels)[kCount]) const {
+    double sum = 0.0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      sum += kWeighs ? static_cast<double>(program.divisor_term(labels[i])) : program.is_active(labels[i]);
+    }
+    return warp_sum(sum);
+  }
 };
 template <class Program, bool kWeighs = false>
 struct SelfCountedScale {

@@ -1060,12 +1060,14 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     if constexpr (kKept > 0) {
       classes.template final_kept_pass<kKept>(
           KeptGradientPass<kKept, Program, GradientsInMemory<Program>>(program, row, memory, classes.active));
-    } else if constexpr (Classes::kPlacesGradients) {
-      classes.final_pass_all(GradientPass<kOnChip, Program, Classes>(program, row, classes, classes.active));
     } else {
       Compute value = Compute(0);
-      classes.final_pass_all(
-          GradientPass<kOnChip, Program, GradientsInMemory<Program>>(program, row, memory, classes.active, &value));
+      if constexpr (Classes::kPlacesGradients) {
+        classes.final_pass_all(GradientPass<kOnChip, Program, Classes>(program, row, classes, classes.active, &value));
+      } else {
+        classes.final_pass_all(
+            GradientPass<kOnChip, Program, GradientsInMemory<Program>>(program, row, memory, classes.active, &value));
+      }
       if constexpr (kAddsLast) {
         DenseSums<Compute> sums{value, Compute(0), Compute(0)};
         group_reduce_sums<SumPass<false, kOnChip, 0, Program>>(group, sums, sync);

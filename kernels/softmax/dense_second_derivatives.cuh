@@ -111,9 +111,13 @@ struct SoftmaxVjp<NestedDual<T>> {
 
 // The program of these rows. Base: a DenseRowProgram that computes on NestedDual.
 // kInputMoves, kTargetMoves: the operand has tangents.
-template <class Base, bool kInputMoves, bool kTargetMoves, bool kValued_>
+template <class Base, bool kInputMoves_, bool kTargetMoves_, bool kValued_>
 struct DenseHvpProgram : Base {
   using Number = typename Base::Compute;
+  using InputStorage = typename Base::Input;
+  using TargetStorage = typename Base::Target;
+  static constexpr bool kInputMoves = kInputMoves_;
+  static constexpr bool kTargetMoves = kTargetMoves_;
   using Input = WithTangent<typename Base::Input, kInputMoves>;
   using Target = WithTangent<typename Base::Target, kTargetMoves>;
   static constexpr bool kValued = kValued_;

@@ -269,12 +269,13 @@ __device__ __forceinline__ typename Program::Compute hvp_row(const Program& prog
 // Rows in memory
 
 // Both passes read memory; the first one leaves the row in L2 as far as it stays there.
-template <class Storage>
+// kShifted: logits may lie otherwise than the results, whose vectors are loaded from any element on then.
+template <class Storage, bool kShifted>
 struct HvpRowInMemory {
   static constexpr bool kStaged = false;
   PointerWithTangent<Storage> from;
   StridedPointer<Storage> to;
-  bool vectors_of_tangents;  // tangents lie as the logits do
+  bool vectors_of_logits, vectors_of_tangents;  // they lie as the results do
 
   __device__ __forceinline__ void open(bool) const {
   }
@@ -285,9 +286,15 @@ struct HvpRowInMemory {
     TangentPack<Storage, kVecSize> x;
     // Vectors of logits are contiguous: a product of 64 bits would take as many instructions as a class.
     const Storage* const at = from.values + (kVecSize == 1 ? first * from.value_step : first);
-    x.values = kLast ? load_stream<kVecSize>(at) : load_pack<kVecSize>(at);
+    if (!kShifted || kVecSize == 1 || vectors_of_logits) {
+      x.values = kLast ? load_stream<kVecSize>(at) : load_pack<kVecSize>(at);
+    } else {
+      x.values = load_by_words<kVecSize>(at);
+    }
     if (kVecSize > 1 && vectors_of_tangents) {
       x.tangents = kLast ? load_stream<kVecSize>(from.tangents + first) : load_pack<kVecSize>(from.tangents + first);
+    } else if (kShifted && kVecSize > 1 && from.tangent_step == 1) {
+      x.tangents = load_by_words<kVecSize>(from.tangents + first);
     } else {
       const Storage* const tangents = from.tangents + first * from.tangent_step;
 #pragma unroll
@@ -303,7 +310,7 @@ struct HvpRowInMemory {
   }
 };
 
-template <int kVecSize, int kVectors>
+template <int kVecSize, int kVectors, bool kShifted>
 struct HvpReader {
   template <class Group, class Program, class Scale>
   struct Visit {
@@ -317,10 +324,13 @@ struct HvpReader {
       t.active &= exists;
       t.invalid_label &= exists;
       const auto view = program.template view<kVecSize>(t.offset);
-      HvpRowInMemory<Storage> source{program.logits(t.offset), program.gradient_pointer(t.offset), false};
-      const auto first = reinterpret_cast<unsigned long long>(source.from.tangents + view.head);
-      source.vectors_of_tangents =
-          source.from.tangent_step == 1 && first % sizeof(typename Pack<Storage, kVecSize>::Word) == 0;
+      HvpRowInMemory<Storage, kShifted> source{program.logits(t.offset), program.gradient_pointer(t.offset), false,
+                                               false};
+      const auto begins_with_vector = [&](const Storage* row) {
+        return reinterpret_cast<unsigned long long>(row + view.head) % sizeof(Pack<Storage, kVecSize>) == 0;
+      };
+      if constexpr (kShifted) source.vectors_of_logits = begins_with_vector(source.from.values);
+      source.vectors_of_tangents = source.from.tangent_step == 1 && begins_with_vector(source.from.tangents);
       return hvp_row<kVectors>(program, group, t, source, view, exists, sync, scale);
     }
   };

@@ -169,6 +169,20 @@ struct StoredLabelGradients {
   }
 };
 
+// Rows of a lane where they are few.
+constexpr int kFewRows = 2;
+
+// A divisor, given the labels of all rows, `kCount` in each lane; those of rows that do not exist are masked.
+// Precondition: all lanes of the warp call it together.
+template <int kCount, class Divisor, class LabelLoad>
+__device__ __forceinline__ double divisor_of(const Divisor& divisor, const LabelLoad (&labels)[kCount]) {
+  if constexpr (kSameType<Divisor, double>) {
+    return divisor;
+  } else {
+    return divisor.of(labels);
+  }
+}
+
 // As TwoPassReader.
 template <int kVecSize, int kTileVectors, bool kFew>
 struct LabelOnlyTilesReader {
@@ -187,21 +201,34 @@ struct LabelOnlyTilesReader {
   }
 
   // value = sum of the losses of few rows / divisor; outputs per row as the program asks. Preconditions: every thread
-  // of every block calls it once, behind its tiles.
+  // of every block calls it once, behind its tiles; there are at most kFewRows kWarp rows.
   template <class Program, class Divisor, class Result>
   static __device__ __forceinline__ void find_value(const Program& program, const Divisor& divisor, Result* value) {
     using Compute = typename Program::Compute;
     if (global_warp() != 0) return;
+    RowTarget<Compute> t[kFewRows];
+    typename Program::LabelLoad labels[kFewRows] = {};
+    typename Program::Input log_probs[kFewRows] = {};
+    const auto exists = [&](int i) { return threadIdx.x % kWarp + i * kWarp < program.space.rows; };
+#pragma unroll
+    for (int i = 0; i < kFewRows; ++i) {
+      if (!exists(i)) continue;
+      program.space.offsets(threadIdx.x % kWarp + i * kWarp, t[i].offset);
+      labels[i] = program.load_label(t[i].offset);
+    }
+#pragma unroll
+    for (int i = 0; i < kFewRows; ++i) {
+      program.validate_label(t[i], labels[i]);
+      if (t[i].active) log_probs[i] = program.raw(t[i].offset, t[i].label);
+    }
+    // Labels are counted while the log-probabilities are on their way.
+    const double by = divisor_of(divisor, labels);
     double total = 0.0;
-#pragma unroll 1
-    for (int64 row = threadIdx.x % kWarp; row < program.space.rows; row += kWarp) {
-      const RowTarget<Compute> t = program.target(row);
-      typename Program::Input log_prob{};
-      if (t.active) log_prob = program.raw(t.offset, t.label);
-      total += static_cast<double>(label_only_result(program, t, log_prob, true).value);
+#pragma unroll
+    for (int i = 0; i < kFewRows; ++i) {
+      if (exists(i)) total += static_cast<double>(label_only_result(program, t[i], log_probs[i], true).value);
     }
     total = warp_sum(total);
-    const double by = divisor;
     if (threadIdx.x % kWarp == 0) *value = Narrow<Result>::from(total / by);
   }
 };

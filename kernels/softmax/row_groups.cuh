@@ -162,8 +162,8 @@ struct BlockOfSubwarps : SubwarpGroup {
 };
 
 // The kClusterSize blocks of a cluster share a row (1: a single block). The worker is the cluster. Preconditions:
-// blockDim.x is a multiple of 32, at most 1024; every thread calls each function, together.
-template <int kClusterSize_>
+// blockDim.x is a multiple of 32, at most 32 kWarpsOfBlock; every thread calls each function, together.
+template <int kClusterSize_, int kWarpsOfBlock = kWarp>
 struct ClusterGroup {
   static constexpr bool kMultiWarp = true;
   static constexpr bool kBlockWide = true;
@@ -221,7 +221,7 @@ struct ClusterGroup {
     static_assert(sizeof(T) % 4 == 0, "what is shared travels in words of 4 bytes");
     constexpr int kWords = sizeof(T) / 4;
     // An array of words, because T may have constructors.
-    alignas(16) __shared__ unsigned words[2][kClusterSize * kWarp * kWords];
+    alignas(16) __shared__ unsigned words[2][kClusterSize * kWarpsOfBlock * kWords];
     T* const all_parts = reinterpret_cast<T*>(words[sync.syncs & 1]);
     const int lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
     unsigned* const slot = reinterpret_cast<unsigned*>(&all_parts[block_rank() * warps + threadIdx.x / kWarp]);

@@ -157,6 +157,33 @@ __device__ __forceinline__ void cp_async(P* to, const P* from) {
   }
 }
 
+// The same for `count` packs, whose places are steps apart on both sides. Packs that are too small for asynchronous
+// copies go through registers, several at a time: one that is stored at once waits for its load alone.
+template <class P, class Storage, class Index>
+__device__ __forceinline__ void cp_async_strided(P* to, int to_step, const Storage* from, int64 from_step,
+                                                 Index count) {
+  if constexpr (kHasCpAsync && sizeof(P) >= 4) {
+#pragma unroll 4
+    for (Index i = 0; i < count; ++i, from += from_step) {
+      cp_async(to + i * to_step, reinterpret_cast<const P*>(from));
+    }
+  } else {
+    constexpr int kBatch = 16;
+#pragma unroll 1
+    for (Index first = 0; first < count; first += kBatch) {
+      P packs[kBatch];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k, from += from_step) {
+        if (first + k < count) cp_async(packs + k, reinterpret_cast<const P*>(from));
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (first + k < count) to[(first + k) * to_step] = packs[k];
+      }
+    }
+  }
+}
+
 // Converts a pack to numbers. Each bfloat16 of a word takes one instruction; through two 16-bit registers the compiler
 // needs more.
 template <class Compute, class Storage, int kVecSize>

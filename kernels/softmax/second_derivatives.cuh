@@ -98,6 +98,32 @@ struct PointerTo<WithTangent<Storage, false>> {
   using type = PointerWithoutTangent<Storage>;
 };
 
+// Loads a pack that begins at any element. Elements of 16 bits come by words, but for those at the ends of a pack that
+// begins between two words, since nothing else may be read.
+template <int kVecSize, class Storage>
+__device__ __forceinline__ Pack<Storage, kVecSize> load_by_words(const Storage* from) {
+  Pack<Storage, kVecSize> pack;
+  if constexpr (sizeof(Storage) == 2 && kVecSize % 2 == 0) {
+    constexpr int kWords = kVecSize / 2;
+    const unsigned long long address = reinterpret_cast<unsigned long long>(from);
+    const unsigned* const at = reinterpret_cast<const unsigned*>(address & ~3ull);
+    const bool between = address % 4 != 0;
+    unsigned words[kWords + 1];
+    words[0] = between ? static_cast<unsigned>(load_pack<1>(from).element[0].bits) << 16 : __ldg(at);
+#pragma unroll
+    for (int i = 1; i < kWords; ++i) words[i] = __ldg(at + i);
+    words[kWords] = between ? load_pack<1>(from + kVecSize - 1).element[0].bits : 0u;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      reinterpret_cast<unsigned*>(&pack)[i] = select_bytes(words[i], words[i + 1], between ? 0x5432u : 0x3210u);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) pack.element[i] = load_pack<1>(from + i).element[0];
+  }
+  return pack;
+}
+
 // Loads tangents of any strides; one tangent may serve several classes or rows.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ Pack<Storage, kVecSize> load_strided(const Storage* from, int64 step) {
@@ -159,6 +185,11 @@ struct HvpProgram : Base {
   }
   __device__ __forceinline__ StridedPointer<Storage> gradient_pointer(const int64 (&offset)[kRowStreams]) const {
     return {Base::gradient_pointer(offset), this->space.class_stride[kGradients]};
+  }
+  // Vectors are those of the results, wherever the operands begin.
+  template <int kVecSize>
+  __device__ __forceinline__ RowVectors<Storage, kVecSize> view(const int64 (&offset)[kRowStreams]) const {
+    return {this->gradients, offset[kGradients], this->space.classes};
   }
   __device__ __forceinline__ Input raw(const int64 (&offset)[kRowStreams], int64 c) const {
     return {Base::raw(offset, c), tangents[offset[kTangents] + c * this->space.class_stride[kTangents]]};

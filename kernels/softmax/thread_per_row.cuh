@@ -88,9 +88,7 @@ struct StridedRows {
       }
       cp_async_wait_all();
     } else if constexpr (kStaged) {
-      const Storage* from = at;
-#pragma unroll 4
-      for (Index c = 0; c < classes(); ++c, from += stride) cp_async(place(c), reinterpret_cast<const P*>(from));
+      cp_async_strided(stage, static_cast<int>(kThreads == 0 ? blockDim.x : kThreads), at, stride, classes());
       cp_async_wait_all();
     }
   }

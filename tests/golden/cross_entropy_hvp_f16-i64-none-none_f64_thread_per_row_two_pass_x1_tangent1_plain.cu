@@ -22,7 +22,7 @@ using Result = double;
 using Space = RowSpace<1>;
 using Program = HvpProgram<RowProgram<Loss, Space, half_t, int64, Absent, Absent, double, false, false>>;
 using Compute = Program::Compute;
-using Reader = HvpReader<1, 8>;
+using Reader = HvpReader<1, 8, false>;
 
 extern "C" __global__ void __launch_bounds__(256)
 cross_entropy_hvp_f16(const half_t* input, const int64* target, const half_t* input_tangent, half_t* input_gradients, double* values, const double* grad_output, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double divisor, double scale, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {

@@ -45,6 +45,6 @@ distillation_loss_dense_hvp_f16(const half_t* input, const half_t* target, const
                         nullptr,
                         nullptr, {logit_scale, softcap},
                         values, nullptr}, input_tangent, nullptr};
-  const ClusterGroup<1> group;
+  const ClusterGroup<1, 8> group;
   row_gradient<Reader>(program, group, chunks, grad_output);
 }

@@ -332,8 +332,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "rows of a tile as far apart as those of a square",
         "kernels/core/relayout.cuh",
         "relayout",
-        r"unit / kAcross \* kPitch",
-        "unit / kAcross * (kB + 1)",
+        r"place\[i \* kReadLines \* kPitch",
+        "place[i * kReadLines * (kB + 1)",
         ("copies",),
     ),
     Mutant(

@@ -223,6 +223,8 @@ class SoftmaxKernel(Kernel):
             base, second = target.second_files
             if self.evaluates_hvp:
                 second = "hvp_rows"
+            elif self.layout == "staged_packed_rows":
+                second = "packed_dense_hvp"
             return (*nested((*FUNCTOR, f"softmax/{base.get(self.layout, base[''])}.cuh")), f"softmax/{second}.cuh")
         if self.kind == "denominator":
             return (*FUNCTOR, "softmax/count_rows.cuh", *([] if self.indices else ["softmax/dense_rows.cuh"]))
@@ -447,6 +449,14 @@ def _fixed(kernel: SoftmaxKernel) -> dict[str, str]:
     return {smoothing: "0", **constants}
 
 
+def _cluster_group(kernel: SoftmaxKernel) -> str:
+    """The declaration of the blocks that share a row. Blocks of second derivatives have fewer warps, which leaves room
+    for the numbers with tangents that they exchange.
+    """
+    warps = f", {THREADS // WARP}" if kernel.kind == "hvp" else ""
+    return f"ClusterGroup<{kernel.cluster}{warps}> group"
+
+
 def _second_vectors(kernel: SoftmaxKernel) -> int:
     """Vectors that a thread reads together for second derivatives. More classes with tangents fill its registers."""
     return max(1, SECOND_CLASSES // (4 if kernel.compute == "float64" else 1) // kernel.vec_size)
@@ -538,7 +548,7 @@ class _Indices:
         elif kernel.layout == "streamed":
             group = "StreamingBlock group{{}, width}"
         elif kernel.layout in ("block", "two_pass"):
-            group = f"ClusterGroup<{kernel.cluster}> group"
+            group = _cluster_group(kernel)
         if kernel.layout in STAGED_SECOND:
             source = "StagedHvpColumn<Program::Storage>"
             if kernel.layout == "staged_packed_rows":
@@ -546,7 +556,7 @@ class _Indices:
                 source = f"PackedHvpRows<Program::Storage, {kernel.per_thread}, {word}>"
             return group, f"StagedHvpReader<{source}>"
         if kernel.evaluates_hvp:
-            return group, f"HvpReader<{_Indices._size(kernel)}>"
+            return group, f"HvpReader<{_Indices._size(kernel)}, {_bool(kernel.shifted)}>"
         if second or kernel.layout == "two_pass":
             return group, f"TwoPassReader<{_Indices._size(kernel)}>"
         if kernel.layout == "streamed":
@@ -628,7 +638,10 @@ class _Dense:
     """Dense targets: each class adds a term, a function of its log-probability and its target."""
 
     files = DENSE_FILES
-    second_files = {"": "two_pass_dense", "thread_per_row_two_pass": "dense_thread_per_row"}, "dense_second_derivatives"
+    second_files = (
+        {"": "two_pass_dense", "thread_per_row_two_pass": "dense_thread_per_row", "staged_packed_rows": "dense_rows"},
+        "dense_second_derivatives",
+    )
 
     @staticmethod
     def functors(kernel: SoftmaxKernel) -> str:
@@ -679,7 +692,7 @@ class _Dense:
         block = kernel.layout in ("block", "two_pass")
         # As for class indices.
         width = "width" if kernel.layout == "subwarp" else "1"
-        group = f"ClusterGroup<{kernel.cluster}> group" if block else f"SubwarpGroup group{{{width}}}"
+        group = _cluster_group(kernel) if block else f"SubwarpGroup group{{{width}}}"
         vectors = _second_vectors(kernel) if kernel.kind == "hvp" else TWO_PASS_DENSE_VECTORS
         long = f"DenseReader<TwoPassDense<{kernel.vec_size}, {vectors}>>"
         registers, word = in_registers(kernel), kernel.vec_size * ITEMSIZE[kernel.input]
@@ -687,6 +700,7 @@ class _Dense:
             "two_pass": long,
             "thread_per_row": "DenseReader<DenseThreadPerRow<true>>",
             "thread_per_row_two_pass": "DenseReader<DenseThreadPerRow<false>>",
+            "staged_packed_rows": f"PackedDenseHvpReader<{kernel.per_thread}, {word}>",
             "columns": (
                 f"ColumnDenseRegisterReader<{kernel.per_thread}, {kernel.vec_size}>"
                 if registers

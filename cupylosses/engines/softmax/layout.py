@@ -40,8 +40,15 @@ from cupylosses.jit.gpu import DECLARED_BYTES, MAX_THREADS, SHARED_BYTES, WARP, 
 #: ones. What a row costs besides its logits is paid by each warp.
 WARP_VECTORS = 8
 VECTORS = 8
+#: Vectors of a row that a lane takes, at least, and lanes below which it takes fewer than WARP_VECTORS: those of few
+#: rows would leave most of a GPU idle.
+LEAST_VECTORS = 2
+FEW_LANES = 1 << 15
 #: Classes of rows that a thread takes each, though they are neighbours: more threads would have too little to do.
 FEW_CLASSES = 32
+#: Such classes of fewer than MANY_ROWS rows with a target for each class, and where there are few elements.
+DENSE_ALONE, DENSE_ALONE_FEW = 24, 4
+DENSE_FEW_ELEMENTS = 1 << 16
 #: Neighbouring rows that a thread takes together, where classes lie apart, at most, and threads of a block, at least.
 ROWS_PER_THREAD = 4
 THREAD_PER_ROW_THREADS_MIN = 64
@@ -49,6 +56,8 @@ THREAD_PER_ROW_THREADS_MIN = 64
 SHIFTED_BYTES = 8
 #: Distance in elements of neighbouring rows that a warp reads as columns, at most: of each line it uses half at least.
 NEAR = 2
+#: The same of rows that a lane takes to registers.
+NEAR_COLUMNS = 4
 #: Bytes of a row of log-probabilities below which a lane takes a row, and bytes of the rows that it takes, as far as
 #: these are not one.
 LABEL_ONLY_ROW_BYTES = 256
@@ -68,18 +77,23 @@ LABEL_ONLY_TILE_RESIDENT = 512
 LABEL_ONLY_LEAST_VECTORS = 4
 LABEL_ONLY_MANY_TILES = 1 << 10
 #: Bytes of gradients that are cleared before their labels are written, at least; the same where classes lie apart and
-#: neighbouring rows in no vectors; and bytes of the classes of a row, as each label takes a sector of its own.
+#: neighbouring rows in no vectors, or in parts of sectors; and bytes of the classes of a row, as each label takes a
+#: sector of its own.
 SPARSE_BYTES = 1 << 27
 SPARSE_APART_BYTES = 1 << 24
 SPARSE_ROW_BYTES = 1 << 10
+#: Bytes of a sector of memory, which is written as a whole or read before.
+SECTOR_BYTES = 32
 #: Rows whose losses a single warp adds up, at most.
 LABEL_ONLY_FEW = 2 * WARP
 #: Partial sums of longer rows, at most: a warp that writes tile after tile for one of them is slower by up to a half.
 LABEL_ONLY_CHUNKS = 1 << 16
 #: Vectors that a thread reads together, of a row that does not stay on chip.
 TWO_PASS_VECTORS = 4
-#: The same of rows with a target for each class, of which there are two vectors.
+#: The same of rows with a target for each class, of which there are two vectors; and vectors of such a row, at least,
+#: if there are single elements at its ends.
 DENSE_VECTORS = 4
+DENSE_EDGES = 32
 TWO_PASS_DENSE_VECTORS = 2
 #: Blocks of a cluster, at most, as many as every GPU that has clusters can run at once.
 MAX_CLUSTER = 8
@@ -179,6 +193,12 @@ SECOND_THREADS = 1 << 16
 SECOND_CLASSES = 8
 #: Classes of rows that a thread takes alone though these are few: of each class it waits for memory.
 SECOND_FEW_CLASSES = 16
+#: The same of rows with a target for each class, which no thread stages in shared memory; and vectors of a row with
+#: single elements at its ends, at least.
+SECOND_DENSE_CLASSES = 4
+SECOND_EDGES = 16
+#: Blocks of warps that share no row, at least: of fewer large ones some multiprocessors have twice as many as others.
+SECOND_BLOCKS = 4 * MANY_BLOCKS
 #: Elements whose classes may lie apart though warps share rows, at most: copies of so few take longer.
 SECOND_APART = 1 << 16
 #: Threads of a block that are no unit of their own.
@@ -371,12 +391,13 @@ def _in_registers(
         threads = min(threads, power_of_two(SHARED_BYTES // row + 1) // 2)
         shared = threads * row + shifted * threads // WARP * 16 * packed_buffers(classes)
     else:
-        if not _near(sizes, (strides[0], strides[1])):
+        near = _near(sizes, (strides[0], strides[1]))
+        if not near and not spread_columns(rows, classes, sizes, (strides[0], strides[1])):
             return None
-        if tiled(rows, classes, size):
+        if near and tiled(rows, classes, size):
             tile = tile_shape(rows, classes, size, vec_size, chip, heavy)
             return _tile_layout(tile, rows, classes, logits, gradients, sizes, strides)
-        if vec_size == 1 and interleaved(rows, classes, sizes, strides, size):
+        if near and vec_size == 1 and interleaved(rows, classes, sizes, strides, size):
             return _interleaved_layout(rows, classes, logits, gradients, sizes, strides)
         found = _column_rows(rows, classes, size, vec_size)
         if not found:
@@ -596,6 +617,14 @@ def _near(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
     return sizes[0] > 1 and all(x[0] == 1 for x in strides)
 
 
+def spread_columns(rows: int, classes: int, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
+    """True of many rows of so few classes that a lane takes a row to registers though neighbouring logits are a few
+    elements apart. ``strides`` are those of the logits and of their gradients.
+    """
+    few = rows >= MANY_ROWS and 1 < classes <= COLUMN_CLASSES and sizes[0] > 1
+    return few and strides[1][0] == 1 and 1 < strides[0][0] <= NEAR_COLUMNS
+
+
 def block_blocks(cluster: int, heavy: bool, crowded: bool) -> int:
     """Blocks of BLOCK_THREADS that a multiprocessor has registers for. More ``crowded`` ones, with a cap or with
     vectors of 16 bits that are gathered, would spill.
@@ -635,6 +664,8 @@ def copied(
         return softmax and not (second and read == 2) and _padded(rows, classes, tensors, sizes, strides, read, room)
     if softmax and read == 1 and shares and chip is not None and gathered(classes, sizes, strides, tensors, chip):
         return False
+    if softmax and read == 1 and shares and spread_columns(rows, classes, sizes, strides):
+        return False
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
     if softmax and read == 1 and shares and _near(sizes, strides) and tiled(rows, classes, tensors[0].itemsize):
@@ -643,6 +674,9 @@ def copied(
         return False
     if read == 1 and shares and rows < TILE_ROWS and classes > APART_CLASSES:
         return True
+    if second and read == 1 and rows >= MANY_ROWS and SECOND_FEW_CLASSES < classes <= FEW_CLASSES:
+        # Threads that stage their rows copy 16 bits one by one.
+        return tensors[0].itemsize == 2
     if second and rows < MANY_ROWS and classes > SECOND_FEW_CLASSES:
         return rows * classes > SECOND_APART
     return classes * sum(x.itemsize for x in tensors[:read]) * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
@@ -708,7 +742,8 @@ def label_only_layout(
     row = max(classes, 1) * size
     together = classes == 1 or gradients.class_stride == 1
     each = min(LABEL_ONLY_ROWS, vector_size(sizes, (strides[1], strides[1]), gradients, gradients, False))
-    large = rows * row >= (SPARSE_BYTES if together else SPARSE_APART_BYTES) and (together or each == 1)
+    scattered = each == 1 or not _whole_sectors(sizes, strides[1], gradients)
+    large = rows * row >= (SPARSE_BYTES if together else SPARSE_APART_BYTES) and (together or scattered)
     if large and row >= SPARSE_ROW_BYTES and classes < 1 << 31:
         return RowLayout(
             "label_only_sparse", 1, 1, THREADS, _chunks(-(-rows // (WARP * LABEL_ONLY_ROWS))), THREADS // WARP, 0, rank,
@@ -744,6 +779,12 @@ def label_only_layout(
     )  # fmt: skip
 
 
+def _whole_sectors(sizes: Sequence[int], strides: Sequence[int], gradients: RowStrides) -> bool:
+    """True if neighbouring rows of each class begin with a sector of memory, and end with one."""
+    apart = (*(s for s, n in zip(strides[1:], sizes[1:], strict=True) if n > 1), gradients.class_stride, sizes[0])
+    return not any(x * gradients.itemsize % SECTOR_BYTES for x in apart)
+
+
 def dense_layout(
     shape: Sequence[int],
     classes: int,
@@ -770,7 +811,7 @@ def dense_layout(
     if packed:
         kind, width, per_thread = "packed_rows", 1, classes
         vec_size, threads, shared = packed
-    elif together and classes > FEW_CLASSES:
+    elif together and classes > _classes_alone(rows, classes):
         part = PART_BYTES if classes * size <= 2 * PART_BYTES and not affine else DENSE_PART_BYTES
         # Two exchanges take more of a thread's time, which more vectors make up for.
         each = DENSE_VECTORS if affine else 2 * DENSE_VECTORS
@@ -778,6 +819,7 @@ def dense_layout(
         shifted = shifts and logits.itemsize == targets.itemsize and alike * logits.itemsize < SHIFTED_BYTES
         wide = _alike(sizes, [strides[1], strides[5]], (gradients, target_gradients))
         shifted = shifted and wide * logits.itemsize == 16
+        alike = _without_edges(classes, alike, operands, of_operands, DENSE_EDGES)
         for vec_size in (wide, alike) if shifted else (alike,):
             kind, width, threads, cluster = _on_chip(
                 classes, vec_size, vec_size * size, rows, chip, (THREADS, MAX_THREADS), each, part
@@ -830,6 +872,15 @@ def dense_register_classes(kind: str, affine: bool, capped: bool) -> int:
     return DENSE_PACKED_CLASSES if kind == "packed_rows" else DENSE_COLUMN_CLASSES if kind == "columns" else 0
 
 
+def _classes_alone(rows: int, classes: int) -> int:
+    """Classes of a row with a target for each that a thread takes alone: its time grows with them, that of lanes that
+    share a row with the rows.
+    """
+    if rows >= MANY_ROWS:
+        return FEW_CLASSES
+    return DENSE_ALONE_FEW if rows * classes <= DENSE_FEW_ELEMENTS else DENSE_ALONE
+
+
 def _column_rows_of_lane(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> int:
     """Neighbouring rows that a lane takes to registers, in words of four bytes if they lie so; 0 of rows that are not
     neighbours in all tensors.
@@ -863,16 +914,18 @@ def _packed_dense(
     sizes: Sequence[int],
     strides: Sequence[Sequence[int]],
     registers: bool,
+    tangents: int = 0,
 ) -> tuple[int, int, int] | None:
     """Elements of a word, threads of a block and bytes of shared memory for many rows of few contiguous classes with a
-    target each; None for others. Of those in ``registers`` a lane takes several, and the next ones have room, too.
+    target each; None for others. Of those in ``registers`` a lane takes several, and the next ones have room, too. The
+    last ``operands`` are ``tangents``, so many.
     """
     itemsizes = [x.itemsize for x in operands]
     word = gcd(16, *(x.misalignment for x in operands))
     fits = rows >= MANY_ROWS and 1 < classes <= PACKED_CLASSES and word >= max(itemsizes)
     if not fits or any(x != strides[0] for x in strides) or not without_gaps(classes, sizes, strides[0]):
         return None
-    row = sum(packed_pitch(classes * x) for x in (itemsizes[0], itemsizes[2]))
+    row = sum(packed_pitch(classes * x) for x in (itemsizes[0], itemsizes[2], *itemsizes[len(itemsizes) - tangents :]))
     row *= 2 * packed_rows_of_lane(classes) if registers else 1
     if WARP * row > SHARED_BYTES:
         return None
@@ -898,8 +951,11 @@ def second_layout(
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, directions.strides])
     rows = prod(shape)
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
-    vec_size = vector_size(sizes, strides, logits, gradients, together) if together and softmax else 1
-    kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, logits.itemsize, chip)
+    # Operands that lie otherwise are shifted, or loaded element by element.
+    vec_size = _second_vector(classes, sizes, strides[1:2], (gradients,)) if together and softmax else 1
+    edges = not _whole(classes, vec_size, (gradients,), strides[1:2])
+    shifted = together and softmax and vector_size(sizes, strides, logits, gradients, together) < vec_size
+    kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges)
     row = per_thread = 0  # bytes of a row in shared memory
     alone = softmax and not capped and kind == "thread_per_row_two_pass"
     if alone and together:
@@ -923,7 +979,7 @@ def second_layout(
     vec_size = 1 if "thread_per_row" in kind else vec_size
     return RowLayout(
         kind, vec_size, width, threads, _chunks(units), per_block, row * threads, space_rank(rows, sizes),
-        words, cluster, per_thread=per_thread,
+        words, cluster, per_thread=per_thread, shifted=shifted and kind in ("subwarp", "block"),
     )  # fmt: skip
 
 
@@ -932,47 +988,76 @@ def dense_second_layout(
     classes: int,
     operands: Sequence[RowStrides],
     others: Sequence[Sequence[int]],
+    directions: Sequence[RowStrides | None],
     chip: Chip | None = None,
 ) -> RowLayout:
-    """The same with a target per class, and directions that lie as gradients do."""
+    """The same with a target per class, and directions of some operands, which lie as their gradients do."""
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
     sizes, strides = merge(shape, rows_of)
+    rows, of_operands = prod(shape), [strides[0], strides[1], strides[2], strides[5]]
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
-    # Operands that lie otherwise are loaded element by element.
-    vec_size = _alike(sizes, [strides[1], strides[5]], (gradients, target_gradients)) if together else 1
-    size = max(logits.itemsize, targets.itemsize)
-    kind, width, threads, cluster = _read_again(prod(shape), classes, vec_size, together, size, chip)
-    per_block, units = _workers(kind, prod(shape), width, threads)
+    # Operands that lie otherwise are shifted, or loaded element by element.
+    results = (gradients, target_gradients)
+    vec_size = _second_vector(classes, sizes, (strides[1], strides[5]), results) if together else 1
+    edges = not _whole(classes, vec_size, results, (strides[1], strides[5]))
+    kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges, SECOND_DENSE_CLASSES)
+    moved, shared, per_thread = [x for x in directions if x], 0, 0
+    packed = None
+    if classes <= FEW_CLASSES and together:
+        packed = _packed_dense(rows, classes, (*operands, *moved), sizes, of_operands, False, len(moved))
+    if packed:
+        kind, width, per_thread = "staged_packed_rows", 1, classes
+        vec_size, threads, shared = packed
+    per_block, units = _workers(kind, rows, width, threads)
     apart = [x.class_stride for x in (logits, gradients, targets)]
-    words = space_words(prod(shape), classes, (*apart, 0, 0, target_gradients.class_stride), sizes, strides)
+    words = space_words(rows, classes, (*apart, 0, 0, target_gradients.class_stride), sizes, strides)
     vec_size = 1 if kind == "thread_per_row_two_pass" else vec_size
     return RowLayout(
-        kind, vec_size, width, threads, _chunks(units), per_block, 0, space_rank(prod(shape), sizes), words, cluster
-    )
+        kind, vec_size, width, threads, _chunks(units), per_block, shared, space_rank(rows, sizes), words, cluster,
+        per_thread=per_thread,
+    )  # fmt: skip
+
+
+def _second_vector(
+    classes: int, sizes: Sequence[int], strides: Sequence[Sequence[int]], results: Sequence[RowStrides]
+) -> int:
+    """Elements of a vector of the results of second derivatives."""
+    return _without_edges(classes, _alike(sizes, strides, results), results, strides, SECOND_EDGES)
+
+
+def _without_edges(
+    classes: int, vec_size: int, tensors: Sequence[RowStrides], strides: Sequence[Sequence[int]], least: int
+) -> int:
+    """Elements of a vector of which a row has ``least``, or of which it consists: with single elements at its ends a
+    short row takes many lanes, most of which have nothing to do.
+    """
+    while vec_size > 1 and classes < least * vec_size and not _whole(classes, vec_size, tensors, strides):
+        vec_size //= 2
+    return vec_size
 
 
 def _read_again(
-    rows: int, classes: int, vec_size: int, together: bool, size: int, chip: Chip | None
+    rows: int, classes: int, vec_size: int, together: bool, chip: Chip | None, edges: bool, few: int = FEW_CLASSES
 ) -> tuple[str, int, int, int]:
     """Kind, threads that share a row, and threads of a block and blocks of a cluster, where nothing stays on chip. Few
-    rows are shared by more threads. ``size`` is that of the widest operand, in bytes.
+    rows are shared by more threads. If rows have ``edges``, each element there is one thread's. A thread takes rows of
+    ``few`` classes alone.
     """
-    few = FEW_CLASSES if rows >= MANY_ROWS else SECOND_FEW_CLASSES
+    few = few if rows >= MANY_ROWS else min(few, SECOND_FEW_CLASSES)
     if classes <= few or not (together or rows * classes <= SECOND_APART):
         return "thread_per_row_two_pass", 1, THREADS, 1
     vectors, each, cluster = -(-classes // vec_size), VECTORS, 1
     while each > SECOND_VECTORS and rows * vectors < SECOND_THREADS * each:
         each //= 2
-    width = power_of_two(max(2 * (vec_size - 1), -(-vectors // each)))
+    width = power_of_two(max(1, 2 * (vec_size - 1) * edges, -(-vectors // each)))
     if width <= WARP:
         threads = THREADS
-        while threads > WARP and rows * width < 2 * MANY_BLOCKS * threads:
+        while threads > WARP and rows * width < SECOND_BLOCKS * threads:
             threads //= 2
         return "subwarp", width, threads, 1
     width = min(width, THREADS)
-    # Blocks of large clusters exchange more numbers with tangents than static shared memory holds in float64.
-    most = 1 if chip is None or not chip.clusters else MAX_CLUSTER // (2 if size == 8 else 1)
+    most = 1 if chip is None or not chip.clusters else MAX_CLUSTER
     while cluster < most and rows * cluster < 4 * MANY_BLOCKS and vectors >= 2 * cluster * width * SECOND_VECTORS:
         cluster *= 2
     return "block", width, width, cluster
@@ -1142,6 +1227,8 @@ def _on_chip(
     width = power_of_two(max(1, 2 * (vec_size - 1) * edges, -(-vectors // of_lane)))
     few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES
     if width <= WARP and not (few and vectors > 2 * WARP):
+        while width < WARP and vectors > LEAST_VECTORS * width and rows * width < FEW_LANES:
+            width *= 2
         of_thread = _stage(classes // vec_size, width) * max(vector, kept)
         return "subwarp", width, max(WARP, min(most, 1 << (room // of_thread).bit_length() - 1)), 1
     cluster, part = 1, min(part, room)

@@ -152,7 +152,12 @@ class SoftmaxPlan(Plan):
         given = self.rows_shape, self.classes, tensors, (masks, results)
         self._labels = (0,) * len(masks), masks
         if self.static.has_tangent:
-            return softmax_layout.dense_second_layout(*given, self.machine.chip)
+            along, size = iter(self._tangents), (ITEMSIZE[self.input.dtype], ITEMSIZE[self.target.dtype])
+            directions = [
+                rows_of(x.strides, self.static.class_dim, n, x.misalignment) if moves and (x := next(along)) else None
+                for n, moves in zip(size, self.static.has_tangent, strict=True)
+            ]
+            return softmax_layout.dense_second_layout(*given, directions, self.machine.chip)
         affine, capped, shifts = self.loss.affine, self.static.capped, not self.input.in_place
         return softmax_layout.dense_layout(*given, self.machine.chip, affine, capped, shifts)
 
@@ -224,6 +229,9 @@ class SoftmaxPlan(Plan):
             width = x.turns
             per_block = 1 if lanes > gpu.WARP else warps
             blocks = min(-(-chunks // per_block), processors * (softmax_layout.pipelined_threads(lanes) // threads))
+        elif stage == "value" and layout == "label_only_few":
+            # The losses are one warp's. Blocks that have nothing to do would take longer than it does.
+            blocks, threads = 1, gpu.WARP
         elif stage == "unreduced" and layout in softmax_layout.IN_TILES:
             # Without gradients a row is a label and a number.
             layout, vec_size, chunks = "label_only", 1, max(1, -(-self.rows // gpu.WARP))
@@ -249,9 +257,13 @@ class SoftmaxPlan(Plan):
             elif layout not in ("label_only", *softmax_layout.IN_TILES):
                 # Rows are cut into pieces where there are too few to fill a GPU.
                 layout = "block" if layout == "two_pass" else layout
-                width, threads = (x.width, x.threads) if layout == "subwarp" else (x.width, min(x.threads, 512))
-                per = threads // x.width if layout == "subwarp" else 1
-                vectors = -(-self.classes // x.vec_size)
+                vectors = -(-self.classes // vec_size)
+                # Nothing is exchanged: as many lanes as the vectors of a row keep busy.
+                lanes_of_row = softmax_layout.power_of_two(-(-vectors // softmax_layout.TWO_PASS_VECTORS))
+                width, threads = max(x.width, min(gpu.WARP, lanes_of_row)), x.threads
+                if layout != "subwarp":
+                    width, threads = x.width, min(x.threads, 512)
+                per = threads // width if layout == "subwarp" else 1
                 most = max(1, vectors // (threads * softmax_layout.TWO_PASS_VECTORS))
                 chunks = max(1, min(most, -(-4 * processors // max(1, self.rows))))  # pieces
                 blocks = max(1, min(-(-self.rows * chunks // per), processors * (2048 // threads)))

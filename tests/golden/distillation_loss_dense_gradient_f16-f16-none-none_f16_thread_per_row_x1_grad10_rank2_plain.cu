@@ -12,7 +12,7 @@ struct Term {
   operator()(const log_p_& log_p, const log_q_& log_q, const weight_& weight, const classes_& classes) const {
 #line 1 "distillation_loss.plain"
     return ::lift<float>(log_relative_entropy(log_q, log_p));
-#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_thread_per_row_x1_grad10_plain>.entries"
+#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_thread_per_row_x1_grad10_rank2_plain>.entries"
   }
 };
 
@@ -27,12 +27,12 @@ struct Penalty {
   operator()(const lse_& lse) const {
 #line 1 "distillation_loss.penalty"
     return ::lift<float>(0.0);
-#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_thread_per_row_x1_grad10_plain>.entries"
+#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_thread_per_row_x1_grad10_rank2_plain>.entries"
   }
 };
 
 using Result = half_t;
-using Space = RowSpace<1>;
+using Space = RowSpace<2>;
 using Program = DenseRowProgram<Term, Penalty, Space, half_t, half_t, Absent, Absent, half_t, true, false, true, false>;
 using Compute = Program::Compute;
 using Reader = DenseReader<DenseThreadPerRow<true>>;

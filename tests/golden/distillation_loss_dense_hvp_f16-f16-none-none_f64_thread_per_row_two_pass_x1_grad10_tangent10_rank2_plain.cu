@@ -12,7 +12,7 @@ struct Term {
   operator()(const log_p_& log_p, const log_q_& log_q, const weight_& weight, const classes_& classes) const {
 #line 1 "distillation_loss.plain"
     return ::lift<NestedDual<float>>(log_relative_entropy(log_q, log_p));
-#line 1 "<distillation_loss_dense_hvp_f16-f16-none-none_f64_thread_per_row_two_pass_x1_grad10_tangent10_plain>.entries"
+#line 1 "<distillation_loss_dense_hvp_f16-f16-none-none_f64_thread_per_row_two_pass_x1_grad10_tangent10_rank2_plain>.entries"
   }
 };
 
@@ -27,12 +27,12 @@ struct Penalty {
   operator()(const lse_& lse) const {
 #line 1 "distillation_loss.penalty"
     return ::lift<NestedDual<float>>(0.0);
-#line 1 "<distillation_loss_dense_hvp_f16-f16-none-none_f64_thread_per_row_two_pass_x1_grad10_tangent10_plain>.entries"
+#line 1 "<distillation_loss_dense_hvp_f16-f16-none-none_f64_thread_per_row_two_pass_x1_grad10_tangent10_rank2_plain>.entries"
   }
 };
 
 using Result = double;
-using Space = RowSpace<1>;
+using Space = RowSpace<2>;
 using Program = DenseHvpProgram<DenseRowProgram<Term, Penalty, Space, half_t, half_t, Absent, Absent, double, true, false, true, false>, true, false, true>;
 using Compute = Program::Compute;
 using Reader = DenseReader<DenseThreadPerRow<false>>;
