@@ -228,6 +228,7 @@ def test_reductions(reduction: str, masked: bool) -> None:
         scores, target = drawn(function, 6, 10)
         options: dict[str, Any] = {"reduction": reduction}
         if masked:
+            # Not all rows count, which gradients of few rows assume until they are verified.
             options["mask"] = torch.tensor([True, False, True, True, False, True], device=KERNELS)
             scores[1], scores[4] = nan, inf
         if function is ONE:
@@ -236,9 +237,12 @@ def test_reductions(reduction: str, masked: bool) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("dim", [0, 1, -1])
-def test_class_dim(dim: int) -> None:
-    """Images, with classes in any dimension, are the rows that they consist of."""
+@pytest.mark.parametrize(("dim", "copied"), [(0, False), (1, True), (-1, False)])
+def test_class_dim(dim: int, copied: bool, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any) -> None:
+    """Images, with classes in any dimension, are the rows that they consist of: read in place, or from copies."""
+    if copied:
+        monkeypatch.setattr(margin_layout, "GATHERED_ELEMENTS", 0)
+        fresh_plans()
     for function in (ONE, LISTS):
         scores, target = drawn(function, 12, 40, f32, labels=6)
         plain = gradients(function, (scores, target), reduction="none")

@@ -26,7 +26,7 @@ from cupylosses.engines.row_margin import checks as margin_checks
 from cupylosses.engines.row_margin import reference as margin_reference
 from cupylosses.engines.row_margin.call import Rows, Static, without
 from cupylosses.engines.row_margin.definition import MarginLoss
-from cupylosses.engines.row_margin.layout import read_apart
+from cupylosses.engines.row_margin.layout import gathered, read_apart
 from cupylosses.engines.row_margin.plan import MarginPlan, rows_of
 from cupylosses.engines.softmax import checks as softmax_checks
 from cupylosses.engines.softmax import labels
@@ -103,7 +103,7 @@ class MarginEngine(Engine):
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
         """Scores whose classes are not next to each other, in the scores or in the gradient, are read from a copy where
-        neighbouring rows are not either; so are class weights with gaps.
+        neighbouring rows are not either, unless there are few; so are class weights with gaps.
         """
         loss: Any = call.loss
         x, dim, found = tensors[0], call.static.class_dim, {}
@@ -112,8 +112,10 @@ class MarginEngine(Engine):
             gaps = call.static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1
             return {2: (1,)} if gaps else {}
         apart = x.shape[dim] > 1 and not x.strides[dim] == x.gradient.strides[dim] == 1
+        rows = without(x.shape, dim)
+        apart = apart and not gathered(rows, x.shape[dim])
         if apart and not loss.several:
-            apart = not read_apart(without(x.shape, dim), rows_of(x, dim, 0), rows_of(x.gradient, dim, 0))
+            apart = not read_apart(rows, rows_of(x, dim, 0), rows_of(x.gradient, dim, 0))
         if 0 not in x.shape and (apart or x.misalignment % ITEMSIZE[x.dtype]):
             found[0] = classes_last(x.shape, dim)
         if call.static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1:

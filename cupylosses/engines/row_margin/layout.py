@@ -7,8 +7,8 @@ thread_per_row  a thread takes a row of one label whose classes lie apart, and i
 thread_per_list a thread takes a row of a list and few contiguous classes; its warp moves all its rows together
 thread_per_label likewise, of one label
 
-Rows of classes that lie apart are read in place only where there are many, next to each other, with one label; all
-others are first copied with their classes contiguous.
+Rows of classes that lie apart are read in place where there are many, next to each other, with one label, and where
+there are few scores in all; all others are first copied with their classes contiguous.
 
 A row is read once, and only its labels stay on chip: their scores in registers, or in shared memory where there may be
 more than a warp has lanes.
@@ -61,6 +61,14 @@ RESIDENT_OF_WARPS = {"thread_per_list": 768, "thread_per_label": 768}
 #: Partial sums of such rows, and of the number of rows that count, at most: the last block adds them up alone, and an
 #: H100 has a warp for each. A warp that takes a second chunk would double the time.
 CHUNKS_OF_WARPS = 3 << 10
+#: Chunks that one block of so many threads takes at once: a block that waits for no other saves the ticket.
+ONE_BLOCK_CHUNKS = MANY_CHUNKS_THREADS // WARP
+#: Scores of few rows, at most, whose gradients assume that all rows count. If that is wrong they are written again.
+ASSUMED_ELEMENTS = 1 << 17
+#: Scores of rows whose classes lie apart, at most, that lanes read and write in place, and classes: copies of so few
+#: take longer.
+GATHERED_ELEMENTS = 1 << 17
+GATHERED_CLASSES = 1024
 #: Rows from which on a thread takes each of them, and classes that it reads together. The copies that others are read
 #: from and written to take three times the traffic.
 APART_ROWS = 8192
@@ -113,9 +121,14 @@ def resident(kind: str, threads: int) -> int:
 
 
 def read_apart(shape: Sequence[int], scores: RowStrides, gradients: RowStrides) -> bool:
-    """True if rows of one label whose classes lie apart are read in place."""
+    """True if rows of one label whose classes lie apart are read in place, by a thread each."""
     neighbours = [scores.strides[d] == gradients.strides[d] == 1 for d, n in enumerate(shape) if n > 1]
     return prod(shape) >= APART_ROWS and any(neighbours)
+
+
+def gathered(shape: Sequence[int], classes: int) -> bool:
+    """True if rows whose classes lie apart are so few that lanes read and write them in place."""
+    return classes <= GATHERED_CLASSES and prod(shape) * classes <= GATHERED_ELEMENTS
 
 
 def layout(
@@ -138,11 +151,18 @@ def layout(
     vec_size = 1
     strides_of_classes = (scores.class_stride, gradients.class_stride, label_stride, 0, 0, 0)
     words = space_words(rows, classes, strides_of_classes, sizes, strides)
-    if classes > 1 and not scores.class_stride == gradients.class_stride == 1:
+    apart = classes > 1 and not scores.class_stride == gradients.class_stride == 1
+    if apart and labels is None and read_apart(shape, scores, gradients):
         chunks = max(1, min(-(-rows // WARP), MAX_CHUNKS))
         rank = space_rank(rows, sizes)
         return Layout("thread_per_row", 1, 1, SUBWARP_THREADS, chunks, rank, words, APART_TOGETHER)
-    if labels is not None and 1 < classes <= THREAD_CLASSES and labels <= THREAD_PLACES and rows >= THREAD_LISTS:
+    if (
+        labels is not None
+        and not apart
+        and 1 < classes <= THREAD_CLASSES
+        and labels <= THREAD_PLACES
+        and rows >= THREAD_LISTS
+    ):
         each, room = lane_bytes(classes, labels, scores.itemsize, linear), chip.shared - DECLARED_BYTES - 8
         # Several blocks share a multiprocessor.
         threads = max(WARP, min(SUBWARP_THREADS, power_of_two(room // 3 // each + 1) // 2))
@@ -150,11 +170,11 @@ def layout(
             chunks = max(1, min(-(-rows // WARP), CHUNKS_OF_WARPS))
             rank, shared = space_rank(rows, sizes), threads * each + 8
             return Layout("thread_per_list", 1, 1, threads, chunks, rank, words, 1, labels, 0, shared)
-    if classes > 1:
+    if classes > 1 and not apart:
         vec_size = vector_size(sizes, strides, scores, gradients, True)
     whole = _whole(classes, vec_size, strides[:2], scores, gradients)
     few = 1 < classes <= LABEL_CLASSES[scores.itemsize > 2]
-    if labels is None and few and rows >= THREAD_LISTS and len(sizes) <= 1:
+    if labels is None and few and not apart and rows >= THREAD_LISTS and len(sizes) <= 1:
         each, threads = BUFFERS * row_pitch(classes, scores.itemsize) * scores.itemsize, SUBWARP_THREADS
         while threads > WARP and threads * each > chip.shared - DECLARED_BYTES:
             threads //= 2
@@ -202,7 +222,8 @@ def layout(
             shared = of_block * group_bytes(capacity, mask_words, score)
     at_once = {"subwarp": WARP // width, "block": 1, "warp": threads // WARP}[kind]
     chunks = max(1, min(-(-rows // at_once), MAX_CHUNKS))
-    if kind == "subwarp" and not shared and chunks == MAX_CHUNKS:
+    one_block = threads // WARP < chunks <= ONE_BLOCK_CHUNKS
+    if kind == "subwarp" and not shared and (chunks == MAX_CHUNKS or one_block):
         threads = MANY_CHUNKS_THREADS
     rank, together = space_rank(rows, sizes), min(elements // vec_size, TOGETHER)
     return Layout(kind, vec_size, width, threads, chunks, rank, words, together, capacity, mask_words, shared)
