@@ -274,13 +274,17 @@ def test_a_thread_per_row(
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("dtype", "classes", "places", "gap"),
-    [(f32, 9, 16, 0), (bf16, 64, 5, 0), (f64, 2, 3, 1), *short_or_full([], [(f16, 40, 12, 0)])],
+    [(f32, 9, 16, 0), (bf16, 70, 30, 0), (f64, 2, 3, 1), *short_or_full([], [(f16, 40, 12, 0)])],
 )
 def test_a_thread_per_list(
     dtype: torch.dtype, classes: int, places: int, gap: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
 ) -> None:
-    """Rows of lists by threads: of all lengths, with repeated labels, and with what does not count."""
-    monkeypatch.setattr(margin_layout, "THREAD_LISTS", 0)
+    """Rows of lists by threads: of all lengths, with repeated labels, with what does not count, and next to each
+    other.
+    """
+    for name in ("THREAD_LISTS", "LONG_THREAD_LISTS", "APART_ROWS", "GATHERED_ELEMENTS"):
+        monkeypatch.setattr(margin_layout, name, 0)
+    monkeypatch.setattr(margin_layout, "THREAD_WARPS", 1)
     kinds, layout = set(), margin_layout.layout
 
     def noted(*given: Any) -> Any:
@@ -295,11 +299,12 @@ def test_a_thread_per_list(
     mask = torch.arange(75, device=KERNELS) % 5 != 1
     for reduction in ("mean", "none"):
         agree(LISTS, (scores, target), reduction=reduction)
+    agree(LISTS, (scores.t().contiguous().t(), target))
     scores[mask.logical_not()] = nan
     agree(LISTS, (scores, target), mask=mask)
     scores[2, 0], scores[3, 1], target[4, 0], target[5, :2] = nan, inf, classes, torch.tensor([1, -7])
     agree(LISTS, (scores, target), mask=mask, reduction="none", check_targets="off")
-    assert kinds == {"thread_per_list"}
+    assert kinds == {"thread_per_list", "thread_per_list_apart"}
 
 
 @pytest.mark.kernels

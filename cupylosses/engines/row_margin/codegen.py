@@ -191,8 +191,8 @@ def _entry(kernel: MarginKernel) -> list[str]:
     reader = f"{'ListReader' if several else 'OneLabelReader'}<{kernel.vec_size}, {kernel.ahead}>"
     if kernel.layout == "thread_per_row":
         reader = f"ThreadPerRowReader<{kernel.ahead}>"
-    if kernel.layout == "thread_per_list":
-        reader = "ThreadPerListReader"
+    if kernel.layout.startswith("thread_per_list"):
+        reader = f"ThreadPerListReader<{str(kernel.layout.endswith('apart')).lower()}>"
     if kernel.layout == "thread_per_label":
         reader = "ThreadPerLabelReader"
     program, made = "MarginProgram<RowProgram<Hinge, Space, {}>>", "const Program program{{"
