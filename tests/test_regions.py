@@ -527,30 +527,37 @@ def test_a_mask_and_bad_labels_in_kernels():
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("last", [False, True])
-def test_tiles_of_logits_as_they_are_stored(last):
-    """Logits of 16 bits, of more classes than registers hold: words of a class, or classes side by side."""
+@pytest.mark.parametrize(
+    ("classes", "width", "last"), [(22, 16, False), (22, 17, False), (22, 16, True), (5, 17, True)]
+)
+def test_tiles_of_logits_as_they_are_stored(classes, width, last, monkeypatch, fresh_plans):
+    """Logits of 16 bits, of more classes than registers hold: words of a class that begin anywhere, or classes side by
+    side; and such classes in registers, of which no word divides an odd number.
+    """
+    # On the host, too, a block then has room for a tile.
+    monkeypatch.setattr("cupylosses.engines.regions.layout.DECLARED_BYTES", 4 << 10)
+    fresh_plans()
     generator = torch.Generator().manual_seed(5)
-    z = (4 * torch.randn(2, 22, 20, 16, generator=generator)).bfloat16()
-    y = torch.randint(0, 22, (2, 20, 16), generator=generator)
-    z[0, :, 3, 3], y[0, 3, 3] = float("nan"), 7
-    y[y == 7] = 0
-    y[0, 3, 3], y[1, 0, :5] = 7, 7
+    z = (4 * torch.randn(2, classes, 21, width, generator=generator)).bfloat16()
+    y = torch.randint(0, classes, (2, 21, width), generator=generator)
+    z[0, :, 3, 3], y[0, 3, 3] = float("nan"), 3
+    y[y == 3] = 0
+    y[0, 3, 3], y[1, 0, :5] = 3, 3
     results = []
     for x in (z.to(KERNELS), z.double()):
         x = (x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x).requires_grad_()
-        value = F.dice_ce_loss(x, y.to(x.device), ignore_index=7, out_dtype="float64")
+        value = F.dice_ce_loss(x, y.to(x.device), ignore_index=3, out_dtype="float64")
         results.append([value.detach().cpu(), torch.autograd.grad(value, x)[0].cpu().double()])
     (value, gradient), (right, slopes) = results
     torch.testing.assert_close(value, right, rtol=1e-5, atol=0)
     torch.testing.assert_close(gradient, slopes, rtol=1e-2, atol=1e-3 * float(slopes.abs().max()))
-    y[1, 2, 2] = 22
+    y[1, 2, 2] = classes
     x = z.to(KERNELS).requires_grad_()
-    value = F.dice_ce_loss(x, y.to(KERNELS), ignore_index=7, check_targets="off")
+    value = F.dice_ce_loss(x, y.to(KERNELS), ignore_index=3, check_targets="off")
     (gradient,) = torch.autograd.grad(value, x)
     assert value.isnan() and gradient.isfinite().all() and not gradient[1, :, 2, 2].any()
-    with pytest.raises(IndexError, match=r"target\[1, 2, 2\].*got 22 for 22 classes"):
-        F.dice_ce_loss(x, y.to(KERNELS), ignore_index=7, check_targets="sync")
+    with pytest.raises(IndexError, match=rf"target\[1, 2, 2\].*got {classes} for {classes} classes"):
+        F.dice_ce_loss(x, y.to(KERNELS), ignore_index=3, check_targets="sync")
 
 
 @pytest.mark.kernels

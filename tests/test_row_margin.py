@@ -230,6 +230,7 @@ def test_reductions(reduction: str, masked: bool) -> None:
         scores, target = drawn(function, 6, 10)
         options: dict[str, Any] = {"reduction": reduction}
         if masked:
+            # Not all rows count, which gradients of few rows assume until they are verified.
             options["mask"] = torch.tensor([True, False, True, True, False, True], device=KERNELS)
             scores[1], scores[4] = nan, inf
         if function is ONE:
@@ -238,9 +239,12 @@ def test_reductions(reduction: str, masked: bool) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("dim", [0, 1, -1])
-def test_class_dim(dim: int) -> None:
-    """Images, with classes in any dimension, are the rows that they consist of."""
+@pytest.mark.parametrize(("dim", "copied"), [(0, False), (1, True), (-1, False)])
+def test_class_dim(dim: int, copied: bool, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any) -> None:
+    """Images, with classes in any dimension, are the rows that they consist of: read in place, or from copies."""
+    if copied:
+        monkeypatch.setattr(margin_layout, "GATHERED_ELEMENTS", 0)
+        fresh_plans()
     for function in (ONE, LISTS):
         scores, target = drawn(function, 12, 40, f32, labels=6)
         plain = gradients(function, (scores, target), reduction="none")
@@ -272,13 +276,17 @@ def test_a_thread_per_row(
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("dtype", "classes", "places", "gap"),
-    [(f32, 9, 16, 0), (bf16, 64, 5, 0), (f64, 2, 3, 1), *short_or_full([], [(f16, 40, 12, 0)])],
+    [(f32, 9, 16, 0), (bf16, 70, 30, 0), (f64, 2, 3, 1), *short_or_full([], [(f16, 40, 12, 0)])],
 )
 def test_a_thread_per_list(
     dtype: torch.dtype, classes: int, places: int, gap: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
 ) -> None:
-    """Rows of lists by threads: of all lengths, with repeated labels, and with what does not count."""
-    monkeypatch.setattr(margin_layout, "THREAD_LISTS", 0)
+    """Rows of lists by threads: of all lengths, with repeated labels, with what does not count, and next to each
+    other.
+    """
+    for name in ("THREAD_LISTS", "LONG_THREAD_LISTS", "APART_ROWS", "GATHERED_ELEMENTS"):
+        monkeypatch.setattr(margin_layout, name, 0)
+    monkeypatch.setattr(margin_layout, "THREAD_WARPS", 1)
     kinds, layout = set(), margin_layout.layout
 
     def noted(*given: Any) -> Any:
@@ -293,11 +301,12 @@ def test_a_thread_per_list(
     mask = torch.arange(75, device=KERNELS) % 5 != 1
     for reduction in ("mean", "none"):
         agree(LISTS, (scores, target), reduction=reduction)
+    agree(LISTS, (scores.t().contiguous().t(), target))
     scores[mask.logical_not()] = nan
     agree(LISTS, (scores, target), mask=mask)
     scores[2, 0], scores[3, 1], target[4, 0], target[5, :2] = nan, inf, classes, torch.tensor([1, -7])
     agree(LISTS, (scores, target), mask=mask, reduction="none", check_targets="off")
-    assert kinds == {"thread_per_list"}
+    assert kinds == {"thread_per_list", "thread_per_list_apart"}
 
 
 @pytest.mark.kernels

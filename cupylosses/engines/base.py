@@ -114,6 +114,8 @@ class Plan(ABC):
             take no divisor.
         tallies: True of a ``counted`` plan whose kernels can also count while they evaluate: for a value alone, and for
             speculative gradients, which then assume that everything counts.
+        assumes: True of a ``self_counting`` plan whose speculative gradients assume that everything counts, until they
+            are verified.
         partials: Doubles of workspace that the reduction of the value takes.
         records: Recorded values of the ``grad_output`` that a speculative gradient was written for.
         slot: The entry for it in the table of expected values.
@@ -159,6 +161,7 @@ class Plan(ABC):
     counted: bool = False
     self_counting: bool = False
     tallies: bool = False
+    assumes: bool = False
     partials: int
     records: int
     slot: int

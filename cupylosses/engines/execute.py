@@ -61,8 +61,8 @@ class OnePass:
     def __init__(self, plan: Plan, device: Device, wanted: Wanted, counted: bool) -> None:
         written = plan.ahead(wanted)
         self.device, self.slot = device, plan.slot
-        #: True if no other gradient is wanted, and if the gradients need no more than a check.
-        self.complete, self.written = written == wanted, True not in plan.summed(wanted)
+        #: True if no other gradient is wanted, and if the gradients are right for the expected grad_output.
+        self.complete, self.written = written == wanted, not (plan.assumes or True in plan.summed(wanted))
         self.buffers, self.nothing = plan.buffers(written), [None] * len(written)
         self.partials, self.records, self.zeroed = plan.partials, plan.recorded(wanted), plan.zeroed(wanted)
         with compiler.background() if _compiles_at_once(device) else nullcontext():

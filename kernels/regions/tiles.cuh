@@ -35,10 +35,13 @@ struct StoredTile {
   // Neighbouring voxels of a thread, whose logits are a word.
   static constexpr int kTogether = sizeof(Input) == 2 && kVoxels >= 64 ? 2 : 1;
   static constexpr int kPlaces = kVoxels / kTogether;
+  // Logits of 16 bits whose classes no word divides are cut out of aligned words.
+  static constexpr bool kShifts = kWord == 1 && !Program::kPackedInput && sizeof(Input) == 2;
+  static constexpr int kShiftedWord = 16 / static_cast<int>(sizeof(Input));
   // Classes side by side are scattered over banks by a pitch of an odd number of words; whole words of a class keep
   // its rows aligned.
   static constexpr int kPitch =
-      kVoxels + (kWord > 1 ? 16 : 4) / static_cast<int>(sizeof(Input) < 4 ? sizeof(Input) : 4);
+      kVoxels + (kWord > 1 || kShifts ? 16 : 4) / static_cast<int>(sizeof(Input) < 4 ? sizeof(Input) : 4);
   Input* logits;
   Input* tangents;
   int classes;
@@ -90,6 +93,16 @@ struct StoredTile {
         copy_pairs<kThreads>(arrays, count * classes);
       } else {
         copy_elements<kThreads>(arrays, threadIdx.x, count * classes);
+      }
+    } else if (kShifts && shifts(program, begin)) {
+#pragma unroll 1
+      for (int k = 0; k < kArrays; ++k) {
+        const auto& space = program.space;
+        const int64 step = k == 0 ? space.class_stride[kInputs] : space.class_stride[kGradientsOfInputs];
+        const int64 apart = k == 0 ? space.sample_stride[kInputs] : space.sample_stride[kGradientsOfInputs];
+        const Input* const from = arrays[kArrays - 1];
+        copy_shifted<kThreads>((k == 0 ? program.input : from) + sample * apart + begin, step,
+                               k == 0 ? logits : tangents);
       }
     } else {
 #pragma unroll
@@ -168,6 +181,52 @@ struct StoredTile {
       copy_stored((classes - c + kApart - 1) / kApart, [=](int k) { return first + (c + k * kApart) * step; },
                   [=](int k) { return to + place(c + k * kApart, voxel); });
     }
+  }
+  // True of a whole tile of voxels that lie side by side, if the aligned words have only voxels of the same class
+  // besides.
+  static __device__ __forceinline__ bool shifts(const Program& program, int64 begin) {
+    const auto& space = program.space;
+    const bool inside = begin >= kShiftedWord && space.voxels - begin >= kVoxels + kShiftedWord;
+    if (!Program::Space::kOneDimension || space.at.stride[kInputs][0] != 1) return false;
+    return inside && (kArrays == 1 || space.at.stride[kGradientsOfInputs][0] == 1);
+  }
+  // Classes that begin `step` elements apart, anywhere. Neighbouring threads read the second of two words, too, which
+  // then comes from L1.
+  template <int kThreads>
+  __device__ __forceinline__ void copy_shifted(const Input* from, int64 step, Input* to) const {
+    using Word = Pack<Input, kShiftedWord>;
+    constexpr int kWords = kVoxels / kShiftedWord, kApart = kThreads / kWords, kBatch = kThreads < kSumThreads ? 2 : 1;
+    const int voxel = static_cast<int>(threadIdx.x) % kWords * kShiftedWord;
+    const int begin = static_cast<int>(threadIdx.x) / kWords;
+    from += begin * step + voxel;
+    Word* at = reinterpret_cast<Word*>(to + place(begin, voxel));
+#pragma unroll 1
+    for (int left = classes - begin; left > 0; left -= kBatch * kApart) {
+      Word both[kBatch][2];
+      int shift[kBatch];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        shift[k] = behind_word(from);
+        if (k * kApart < left) {
+          const Word* const word = reinterpret_cast<const Word*>(from - shift[k]);
+          both[k][0] = load_words(word);
+          both[k][1] = load_words(word + (shift[k] == 0 ? 0 : 1));
+        }
+        from += kApart * step;
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (k * kApart < left) {
+          const unsigned bytes = static_cast<unsigned>(shift[k]) * static_cast<unsigned>(sizeof(Input));
+          store_words(at, cut_out(both[k], bytes));
+        }
+        at += kApart * kPitch / kShiftedWord;
+      }
+    }
+  }
+  // Elements between an address and the aligned word in front of it.
+  static __device__ __forceinline__ int behind_word(const Input* at) {
+    return static_cast<int>(reinterpret_cast<unsigned long long>(at) % 16 / sizeof(Input));
   }
   template <int kBytes>
   static __device__ __forceinline__ void cp_async_word(Input* to, const Input* from) {

@@ -70,6 +70,7 @@ struct VectorOffsets {
 // Sizes and strides: a kernel parameter.
 template <int kRank>
 struct VoxelSpace {
+  static constexpr bool kOneDimension = kRank == 1;
   int64 samples;
   int64 voxels;  // of a sample
   int64 classes;
@@ -210,7 +211,55 @@ struct PackedVector {
                                : kMost >= 8 && kElements % 2 == 0 ? 2
                                                                   : 1;
 
+  // An odd number of elements of 16 bits, of one voxel: words of 4 bytes, and the element in front of or behind them.
+  static constexpr bool kInPairs = kEach == 1 && sizeof(Input) == 2 && kElements > 1;
+  static constexpr int kPairs = kElements / 2;
+  using Pair = Pack<Input, 2>;
+
+  static __device__ __forceinline__ bool begins_behind_word(const Input* at) {
+    return reinterpret_cast<unsigned long long>(at) % sizeof(Pair) != 0;
+  }
+  static __device__ __forceinline__ void load_pairs(const Input* from, Pack<Input, kVecSize> (&x)[kClasses]) {
+    const bool behind = begins_behind_word(from);
+    const unsigned which = behind ? 0x5432u : 0x7654u;
+    Pair words[kPairs + 1];
+    words[kPairs].element[0] = load_pack<1>(from + (behind ? 0 : kElements - 1)).element[0];
+    words[kPairs].element[1] = words[kPairs].element[0];
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) words[j] = load_pack<2>(from + (behind ? 1 : 0) + 2 * j);
+    unsigned before = reinterpret_cast<const unsigned&>(words[kPairs]);
+#pragma unroll
+    for (int j = 0; j <= kPairs; ++j) {
+      const unsigned word = reinterpret_cast<const unsigned&>(words[j]);
+      Pair pair;
+      reinterpret_cast<unsigned&>(pair) = select_bytes(before, word, which);
+      x[2 * j].element[0] = pair.element[0];
+      if (j < kPairs) x[2 * j + 1].element[0] = pair.element[1];
+      before = word;
+    }
+  }
+  static __device__ __forceinline__ void store_pairs(Input* to, const Pack<Input, kVecSize> (&x)[kClasses]) {
+    const bool behind = begins_behind_word(to);
+    const unsigned which = behind ? 0x5432u : 0x3210u;
+    unsigned words[kPairs + 1];
+#pragma unroll
+    for (int j = 0; j <= kPairs; ++j) {
+      Pair pair;
+      pair.element[0] = x[2 * j].element[0];
+      pair.element[1] = x[j < kPairs ? 2 * j + 1 : 2 * j].element[0];
+      words[j] = reinterpret_cast<const unsigned&>(pair);
+    }
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      Pair pair;
+      reinterpret_cast<unsigned&>(pair) = select_bytes(words[j], words[j + 1], which);
+      store_pack<2>(to + (behind ? 1 : 0) + 2 * j, pair);
+    }
+    to[behind ? 0 : kElements - 1] = behind ? x[0].element[0] : x[kElements - 1].element[0];
+  }
+
   static __device__ __forceinline__ void load(const Input* from, Pack<Input, kVecSize> (&x)[kClasses]) {
+    if constexpr (kInPairs) return load_pairs(from, x);
 #pragma unroll
     for (int first = 0; first < kElements; first += kEach) {
       const Pack<Input, kEach> word = load_pack<kEach>(from + first);
@@ -221,6 +270,7 @@ struct PackedVector {
     }
   }
   static __device__ __forceinline__ void store(Input* to, const Pack<Input, kVecSize> (&x)[kClasses]) {
+    if constexpr (kInPairs) return store_pairs(to, x);
 #pragma unroll
     for (int first = 0; first < kElements; first += kEach) {
       Pack<Input, kEach> word;

@@ -46,8 +46,8 @@
 // Order of additions: within a thread in the order of its vectors, then by the group's fixed tree. Derivatives of z
 // itself are counted in integers.
 //
-// Preconditions: class stride 1 of scores and gradients, but for ThreadPerRowReader; a group has a power of two of
-// threads, at least 2 (kVecSize - 1) unless vectors divide every row; for lists a whole warp at least.
+// Preconditions: class stride 1 of scores and gradients, but where vectors are single elements; a group has a power of
+// two of threads, at least 2 (kVecSize - 1) unless vectors divide every row; for lists a whole warp at least.
 #pragma once
 #include "softmax/rows.cuh"
 
@@ -72,6 +72,30 @@ template <class Slopes>
 struct HingeSums {
   double value;
   Slopes slopes;
+};
+
+// The classes of a row, which lie `step` elements apart where vectors are single elements, and are neighbours
+// otherwise.
+template <int kVecSize, class T>
+struct ClassesOfRow {
+  T* row;
+  int64 step;
+
+  template <class Index>
+  __device__ __forceinline__ T* operator+(Index c) const {
+    if constexpr (kVecSize == 1) return row + c * step;
+    return row + c;
+  }
+  template <class Index>
+  __device__ __forceinline__ T& operator[](Index c) const {
+    return *(*this + c);
+  }
+  // The elements between two classes that are `count` apart.
+  template <class Index>
+  __device__ __forceinline__ Choose<kVecSize == 1, int64, Index> between(Index count) const {
+    if constexpr (kVecSize == 1) return count * step;
+    return count;
+  }
 };
 
 // `Base` is a RowProgram of softmax/rows.cuh, which knows operands, labels of one class, mask and outputs. Its loss is
@@ -109,6 +133,15 @@ struct MarginProgram : Base {
   // A gradient, of which no infinite factor makes 0 anything else.
   static __device__ __forceinline__ Gradient gradient(Slopes slopes, double factor) {
     return Waiting<Input>::from(slopes == Slopes(0) ? 0.0 : static_cast<double>(slopes) * factor);
+  }
+  template <int kVecSize>
+  __device__ __forceinline__ ClassesOfRow<kVecSize, const Input> scores(const int64 (&offset)[kRowStreams]) const {
+    return {this->logits(offset), this->space.class_stride[kLogits]};
+  }
+  // Null without kGradient.
+  template <int kVecSize, bool kGradient = true>
+  __device__ __forceinline__ ClassesOfRow<kVecSize, Input> gradients_of(const int64 (&offset)[kRowStreams]) const {
+    return {kGradient ? this->gradient_pointer(offset) : nullptr, this->space.class_stride[kGradients]};
   }
   __device__ __forceinline__ double score(const int64 (&offset)[kRowStreams], int64 c) const {
     return widen<double>(this->raw(offset, c));
@@ -199,7 +232,7 @@ __device__ __forceinline__ void fill_gradients(const Program& program, const Gro
                                                const int64 (&offset)[kRowStreams], double x) {
   using Input = typename Program::Input;
   const auto view = program.template view<kVecSize>(offset);
-  const auto to = program.gradient_pointer(offset);
+  const auto to = program.template gradients_of<kVecSize>(offset);
   const Input filled = Narrow<Input>::from(x);
   const int64 edge = view.edge_class(group.thread_rank());
   if (edge >= 0) to[edge] = filled;
@@ -220,8 +253,8 @@ template <class Group>
 using IndexOf = Choose<Group::kMultiWarp, int64, int>;
 // Loads vectors that lie `step` elements apart, `left` of them or as many as there is room for. Each is read once, but
 // loads that are evict-first are slower (docs/performance.md).
-template <int kVecSize, int kVectors, class Input, class Index>
-__device__ __forceinline__ void load_vectors(const Input* from, int step, Index left,
+template <int kVecSize, int kVectors, class Input, class Step, class Index>
+__device__ __forceinline__ void load_vectors(const Input* from, Step step, Index left,
                                              Pack<Input, kVecSize> (&x)[kVectors]) {
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
@@ -382,11 +415,11 @@ struct RowAhead {
     if (!counts) return;
     const RowVectors<Input, kVecSize, Index> view(program.input, target.offset[kLogits],
                                                   static_cast<Index>(program.space.classes));
-    const Input* const from = program.logits(target.offset);
+    const auto from = program.template scores<kVecSize>(target.offset);
     const Index behind = view.vectors - rank + threads - 1;
     left = behind < 0 ? Index(0) : behind >> exponent_of(threads);
     first = view.first(rank);
-    load_vectors(from + first, threads * kVecSize, left, x);
+    load_vectors(from + first, from.between(threads * kVecSize), left, x);
     edge = view.head + view.tail > 0 ? view.edge_class(rank) : Index(-1);
     if (edge >= 0) of_edge = load_stream<1>(from + edge);
     own = program.raw(target.offset, target.label);
@@ -427,8 +460,10 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
     if constexpr (kGradient) factor = grad_factor(scale, t.offset) * (t.weight * program.inverse);
     // Opaque, or it is computed again for each vector.
     const auto active = opaque(Waiting<Input>::from(factor));
-    Input* const to = kGradient ? program.gradient_pointer(t.offset) : nullptr;
+    const auto to = program.template gradients_of<kVecSize, kGradient>(t.offset);
+    const auto from = program.template scores<kVecSize>(t.offset);
     const int step = threads * kVecSize;
+    const auto apart = from.between(step);
     if (const Index edge = ahead.edge; edge >= 0) {
       if (is_linear) {
         if constexpr (Program::Hinge::kLinear) {
@@ -446,19 +481,19 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
 #pragma unroll
           for (int k = 0; k < kVectors; ++k) {
             if (k < left) {
-              take_linear<kGradient, kVecSize, Program>(to + first + static_cast<Index>(k) * step, ahead.x[k], smallest,
-                                                        own, active, sums);
+              take_linear<kGradient, kVecSize, Program>(to + (first + static_cast<Index>(k) * step), ahead.x[k],
+                                                        smallest, own, active, sums);
             }
           }
           first += kVectors * step;
-          load_vectors(program.logits(t.offset) + first, step, left - kVectors, ahead.x);
+          load_vectors(from + first, apart, left - kVectors, ahead.x);
         }
       }
     } else if constexpr (Program::Hinge::kLinear) {
       // The label is not finite. Few rows are like that: their vectors are loaded again, one at a time.
 #pragma unroll 1
       for (Index left = ahead.left; left > 0; --left, first += step) {
-        const auto again = load_stream<kVecSize>(program.logits(t.offset) + first);
+        const auto again = load_stream<kVecSize>(from + first);
         take_classes<kGradient>(program, to + first, again, target_element<kVecSize>(t, first), own, factor, sums);
       }
     } else {
@@ -472,7 +507,7 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
           }
         }
         first += kVectors * step;
-        load_vectors(program.logits(t.offset) + first, step, left - kVectors, ahead.x);
+        load_vectors(from + first, apart, left - kVectors, ahead.x);
       }
     }
   }
@@ -492,7 +527,8 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
     } else if (value != value) {
       fill_gradients<kVecSize>(program, group, t.offset, value);
     } else if (rank == 0) {
-      program.gradient_pointer(t.offset)[t.label] = Narrow<Input>::from(Program::gradient(sums.slopes, -factor));
+      const auto to = program.template gradients_of<kVecSize>(t.offset);
+      to[t.label] = Narrow<Input>::from(Program::gradient(sums.slopes, -factor));
     }
   }
   if (!exists) return 0.0;
@@ -838,8 +874,8 @@ struct ListAhead {
     const RowVectors<Input, kVecSize, Index> view(program.input, offset[kLogits],
                                                   static_cast<Index>(program.space.classes));
     const int threads = threads_of_list(group), lane = threadIdx.x % kWarp;
-    const Input* const from = program.logits(offset);
-    load_vectors(from + view.first(rank), threads * kVecSize, vectors_of(view, rank, threads), x);
+    const auto from = program.template scores<kVecSize>(offset);
+    load_vectors(from + view.first(rank), from.between(threads * kVecSize), vectors_of(view, rank, threads), x);
     if (lane < length) own = program.raw(offset, label);
   }
   template <class View>
@@ -866,8 +902,10 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
   const RowVectors<Input, kVecSize, Index> view(program.input, offset[kLogits],
                                                 static_cast<Index>(program.space.classes));
   // Opaque, or they are found again for each vector.
-  const Input* const from = opaque(program.logits(offset));
-  Input* const to = kGradient ? opaque(program.gradient_pointer(offset)) : nullptr;
+  auto from = program.template scores<kVecSize>(offset);
+  auto to = program.template gradients_of<kVecSize, kGradient>(offset);
+  from.row = opaque(from.row);
+  if constexpr (kGradient) to.row = opaque(to.row);
   LaneOfList<Program> lane;
   lane.smallest = smallest_active<Score>(place < length ? own : 0.0, margin);
   lane.gradient = Program::gradient(place, factor);
@@ -904,10 +942,10 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
     }
     const int present = static_cast<int>(min(max(mine - turn, Index(0)), Index(kVectors)));
     const int most_present = static_cast<int>(min(most - turn, Index(kVectors)));
-    take_batch<kGradient, kVecSize, kVectors, Program>(ahead.x, skipped, to + first, step, present, most_present,
-                                                       length, lane, origin, sums.value, of_label);
+    take_batch<kGradient, kVecSize, kVectors, Program>(ahead.x, skipped, to + first, to.between(step), present,
+                                                       most_present, length, lane, origin, sums.value, of_label);
     first += kVectors * step;
-    load_vectors(from + first, step, mine - turn - kVectors, ahead.x);
+    load_vectors(from + first, from.between(step), mine - turn - kVectors, ahead.x);
   }
   if (place < length) {
     sums.value -= small_to_double(of_label) * (in_double(widen<Score>(ahead.own)) - origin);
@@ -975,7 +1013,7 @@ __device__ __forceinline__ void list_in_memory(const Program& program, const Gro
   const int rank = group.thread_rank(), threads = group.num_threads();
   group_sync(group);
   if (program.mask_words > 0) mark_members(program, group, offset, length, memory);
-  Input* const to = kGradient ? program.gradient_pointer(offset) : nullptr;
+  const auto to = program.template gradients_of<1, kGradient>(offset);
   const IsLabel<Program, Memory> is_label{program, offset, length, memory};
 #pragma unroll 1
   for (int64 c = rank; c < program.space.classes; c += threads) {
@@ -1116,8 +1154,8 @@ __device__ __forceinline__ bool list_sorted(const Program& program, const Group&
   }
   group_sync(group);
   const auto view = program.template view<kVecSize>(offset);
-  const Input* const from = program.logits(offset);
-  Input* const to = kGradient ? program.gradient_pointer(offset) : nullptr;
+  const auto from = program.template scores<kVecSize>(offset);
+  const auto to = program.template gradients_of<kVecSize, kGradient>(offset);
   const SortedList<Program, Memory> take{program, memory, length, lowest, total};
   const int64 edge = view.edge_class(rank);
   if (edge >= 0) {

@@ -18,7 +18,8 @@
 // each lane goes through its row in the other one as one_label_row does, two classes of 16 bits at a time where their
 // number is even.
 //
-// Preconditions: rows are contiguous, of one dimension; of lists C <= 64, and as many labels as program.capacity.
+// Preconditions: rows are of one dimension; they are contiguous, but with ThreadPerListReader<true>; of lists C <= 128,
+// and as many labels as program.capacity.
 #pragma once
 #include "row_margin/row_margin.cuh"
 #include "softmax/rows_of_warp.cuh"
@@ -28,24 +29,46 @@ constexpr int kLabelsTogether = 4;
 // Labels of a list at most that a lane has in registers.
 constexpr int kFewLabels = 8;
 
-// Shared memory of a lane about its list: of label k the derivatives of its pairs, of which a count has a byte, and its
-// class. Those of a block's threads lie side by side, behind the scores of all rows.
+// Shared memory of a lane about its list: a bit for each class that is a label; of label k the derivatives of its
+// pairs, of which a count has a byte, and its class. Those of a block's threads lie side by side, behind the scores of
+// all rows.
 template <class Program>
 struct LaneList {
   using Slopes = Choose<Program::Hinge::kLinear, unsigned char, double>;
+  unsigned* members;
   Slopes* slopes;
   unsigned char* classes;
+  int words;  // of members
 
-  __device__ __forceinline__ explicit LaneList(const Program& program) {
+  __device__ __forceinline__ explicit LaneList(const Program& program)
+      : words((static_cast<int>(program.space.classes) + 31) / 32) {
     extern __shared__ uint4 staged[];
     const int threads = blockDim.x, places = static_cast<int>(program.capacity) * threads;
     const int pitch = row_pitch<typename Program::Input>(static_cast<int>(program.space.classes));
     const int rows = (threads * pitch * static_cast<int>(sizeof(typename Program::Input)) + 7) / 8 * 8;
-    slopes = reinterpret_cast<Slopes*>(reinterpret_cast<char*>(staged) + rows);
+    members = reinterpret_cast<unsigned*>(reinterpret_cast<char*>(staged) + rows);
+    slopes = reinterpret_cast<Slopes*>(members + words * threads);
     classes = reinterpret_cast<unsigned char*>(slopes + places);
   }
   __device__ __forceinline__ int place(int k) const {
     return k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
+  }
+  __device__ __forceinline__ void clear() const {
+    for (int w = 0; w < words; ++w) members[place(w)] = 0;
+  }
+  // Takes label k of the list.
+  __device__ __forceinline__ void put(int k, int label) const {
+    classes[place(k)] = static_cast<unsigned char>(label);
+    members[place(label / 32)] |= 1u << label % 32;
+  }
+  __device__ __forceinline__ bool has(int c) const {
+    return (members[place(c / 32)] >> c % 32 & 1u) != 0;
+  }
+  // The number of classes that are labels.
+  __device__ __forceinline__ int distinct() const {
+    int found = 0;
+    for (int w = 0; w < words; ++w) found += __popc(members[place(w)]);
+    return found;
   }
   template <class Source>
   __device__ __forceinline__ typename Program::Gradient score(const Source& source, int k) const {
@@ -60,12 +83,12 @@ struct LaneList {
   }
 };
 
-// The list of a row, read to its end; bit c of `members` tells that class c is a label.
+// The list of a row, read to its end.
 template <class Program>
 __device__ __forceinline__ ListExtent read_list(const Program& program, const int64 (&offset)[kRowStreams],
-                                                const LaneList<Program>& list, unsigned long long& members) {
+                                                const LaneList<Program>& list) {
   const int places = static_cast<int>(program.count);
-  members = 0ull;
+  list.clear();
 #pragma unroll 1
   for (int first = 0; first < places; first += kLabelsTogether) {
     int64 labels[kLabelsTogether];
@@ -74,26 +97,27 @@ __device__ __forceinline__ ListExtent read_list(const Program& program, const in
 #pragma unroll
     for (int i = 0; i < kLabelsTogether; ++i) {
       if (!program.is_class(labels[i])) return {first + i, labels[i] == -1 ? -1 : first + i};
-      list.classes[list.place(first + i)] = static_cast<unsigned char>(labels[i]);
-      members |= 1ull << static_cast<int>(labels[i]);
+      list.put(first + i, static_cast<int>(labels[i]));
     }
   }
   return {places, -1};
 }
 
 // list_of_thread of at most kFewLabels labels and a hinge that is z itself: pairs are counted, by comparisons in
-// registers as in list_in_lanes, for each class and each label. Returns false, and has written nothing, if the score of
-// a label is not finite.
+// registers as in list_in_lanes, for each class and each label. The scores of labels, which are kept, make room for
+// -inf, which has no active pair; of other dtypes than float32 registers have no room for them. Returns false, and has
+// written nothing, if the score of a label is not finite.
 template <bool kGradient, class Program, class Source>
 __device__ __forceinline__ bool few_labels_of_thread(const Program& program, const Source& source,
-                                                     const LaneList<Program>& list, int length,
-                                                     unsigned long long members, double factor, double& total) {
+                                                     const LaneList<Program>& list, int length, double factor,
+                                                     double& total) {
   using Input = typename Program::Input;
   using Score = typename Program::Gradient;
   const double margin = program.loss.margin();
-  // A byte for each label has the number of its active pairs: there are no more than 64.
+  // A byte for each label has the number of its active pairs: there are no more than 255.
   constexpr int kBytes = 4, kCounters = kFewLabels / kBytes;
-  Score smallest[kFewLabels];
+  constexpr bool kMasks = sizeof(Input) == 4;
+  Score smallest[kFewLabels], own[kMasks ? kFewLabels : 1];
   unsigned active[kCounters] = {};
   // Scores in double are added up by their differences to one of the labels'.
   double origin = 0.0;
@@ -102,16 +126,26 @@ __device__ __forceinline__ bool few_labels_of_thread(const Program& program, con
   for (int k = 0; k < kFewLabels; ++k) {
     smallest[k] = scalar_infinity(Score());
     if (k >= length) continue;
-    const double of_label = in_double(list.score(source, k));
+    const Score score = list.score(source, k);
+    if constexpr (kMasks) own[k] = score;
+    const double of_label = in_double(score);
     finite = finite && is_finite(of_label);
     smallest[k] = smallest_active<Score>(of_label, margin);
     if constexpr (sizeof(Score) == sizeof(double)) origin = k == 0 || of_label < origin ? of_label : origin;
   }
   if (!finite) return false;
+#pragma unroll
+  for (int k = 0; k < kFewLabels; ++k) {
+    if (kMasks && k < length) source.mask_out(list.classes[list.place(k)]);
+  }
   double sum = 0.0;
+  unsigned members = 0;
 #pragma unroll 1
   for (int c = 0; c < source.classes(); ++c) {
-    if (members >> c & 1ull) continue;
+    if constexpr (!kMasks) {
+      if (c % 32 == 0) members = list.members[list.place(c / 32)];
+      if (members >> c % 32 & 1u) continue;
+    }
     const Score x = widen<Score>(source.read(c).element[0]);
     int count = 0;
 #pragma unroll
@@ -136,12 +170,13 @@ __device__ __forceinline__ bool few_labels_of_thread(const Program& program, con
   const auto pairs_of = [&](int k) { return static_cast<int>(active[k / kBytes] >> k % kBytes * 8 & 255u); };
 #pragma unroll
   for (int k = 0; k < kFewLabels; ++k) {
-    if (k < length) sum += small_to_double(pairs_of(k)) * (margin - (in_double(list.score(source, k)) - origin));
+    if (k >= length) continue;
+    const double of_label = in_double(kMasks ? own[kMasks ? k : 0] : list.score(source, k));
+    sum += small_to_double(pairs_of(k)) * (margin - (of_label - origin));
   }
   total += sum;
   if constexpr (kGradient) {
-    const bool repeated =
-        __popc(static_cast<unsigned>(members)) + __popc(static_cast<unsigned>(members >> 32)) != length;
+    const bool repeated = list.distinct() != length;
 #pragma unroll
     for (int k = 0; k < kFewLabels; ++k) {
       if (k >= length) continue;
@@ -156,15 +191,13 @@ __device__ __forceinline__ bool few_labels_of_thread(const Program& program, con
 // The row of a lane, whose scores are in `source`, which receives the gradients. Returns the sum of the hinges.
 template <bool kGradient, class Program, class Source>
 __device__ __forceinline__ double list_of_thread(const Program& program, const Source& source,
-                                                 const LaneList<Program>& list, int length, unsigned long long members,
-                                                 double factor) {
+                                                 const LaneList<Program>& list, int length, double factor) {
   using Input = typename Program::Input;
   using Score = typename Program::Gradient;
   using Slopes = typename Program::Slopes;
   double total = 0.0;
   if constexpr (Program::Hinge::kLinear) {
-    if (length <= kFewLabels &&
-        few_labels_of_thread<kGradient>(program, source, list, length, members, factor, total)) {
+    if (length <= kFewLabels && few_labels_of_thread<kGradient>(program, source, list, length, factor, total)) {
       return total;
     }
   }
@@ -175,7 +208,7 @@ __device__ __forceinline__ double list_of_thread(const Program& program, const S
   }
 #pragma unroll 1
   for (int c = 0; c < source.classes(); ++c) {
-    if (members >> c & 1ull) continue;
+    if (list.has(c)) continue;
     const double x = in_double(widen<Score>(source.read(c).element[0]));
     Slopes of_class(0);
 #pragma unroll 2
@@ -221,7 +254,8 @@ __device__ __forceinline__ void sweep_rows_of_warps(const Program& program, cons
   });
 }
 
-// The reader of rows of lists. The group is a lane.
+// The reader of rows of lists, with kApart of rows next to each other whose classes lie apart. The group is a lane.
+template <bool kApart>
 struct ThreadPerListReader {
   template <class Program>
   struct Ahead {
@@ -233,37 +267,43 @@ struct ThreadPerListReader {
                                                  const Ahead<Program>&, int, Scale& scale) {
     using Input = typename Program::Input;
     const LaneList<Program> list(program);
-    const PackedRows<Input, true> source(program, first);
+    const PackedRows<Input, true, kApart> source(program, first);
     // On their way while the list is read.
     source.start(0xffffffffu);
-    int64 offset[kRowStreams];
-    program.space.offsets(exists ? row : 0, offset);
     bool counts = exists;
-    if constexpr (Program::kMasked) counts = counts && program.mask[offset[kRowMask]];
-    ListExtent extent{0, -1};
-    unsigned long long members = 0ull;
-    if (counts) extent = read_list(program, offset, list, members);
-    counts = counts && extent.bad < 0 && extent.length > 0;
+    int length = 0, bad = -1;
+    double value = 0.0, factor = 0.0;
+    {
+      int64 offset[kRowStreams];
+      program.space.offsets(exists ? row : 0, offset);
+      if constexpr (Program::kMasked) counts = counts && program.mask[offset[kRowMask]];
+      if (counts) {
+        const ListExtent extent = read_list(program, offset, list);
+        length = static_cast<int>(extent.length);
+        bad = static_cast<int>(extent.bad);
+      }
+      counts = counts && bad < 0 && length > 0;
+      if constexpr (kGradient) {
+        if (counts) factor = grad_factor(scale, offset) * program.inverse;
+      }
+    }
     cp_async_wait_all();
     __syncwarp();
-    double value = 0.0;
-    if (counts) {
-      double factor = 0.0;
-      if constexpr (kGradient) factor = grad_factor(scale, offset) * program.inverse;
-      const int length = static_cast<int>(extent.length);
-      value = list_of_thread<kGradient>(program, source, list, length, members, factor) * program.inverse;
-    }
-    if (extent.bad >= 0) value = scalar_nan(0.0);
+    if (counts) value = list_of_thread<kGradient>(program, source, list, length, factor) * program.inverse;
+    if (bad >= 0) value = scalar_nan(0.0);
     if constexpr (kGradient) {
       if (!counts || value != value) {
         for (int c = 0; c < source.classes(); ++c) source.overwrite(c, {{Narrow<Input>::from(counts ? value : 0.0)}});
       }
-      source.flush();
+      // Where rows lie is found again, as below: it would take registers meanwhile.
+      PackedRows<Input, true, kApart>(program, first + opaque_zero()).flush();
     } else {
       __syncwarp();
     }
     if (!exists) return 0.0;
-    if (extent.bad >= 0) report_list(program, offset, extent.bad);
+    int64 offset[kRowStreams];
+    program.space.offsets(row + opaque_zero(), offset);
+    if (bad >= 0) report_list(program, offset, bad);
     program.store(offset, value);
     return value;
   }
@@ -271,7 +311,7 @@ struct ThreadPerListReader {
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
                                                int64 chunks, const Workspace& work) {
-    sweep_rows_of_warps<kGradient, ThreadPerListReader>(program, group, scale, chunks, work);
+    sweep_rows_of_warps<kGradient, ThreadPerListReader<kApart>>(program, group, scale, chunks, work);
   }
 };
 

@@ -49,6 +49,26 @@ __device__ __forceinline__ P load_words(const P* at) {
   return pack;
 }
 
+// The 16 bytes that begin `bytes` behind the first of two packs: fewer than 16, and a multiple of 2.
+template <class P>
+__device__ __forceinline__ P cut_out(const P (&both)[2], unsigned bytes) {
+  static_assert(sizeof(P) == 16, "vectors of 16 bytes");
+  P vector;
+  unsigned words[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) words[i] = reinterpret_cast<const unsigned*>(both)[i];
+#pragma unroll
+  for (int i = 0; i < 6; ++i) words[i] = bytes & 8 ? words[i + 2] : words[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) words[i] = bytes & 4 ? words[i + 1] : words[i];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const unsigned long long pair = static_cast<unsigned long long>(words[i + 1]) << 32 | words[i];
+    reinterpret_cast<unsigned*>(&vector)[i] = static_cast<unsigned>(pair >> (8 * (bytes & 2)));
+  }
+  return vector;
+}
+
 // A row whose vectors are those of its gradient, but lie otherwise in the row itself. Elements of 4 bytes and more are
 // copied one by one, without registers. Vectors of smaller ones are cut out of the two aligned packs that they overlap;
 // neighbouring threads read the second one too, so it comes from L1. kGathered: classes are `stride` elements apart.
@@ -90,20 +110,7 @@ struct ShiftedVectors {
     }
     const P* const at = reinterpret_cast<const P*>(row + from);
     const P both[2] = {load_words(at), load_words(at + (shift == 0 ? 0 : 1))};
-    unsigned words[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) words[i] = reinterpret_cast<const unsigned*>(both)[i];
-    const unsigned bytes = static_cast<unsigned>(shift * static_cast<int>(sizeof(Storage)));
-#pragma unroll
-    for (int i = 0; i < 6; ++i) words[i] = bytes & 8 ? words[i + 2] : words[i];
-#pragma unroll
-    for (int i = 0; i < 5; ++i) words[i] = bytes & 4 ? words[i + 1] : words[i];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const unsigned long long pair = static_cast<unsigned long long>(words[i + 1]) << 32 | words[i];
-      reinterpret_cast<unsigned*>(&vector)[i] = static_cast<unsigned>(pair >> (8 * (bytes & 2)));
-    }
-    return vector;
+    return cut_out(both, static_cast<unsigned>(shift * static_cast<int>(sizeof(Storage))));
   }
 };
 

@@ -722,10 +722,13 @@ __device__ __forceinline__ double divide_sum(int64 chunks, double* memory, const
   tally.flush(memory);
   const Workspace work = workspace(memory);
   if (!arrive_last(work.ticket)) return -1.0;
+  // In front of the sum, so that the atomic is on its way meanwhile.
+  unsigned inactive = 0;
+  if (threadIdx.x == 0) inactive = tally.take(memory);
   const double total = sum_partials(work.partials, chunks);
   if (threadIdx.x != 0) return -1.0;
   *work.claim_counter = 0;
-  const double divisor = static_cast<double>(tally.program.space.rows) - tally.take(memory);
+  const double divisor = static_cast<double>(tally.program.space.rows) - inactive;
   *value = Narrow<Result>::from(divide_by_count(total, divisor));
   return divisor;
 }
@@ -789,17 +792,25 @@ __device__ __forceinline__ void row_value_and_assumed_gradient(const Program& pr
   if (divisor != rows && missed != nullptr) *missed = 1;
 }
 
-// As verify_row_gradient, for gradients of an assumed divisor.
+// As verify_row_gradient, for gradients of an assumed divisor, by the true one.
 template <class Reader, class Group, class Program, class Result>
-__device__ __forceinline__ void verify_assumed_row_gradient(const Program& program, const Group& group, int64 chunks,
-                                                            const Result* grad_output, const double* used_grad_output,
-                                                            double* expected_grad_output) {
-  const double g = widen<double>(*grad_output), divisor = used_grad_output[chunks * Group::kClusterSize];
+__device__ __forceinline__ void verify_row_gradient_by(const Program& program, const Group& group, int64 chunks,
+                                                       double divisor, const Result* grad_output,
+                                                       const double* used_grad_output, double* expected_grad_output) {
+  const double g = widen<double>(*grad_output);
   const bool wrong = divisor != static_cast<double>(program.space.rows);
   if (!worker_grad_scale_is_stale(group, chunks, g, used_grad_output, expected_grad_output) && !wrong) return;
   const double scale = divisor == 0.0 ? 0.0 : reciprocal_of_count(divisor);
   KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * scale)};
   Reader::template sweep<true>(program, group, known, chunks, {});
+}
+// The same by the recorded divisor.
+template <class Reader, class Group, class Program, class Result>
+__device__ __forceinline__ void verify_assumed_row_gradient(const Program& program, const Group& group, int64 chunks,
+                                                            const Result* grad_output, const double* used_grad_output,
+                                                            double* expected_grad_output) {
+  verify_row_gradient_by<Reader>(program, group, chunks, used_grad_output[chunks * Group::kClusterSize], grad_output,
+                                 used_grad_output, expected_grad_output);
 }
 
 // Writes the gradients for the true grad_output, unless all chunks of this worker were written with it already.

@@ -9,9 +9,12 @@
 //   pairs     an even number of classes of 16 bits by words
 //   elements  others
 //
+// With kApart rows may also be next to each other, with their classes apart, which each lane moves one after another.
+//
 // A warp owns its rows; only __syncwarp separates loads, the lanes' own accesses, and stores.
 //
-// Preconditions: rows are contiguous, of one dimension, and follow each other without gaps unless kGaps; C <= 181.
+// Preconditions: rows are contiguous (but with kApart), of one dimension, and follow each other without gaps unless
+// kGaps; C <= 362.
 #pragma once
 #include "softmax/rows.cuh"
 
@@ -22,8 +25,11 @@ __device__ __forceinline__ int row_pitch(int classes) {
   return classes | 1;
 }
 
+// An element's row is i / classes by a multiplication, exact for 32 rows of up to 362 classes.
+constexpr int kInverseBits = 22;
+
 // The rows of a warp; this thread takes one of them.
-template <class Storage, bool kGaps = false>
+template <class Storage, bool kGaps = false, bool kApart = false>
 struct PackedRows {
   using P = Pack<Storage, 1>;
   using Value = Storage;
@@ -32,8 +38,9 @@ struct PackedRows {
   static constexpr bool kStoresAgain = true;
   const Storage* from;  // the warp's first row
   Storage* to;
-  int64 gap_from = 0, gap_to = 0;  // elements between rows
-  int elements;                    // of all rows of the warp
+  int64 gap_from = 0, gap_to = 0;    // elements between rows
+  int64 step_from = 1, step_to = 1;  // elements between classes
+  int elements;                      // of all rows of the warp
   int count;
   P* stage;
 
@@ -44,6 +51,10 @@ struct PackedRows {
     if constexpr (kGaps) {
       gap_from = program.space.at.stride[kLogits][0] - count;
       gap_to = program.space.at.stride[kGradients][0] - count;
+    }
+    if constexpr (kApart) {
+      step_from = program.space.class_stride[kLogits];
+      step_to = program.space.class_stride[kGradients];
     }
     from = program.input + first * (count + gap_from);
     to = program.gradients + first * (count + gap_to);
@@ -61,16 +72,18 @@ struct PackedRows {
   // f(i, row, slot) for every 32nd element i of the rows, from this lane's on.
   template <class F>
   __device__ __forceinline__ void each(const F& f) const {
-    // i / classes by multiplication: exact for 32 rows of up to 181 classes.
-    const unsigned inverse = (1u << 20) / count + 1;
+    const unsigned inverse = (1u << kInverseBits) / count + 1;
 #pragma unroll 4
     for (int i = threadIdx.x % kWarp; i < elements; i += kWarp) {
-      const int row = static_cast<int>(i * inverse >> 20);
+      const int row = static_cast<int>(i * inverse >> kInverseBits);
       f(i, row, stage + row * pitch() + (i - row * count));
     }
   }
+  __device__ __forceinline__ P* row_of(int lane) const {
+    return stage + lane * pitch();
+  }
   __device__ __forceinline__ P* own_row() const {
-    return stage + threadIdx.x % kWarp * pitch();
+    return row_of(threadIdx.x % kWarp);
   }
 
   // f(i) for the first element i of every 32nd vector of 16 bytes, and element(i) for the elements behind the last one.
@@ -86,10 +99,10 @@ struct PackedRows {
   template <class F>
   __device__ __forceinline__ void each_pair(const F& f) const {
     const int half = count / 2;
-    const unsigned inverse = (1u << 20) / half + 1;
+    const unsigned inverse = (1u << kInverseBits) / half + 1;
 #pragma unroll 4
     for (int i = threadIdx.x % kWarp; i < elements / 2; i += kWarp) {
-      const int row = static_cast<int>(i * inverse >> 20);
+      const int row = static_cast<int>(i * inverse >> kInverseBits);
       f(2 * i, row, stage + row * pitch() + 2 * (i - row * half));
     }
   }
@@ -123,7 +136,9 @@ struct PackedRows {
   __device__ __forceinline__ void start(unsigned mask) const {
     using Pair = Pack<Storage, 2>;
     using Vector = Pack<Storage, kVector>;
-    if (mask == 0xffffffffu && is_linear(from, gap_from)) {
+    if (kApart && step_from != 1) {
+      if (mask >> threadIdx.x % kWarp & 1u) start_own_row();
+    } else if (mask == 0xffffffffu && is_linear(from, gap_from)) {
       each_vector(
           [&](int i) { cp_async(reinterpret_cast<Vector*>(stage + i), reinterpret_cast<const Vector*>(from + i)); },
           [&](int i) { cp_async(stage + i, reinterpret_cast<const P*>(from + i)); });
@@ -139,6 +154,34 @@ struct PackedRows {
       });
     }
   }
+  // Of rows next to each other, whose classes lie apart, each lane moves its own.
+  __device__ __forceinline__ bool exists() const {
+    return static_cast<int>(threadIdx.x) % kWarp * count < elements;
+  }
+  __device__ __forceinline__ void start_own_row() const {
+    if (!exists()) return;
+    constexpr int kBatch = 4;
+    const Storage* at = from + threadIdx.x % kWarp * (count + gap_from);
+    P* slot = own_row();
+#pragma unroll 1
+    for (int left = count; left > 0; left -= kBatch) {
+      P x[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i, at += step_from) {
+        if (i >= left) continue;
+        if constexpr (sizeof(Storage) >= 4) {
+          cp_async(slot + i, reinterpret_cast<const P*>(at));
+        } else {
+          x[i] = load_pack<1>(at);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (sizeof(Storage) < 4 && i < left) slot[i] = x[i];
+      }
+      slot += kBatch;
+    }
+  }
   // Copies the rows whose lane passes `wanted`. Precondition here and of flush(): all lanes of the warp call it
   // together.
   __device__ __forceinline__ void load_all(bool wanted) const {
@@ -150,19 +193,19 @@ struct PackedRows {
   // would wait for each other.
   __device__ __forceinline__ void load_in_batches(unsigned mask) const {
     constexpr int kBatch = 8;
-    const unsigned inverse = (1u << 20) / count + 1;
+    const unsigned inverse = (1u << kInverseBits) / count + 1;
     const int lane = threadIdx.x % kWarp;
 #pragma unroll 1
     for (int first = lane; first < elements; first += kBatch * kWarp) {
       P x[kBatch];
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
-        const int i = first + k * kWarp, row = static_cast<int>(i * inverse >> 20);
+        const int i = first + k * kWarp, row = static_cast<int>(i * inverse >> kInverseBits);
         if (i < elements && (mask >> row & 1u)) x[k] = load_pack<1>(from + i + row * gap_from);
       }
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
-        const int i = first + k * kWarp, row = static_cast<int>(i * inverse >> 20);
+        const int i = first + k * kWarp, row = static_cast<int>(i * inverse >> kInverseBits);
         if (i < elements && (mask >> row & 1u)) stage[row * pitch() + (i - row * count)] = x[k];
       }
     }
@@ -183,7 +226,7 @@ struct PackedRows {
   __device__ __forceinline__ void overwrite_some(int c, const Pack<Storage, kCount>& x) const {
     *reinterpret_cast<Pack<Storage, kCount>*>(own_row() + c) = x;
   }
-  __device__ __forceinline__ void mask_out(int c, int) const {
+  __device__ __forceinline__ void mask_out(int c, int = 0) const {
     own_row()[c].element[0] = Narrow<Storage>::from(-scalar_infinity(0.0f));
   }
   __device__ __forceinline__ void clear(int c, int) const {
@@ -203,7 +246,13 @@ struct PackedRows {
   }
   __device__ __forceinline__ void flush() const {
     __syncwarp();
-    if (is_linear(to, gap_to)) {
+    if (kApart && step_to != 1) {
+      Storage* const own = to + threadIdx.x % kWarp * (count + gap_to);
+#pragma unroll 4
+      for (int c = 0; c < count; ++c) {
+        if (exists()) store_pack<1>(own + c * step_to, own_row()[c]);
+      }
+    } else if (is_linear(to, gap_to)) {
       each_vector(
           [&](int i) {
             store_pack<kVector>(to + i, load_words(reinterpret_cast<const Pack<Storage, kVector>*>(stage + i)));

@@ -42,6 +42,11 @@ _CALLS = {
     "denominator": "count_rows(program, chunks, memory, value)",
     "hvp": "row_gradient<Reader>(program, group, chunks, grad_output)",
 }
+#: The check of gradients that assume that all rows count, of kernels that can also count by themselves.
+_VERIFY_ASSUMED = (
+    "verify_row_gradient_by<Reader>(program, group, chunks, used_grad_output == nullptr ? self_count(program) : "
+    "used_grad_output[chunks], grad_output, used_grad_output, expected_grad_output)"
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class MarginKernel(Kernel):
     ``layout`` is one of :mod:`.layout`, of blocks of so many ``threads``. A thread reads ``ahead`` vectors at once.
     ``weight`` is a dtype, or "". The divisor of the sum is an argument, or lies on the device (``counted``), or is the
     number of rows that count, which the kernel finds itself (``self_counting``), or while it evaluates them
-    (``tallies``).
+    (``tallies``). With both, gradients assume that all rows count, and only a check without records counts by itself.
     """
 
     loss: MarginLoss
@@ -78,7 +83,8 @@ class MarginKernel(Kernel):
 
     @property
     def files(self) -> tuple[str, ...]:
-        counts = self.self_counting or self.kind == "denominator"
+        counts = self.self_counting and not (self.tallies and self.kind == "value")
+        counts = counts or self.kind == "denominator"
         if self.kind == "hvp":
             return nested((*FUNCTOR, "row_margin/margin_hvp.cuh"))
         own = "thread_per_list" if self.layout in RESIDENT_OF_WARPS else "row_margin"
@@ -132,7 +138,7 @@ class MarginKernel(Kernel):
             scalars = [*(f"double {x.name}_" for x in self.loss.parameters), "RowStatus* status"]
         divisor = ["double multiple", "const double* count"] if self.counted else ["double divisor", "double scale"]
         if self.self_counting or self.tallies:
-            divisor = ["unsigned* missed"] if self.tallies and self.kind != "value" else []
+            divisor = ["unsigned* missed"] if not self.self_counting and self.kind != "value" else []
         return [*arrays, *gradients, *own, *scalars, *divisor]
 
     def glue(self) -> str:
@@ -161,6 +167,17 @@ def _hinge(kernel: MarginKernel) -> list[str]:
     return [*lines, f'#line 1 "<{kernel.title}>.entries"', "  }", "};"]
 
 
+def _call(kernel: MarginKernel) -> str:
+    """The call that does the work of a kernel."""
+    if not kernel.tallies or kernel.kind not in TALLIED:
+        return _CALLS[kernel.kind]
+    if not kernel.self_counting:
+        return TALLIED[kernel.kind]
+    if kernel.kind == "verify_gradient":
+        return _VERIFY_ASSUMED
+    return TALLIED[kernel.kind].replace("missed", "nullptr")
+
+
 def _entry(kernel: MarginKernel) -> list[str]:
     several, kind = kernel.loss.several, kernel.kind
     types = [STORAGE[kernel.input][0], STORAGE[kernel.target][0]]
@@ -174,8 +191,8 @@ def _entry(kernel: MarginKernel) -> list[str]:
     reader = f"{'ListReader' if several else 'OneLabelReader'}<{kernel.vec_size}, {kernel.ahead}>"
     if kernel.layout == "thread_per_row":
         reader = f"ThreadPerRowReader<{kernel.ahead}>"
-    if kernel.layout == "thread_per_list":
-        reader = "ThreadPerListReader"
+    if kernel.layout.startswith("thread_per_list"):
+        reader = f"ThreadPerListReader<{str(kernel.layout.endswith('apart')).lower()}>"
     if kernel.layout == "thread_per_label":
         reader = "ThreadPerLabelReader"
     program, made = "MarginProgram<RowProgram<Hinge, Space, {}>>", "const Program program{{"
@@ -199,9 +216,9 @@ def _entry(kernel: MarginKernel) -> list[str]:
         f"                         target, {argument('weights')}, {argument('mask')}, {{1.0, 0.0}}, ignored,",
         f"                         {argument('status')}, site, {argument('values')}, nullptr, nullptr, nullptr, 0}},",
         f"                        1.0 / static_cast<double>(space.classes), labels, inner, capacity, mask_words}}{end}",
-        *(SELF_COUNTED[kind] if kernel.self_counting else []),
+        *(SELF_COUNTED[kind] if kernel.self_counting and not kernel.tallies else []),
         *(["  const Tally<Program> divisor{program};"] if kernel.tallies and kind == "value" else []),
         *([f"  const {_GROUPS.get(kernel.layout, 'SubwarpGroup group{width}')};"] * (kind != "denominator")),
-        f"  {(kernel.tallies and TALLIED.get(kind)) or _CALLS[kind]};",
+        f"  {_call(kernel)};",
         "}",
     ]

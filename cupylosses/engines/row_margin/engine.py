@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, ClassVar
 
 from cupylosses import checks, interop
@@ -26,7 +27,7 @@ from cupylosses.engines.row_margin import checks as margin_checks
 from cupylosses.engines.row_margin import reference as margin_reference
 from cupylosses.engines.row_margin.call import Rows, Static, without
 from cupylosses.engines.row_margin.definition import MarginLoss
-from cupylosses.engines.row_margin.layout import read_apart
+from cupylosses.engines.row_margin.layout import gathered, read_apart, takes_lists
 from cupylosses.engines.row_margin.plan import MarginPlan, rows_of
 from cupylosses.engines.softmax import checks as softmax_checks
 from cupylosses.engines.softmax import labels
@@ -103,7 +104,7 @@ class MarginEngine(Engine):
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
         """Scores whose classes are not next to each other, in the scores or in the gradient, are read from a copy where
-        neighbouring rows are not either; so are class weights with gaps.
+        neighbouring rows are not either, unless there are few; so are class weights with gaps.
         """
         loss: Any = call.loss
         x, dim, found = tensors[0], call.static.class_dim, {}
@@ -112,13 +113,23 @@ class MarginEngine(Engine):
             gaps = call.static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1
             return {2: (1,)} if gaps else {}
         apart = x.shape[dim] > 1 and not x.strides[dim] == x.gradient.strides[dim] == 1
-        if apart and not loss.several:
-            apart = not read_apart(without(x.shape, dim), rows_of(x, dim, 0), rows_of(x.gradient, dim, 0))
+        rows = without(x.shape, dim)
+        apart = apart and not gathered(rows, x.shape[dim])
+        if apart and read_apart(rows, rows_of(x, dim, 0), rows_of(x.gradient, dim, 0)):
+            apart = loss.several and not (len(rows) == 1 and self._takes_lists(call, tensors, machine))
         if 0 not in x.shape and (apart or x.misalignment % ITEMSIZE[x.dtype]):
             found[0] = classes_last(x.shape, dim)
         if call.static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1:
             found[2] = (1,)
         return found
+
+    def _takes_lists(self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine) -> bool:
+        """True if threads take the rows of a call with lists of labels."""
+        loss: Any = call.loss
+        x, dim = tensors[0], call.static.class_dim
+        linear, labels = loss.is_linear(call.static.flags), tensors[1].shape[dim]
+        rows = prod(without(x.shape, dim))
+        return takes_lists(rows, x.shape[dim], labels, ITEMSIZE[x.dtype], linear, machine.chip) > 0
 
     def raise_reported(self, device: Device) -> None:
         labels.raise_reported(device)

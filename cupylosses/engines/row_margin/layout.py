@@ -5,10 +5,11 @@ block           a block shares a row
 warp            a warp takes a row, unless its list is long: then all warps of the block share it
 thread_per_row  a thread takes a row of one label whose classes lie apart, and its neighbours the rows next to it
 thread_per_list a thread takes a row of a list and few contiguous classes; its warp moves all its rows together
+thread_per_list_apart likewise, of classes that lie apart, which each thread moves itself
 thread_per_label likewise, of one label
 
-Rows of classes that lie apart are read in place only where there are many, next to each other, with one label; all
-others are first copied with their classes contiguous.
+Rows of classes that lie apart are read in place where there are many, next to each other, with one label, and where
+there are few scores in all; all others are first copied with their classes contiguous.
 
 A row is read once, and only its labels stay on chip: their scores in registers, or in shared memory where there may be
 more than a warp has lanes.
@@ -57,20 +58,33 @@ MIN_BLOCK_THREADS = 64
 #: Threads that a multiprocessor runs at once, by the registers that they are given.
 RESIDENT_THREADS = 512
 #: Threads where each takes a row that its warp has moved to shared memory: nothing else is under way meanwhile.
-RESIDENT_OF_WARPS = {"thread_per_list": 768, "thread_per_label": 768}
+RESIDENT_OF_WARPS = {"thread_per_list": 768, "thread_per_list_apart": 768, "thread_per_label": 768}
 #: Partial sums of such rows, and of the number of rows that count, at most: the last block adds them up alone, and an
 #: H100 has a warp for each. A warp that takes a second chunk would double the time.
 CHUNKS_OF_WARPS = 3 << 10
+#: Chunks that one block of so many threads takes at once: a block that waits for no other saves the ticket.
+ONE_BLOCK_CHUNKS = MANY_CHUNKS_THREADS // WARP
+#: Scores of few rows, at most, whose gradients assume that all rows count. If that is wrong they are written again.
+ASSUMED_ELEMENTS = 1 << 17
+#: Scores of rows whose classes lie apart, at most, that lanes read and write in place, and classes: copies of so few
+#: take longer.
+GATHERED_ELEMENTS = 1 << 17
+GATHERED_CLASSES = 1024
 #: Rows from which on a thread takes each of them, and classes that it reads together. The copies that others are read
 #: from and written to take three times the traffic.
 APART_ROWS = 8192
 APART_TOGETHER = 8
 #: Places for the rows of a warp where a thread takes each and has one label.
 BUFFERS = 2
-#: Rows of lists from which on a thread takes each of them, classes and places for labels that it takes, at most.
+#: Rows of lists from which on a thread takes each of them, classes and places for labels that it takes, at most; and
+#: rows and classes of longer ones, if the hinge is linear.
 THREAD_LISTS = 4096
 THREAD_CLASSES = 64
-THREAD_PLACES = 64
+THREAD_PLACES = 128
+LONG_THREAD_LISTS = 16384
+LONG_THREAD_CLASSES = 128
+#: Warps of a multiprocessor that take such rows, at least: of longer rows fewer have room in shared memory.
+THREAD_WARPS = 6
 #: Classes of rows of one label that a thread takes, at most: of 16 bits, and of others.
 LABEL_CLASSES = (64, 32)
 #: Classes of rows that a warp takes though their lists may be sorted, at most, and labels that are sorted at most.
@@ -113,9 +127,26 @@ def resident(kind: str, threads: int) -> int:
 
 
 def read_apart(shape: Sequence[int], scores: RowStrides, gradients: RowStrides) -> bool:
-    """True if rows of one label whose classes lie apart are read in place."""
+    """True if rows of one label whose classes lie apart are read in place, by a thread each."""
     neighbours = [scores.strides[d] == gradients.strides[d] == 1 for d, n in enumerate(shape) if n > 1]
     return prod(shape) >= APART_ROWS and any(neighbours)
+
+
+def gathered(shape: Sequence[int], classes: int) -> bool:
+    """True if rows whose classes lie apart are so few that lanes read and write them in place."""
+    return classes <= GATHERED_CLASSES and prod(shape) * classes <= GATHERED_ELEMENTS
+
+
+def takes_lists(rows: int, classes: int, labels: int, itemsize: int, linear: bool, chip: Chip) -> int:
+    """Threads of a block in which each takes a row of a list; 0 if others take the rows."""
+    few = 1 < classes <= THREAD_CLASSES and rows >= THREAD_LISTS
+    many = linear and THREAD_CLASSES < classes <= LONG_THREAD_CLASSES and rows >= LONG_THREAD_LISTS
+    if labels > THREAD_PLACES or not (few or many):
+        return 0
+    each, room = lane_bytes(classes, labels, itemsize, linear), chip.shared - DECLARED_BYTES - 8
+    # Several blocks share a multiprocessor.
+    threads = max(WARP, min(SUBWARP_THREADS, power_of_two(room // 3 // each + 1) // 2))
+    return threads if THREAD_WARPS * WARP * each <= chip.shared and threads * each <= room else 0
 
 
 def layout(
@@ -138,23 +169,24 @@ def layout(
     vec_size = 1
     strides_of_classes = (scores.class_stride, gradients.class_stride, label_stride, 0, 0, 0)
     words = space_words(rows, classes, strides_of_classes, sizes, strides)
-    if classes > 1 and not scores.class_stride == gradients.class_stride == 1:
+    apart = classes > 1 and not scores.class_stride == gradients.class_stride == 1
+    if apart and labels is None and read_apart(shape, scores, gradients):
         chunks = max(1, min(-(-rows // WARP), MAX_CHUNKS))
         rank = space_rank(rows, sizes)
         return Layout("thread_per_row", 1, 1, SUBWARP_THREADS, chunks, rank, words, APART_TOGETHER)
-    if labels is not None and 1 < classes <= THREAD_CLASSES and labels <= THREAD_PLACES and rows >= THREAD_LISTS:
-        each, room = lane_bytes(classes, labels, scores.itemsize, linear), chip.shared - DECLARED_BYTES - 8
-        # Several blocks share a multiprocessor.
-        threads = max(WARP, min(SUBWARP_THREADS, power_of_two(room // 3 // each + 1) // 2))
-        if len(sizes) <= 1 and threads * each <= room:
-            chunks = max(1, min(-(-rows // WARP), CHUNKS_OF_WARPS))
-            rank, shared = space_rank(rows, sizes), threads * each + 8
-            return Layout("thread_per_list", 1, 1, threads, chunks, rank, words, 1, labels, 0, shared)
-    if classes > 1:
+    of_lists = 0
+    if labels is not None and len(sizes) <= 1 and (not apart or read_apart(shape, scores, gradients)):
+        of_lists = takes_lists(rows, classes, labels, scores.itemsize, linear, chip)
+    if labels is not None and of_lists:
+        chunks = max(1, min(-(-rows // WARP), CHUNKS_OF_WARPS))
+        rank, shared = space_rank(rows, sizes), of_lists * lane_bytes(classes, labels, scores.itemsize, linear) + 8
+        kind = "thread_per_list_apart" if apart else "thread_per_list"
+        return Layout(kind, 1, 1, of_lists, chunks, rank, words, 1, labels, 0, shared)
+    if classes > 1 and not apart:
         vec_size = vector_size(sizes, strides, scores, gradients, True)
     whole = _whole(classes, vec_size, strides[:2], scores, gradients)
     few = 1 < classes <= LABEL_CLASSES[scores.itemsize > 2]
-    if labels is None and few and rows >= THREAD_LISTS and len(sizes) <= 1:
+    if labels is None and few and not apart and rows >= THREAD_LISTS and len(sizes) <= 1:
         each, threads = BUFFERS * row_pitch(classes, scores.itemsize) * scores.itemsize, SUBWARP_THREADS
         while threads > WARP and threads * each > chip.shared - DECLARED_BYTES:
             threads //= 2
@@ -202,7 +234,8 @@ def layout(
             shared = of_block * group_bytes(capacity, mask_words, score)
     at_once = {"subwarp": WARP // width, "block": 1, "warp": threads // WARP}[kind]
     chunks = max(1, min(-(-rows // at_once), MAX_CHUNKS))
-    if kind == "subwarp" and not shared and chunks == MAX_CHUNKS:
+    one_block = threads // WARP < chunks <= ONE_BLOCK_CHUNKS
+    if kind == "subwarp" and not shared and (chunks == MAX_CHUNKS or one_block):
         threads = MANY_CHUNKS_THREADS
     rank, together = space_rank(rows, sizes), min(elements // vec_size, TOGETHER)
     return Layout(kind, vec_size, width, threads, chunks, rank, words, together, capacity, mask_words, shared)
@@ -256,7 +289,7 @@ def lane_bytes(classes: int, labels: int, itemsize: int, linear: bool) -> int:
     """Bytes of a lane that takes a row and its list: scores in ``PackedRows`` of ``kernels/softmax/rows_of_warp.cuh``,
     and those of ``LaneList`` of ``kernels/row_margin/thread_per_list.cuh``.
     """
-    return row_pitch(classes, itemsize) * itemsize + labels * (2 if linear else 9)
+    return row_pitch(classes, itemsize) * itemsize + -(-classes // 32) * 4 + labels * (2 if linear else 9)
 
 
 def _whole(

@@ -61,6 +61,8 @@ class MarginPlan(Plan):
         self.divisor = 1.0 if known is None else known
         few = not loss.several and self.rows <= SELF_COUNTING_ROWS
         self.counted, self.self_counting = known is None and not few, known is None and few
+        # A check, which gradients that assume it take, is cheap for few scores.
+        self.assumes = self.self_counting and prod(self.input.shape) <= margin_layout.ASSUMED_ELEMENTS
         self.tallies = self.counted and not (loss.several or static.has_tangent) and self.rows < 1 << 32
         self.differentiable = self.speculative = tuple([i == 0 for i in range(len(tensors))])
         self.takes_status = True
@@ -116,7 +118,7 @@ class MarginPlan(Plan):
     @cached_property
     def records(self) -> int:  # type: ignore[override]
         # One for each chunk, and the divisor.
-        return self.layout.chunks + self.tallies
+        return self.layout.chunks + (self.tallies or self.assumes)
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         found = self._launchers.get((stage, wanted, counted))
@@ -163,11 +165,17 @@ class MarginPlan(Plan):
             loss, stage, static.flags, kind, threads, x.vec_size, x.together, self.input.dtype, self.target.dtype,
             weight, static.masked, self.result, x.rank, counted,
             self.self_counting and not counted and stage in SELF_COUNTING_STAGES,
-            self.tallies and not counted and stage in TALLYING_STAGES,
+            self._tallies(stage) and not counted,
         )  # fmt: skip
         inner = prod(self.rows_shape[static.class_dim :])
         fixed = (static.ignore_index, self.site, self.labels, inner, x.capacity, x.mask_words, chunks, width, x.words)
         return self.machine.launcher(kernel, blocks, threads, fixed, shared)
+
+    def _tallies(self, stage: str) -> bool:
+        """True if the kernel of a stage without a divisor counts rows while it evaluates them."""
+        if self.self_counting and stage == "value":
+            return True
+        return (self.tallies or self.assumes) and stage in TALLYING_STAGES
 
     @cached_property
     def count_chunks(self) -> int:
