@@ -76,13 +76,10 @@ APART_ROWS = 8192
 APART_TOGETHER = 8
 #: Places for the rows of a warp where a thread takes each and has one label.
 BUFFERS = 2
-#: Rows of lists from which on a thread takes each of them, classes and places for labels that it takes, at most; and
-#: rows and classes of longer ones, if the hinge is linear.
+#: Rows of lists from which on a thread takes each of them, classes and places for labels that it takes, at most.
 THREAD_LISTS = 4096
 THREAD_CLASSES = 64
-THREAD_PLACES = 128
-LONG_THREAD_LISTS = 16384
-LONG_THREAD_CLASSES = 128
+THREAD_PLACES = 64
 #: Warps of a multiprocessor that take such rows, at least: of longer rows fewer have room in shared memory.
 THREAD_WARPS = 6
 #: Classes of rows of one label that a thread takes, at most: of 16 bits, and of others.
@@ -139,9 +136,7 @@ def gathered(shape: Sequence[int], classes: int) -> bool:
 
 def takes_lists(rows: int, classes: int, labels: int, itemsize: int, linear: bool, chip: Chip) -> int:
     """Threads of a block in which each takes a row of a list; 0 if others take the rows."""
-    few = 1 < classes <= THREAD_CLASSES and rows >= THREAD_LISTS
-    many = linear and THREAD_CLASSES < classes <= LONG_THREAD_CLASSES and rows >= LONG_THREAD_LISTS
-    if labels > THREAD_PLACES or not (few or many):
+    if labels > THREAD_PLACES or not 1 < classes <= THREAD_CLASSES or rows < THREAD_LISTS:
         return 0
     each, room = lane_bytes(classes, labels, itemsize, linear), chip.shared - DECLARED_BYTES - 8
     # Several blocks share a multiprocessor.
