@@ -323,7 +323,12 @@ struct HvpReader {
       auto t = program.target(exists ? row : 0);
       t.active &= exists;
       t.invalid_label &= exists;
-      const auto view = program.template view<kVecSize>(t.offset);
+      const auto view = [&] {
+        if constexpr (kShifted)
+          return program.template view_of_results<kVecSize>(t.offset);
+        else
+          return program.template view<kVecSize>(t.offset);
+      }();
       HvpRowInMemory<Storage, kShifted> source{program.logits(t.offset), program.gradient_pointer(t.offset), false,
                                                false};
       const auto begins_with_vector = [&](const Storage* row) {

@@ -186,9 +186,9 @@ struct HvpProgram : Base {
   __device__ __forceinline__ StridedPointer<Storage> gradient_pointer(const int64 (&offset)[kRowStreams]) const {
     return {Base::gradient_pointer(offset), this->space.class_stride[kGradients]};
   }
-  // Vectors are those of the results, wherever the operands begin.
+  // The vectors of the results, wherever the operands begin.
   template <int kVecSize>
-  __device__ __forceinline__ RowVectors<Storage, kVecSize> view(const int64 (&offset)[kRowStreams]) const {
+  __device__ __forceinline__ RowVectors<Storage, kVecSize> view_of_results(const int64 (&offset)[kRowStreams]) const {
     return {this->gradients, offset[kGradients], this->space.classes};
   }
   __device__ __forceinline__ Input raw(const int64 (&offset)[kRowStreams], int64 c) const {

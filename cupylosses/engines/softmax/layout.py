@@ -300,7 +300,7 @@ def row_layout(
         vec_sizes = (16 // logits.itemsize, *(() if gathers else (vec_size,))) if shifted else (vec_size,)
         for vec_size in vec_sizes:
             alike = ((gradients,), strides[1:2]) if shifted else ((logits, gradients), strides[:2])
-            edges = not _whole(classes, vec_size, *alike)
+            edges = not _whole(classes, vec_size, alike[0], sizes, alike[1])
             kind, width, threads, cluster = _on_chip(
                 classes, vec_size, vec_size * size, rows, chip, of_block, VECTORS, PART_BYTES, edges, kept * vec_size
             )
@@ -333,7 +333,7 @@ def row_layout(
     chunks, rank = _chunks(units, _most_chunks(resident)), space_rank(rows, sizes)
     turns = 0
     plain = kind in ("subwarp", "block") and not (shifted or streamed or heavy)
-    whole = vec_size * logits.itemsize == 16 and _whole(classes, vec_size, (logits,), strides[:1])
+    whole = vec_size * logits.itemsize == 16 and _whole(classes, vec_size, (logits,), sizes, strides[:1])
     if rows >= PIPELINED_ROWS and plain and whole and logits.itemsize == 4:
         turns = _turns(kind, width, threads, cluster, classes // vec_size, -(-units // chunks))
     return RowLayout(
@@ -374,7 +374,7 @@ def _in_registers(
         return None
     if together:
         follow = strides[1] == strides[0] and without_gaps(classes, sizes, strides[0])
-        whole = _whole(classes, 16 // size, (logits, gradients), ())
+        whole = _whole(classes, 16 // size, (logits, gradients), sizes, ())
         most = PACKED_CLASSES_WHOLE if whole else PACKED_CLASSES_NARROW if size == 2 else PACKED_CLASSES
         if rows < MANY_ROWS or classes * max(size, 4) > 4 * most or not follow:
             return None
@@ -819,7 +819,7 @@ def dense_layout(
         shifted = shifts and logits.itemsize == targets.itemsize and alike * logits.itemsize < SHIFTED_BYTES
         wide = _alike(sizes, [strides[1], strides[5]], (gradients, target_gradients))
         shifted = shifted and wide * logits.itemsize == 16
-        alike = _without_edges(classes, alike, operands, of_operands, DENSE_EDGES)
+        alike = _without_edges(classes, alike, operands, sizes, of_operands, DENSE_EDGES)
         for vec_size in (wide, alike) if shifted else (alike,):
             kind, width, threads, cluster = _on_chip(
                 classes, vec_size, vec_size * size, rows, chip, (THREADS, MAX_THREADS), each, part
@@ -953,7 +953,7 @@ def second_layout(
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
     # Operands that lie otherwise are shifted, or loaded element by element.
     vec_size = _second_vector(classes, sizes, strides[1:2], (gradients,)) if together and softmax else 1
-    edges = not _whole(classes, vec_size, (gradients,), strides[1:2])
+    edges = not _whole(classes, vec_size, (gradients,), sizes, strides[1:2])
     shifted = together and softmax and vector_size(sizes, strides, logits, gradients, together) < vec_size
     kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges)
     row = per_thread = 0  # bytes of a row in shared memory
@@ -1000,7 +1000,7 @@ def dense_second_layout(
     # Operands that lie otherwise are shifted, or loaded element by element.
     results = (gradients, target_gradients)
     vec_size = _second_vector(classes, sizes, (strides[1], strides[5]), results) if together else 1
-    edges = not _whole(classes, vec_size, results, (strides[1], strides[5]))
+    edges = not _whole(classes, vec_size, results, sizes, (strides[1], strides[5]))
     kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges, SECOND_DENSE_CLASSES)
     moved, shared, per_thread = [x for x in directions if x], 0, 0
     packed = None
@@ -1023,16 +1023,21 @@ def _second_vector(
     classes: int, sizes: Sequence[int], strides: Sequence[Sequence[int]], results: Sequence[RowStrides]
 ) -> int:
     """Elements of a vector of the results of second derivatives."""
-    return _without_edges(classes, _alike(sizes, strides, results), results, strides, SECOND_EDGES)
+    return _without_edges(classes, _alike(sizes, strides, results), results, sizes, strides, SECOND_EDGES)
 
 
 def _without_edges(
-    classes: int, vec_size: int, tensors: Sequence[RowStrides], strides: Sequence[Sequence[int]], least: int
+    classes: int,
+    vec_size: int,
+    tensors: Sequence[RowStrides],
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    least: int,
 ) -> int:
     """Elements of a vector of which a row has ``least``, or of which it consists: with single elements at its ends a
     short row takes many lanes, most of which have nothing to do.
     """
-    while vec_size > 1 and classes < least * vec_size and not _whole(classes, vec_size, tensors, strides):
+    while vec_size > 1 and classes < least * vec_size and not _whole(classes, vec_size, tensors, sizes, strides):
         vec_size //= 2
     return vec_size
 
@@ -1197,10 +1202,17 @@ def _stage(vectors: int, count: int) -> int:
     return max(1, -(-vectors // count))
 
 
-def _whole(classes: int, vec_size: int, tensors: Sequence[RowStrides], strides: Sequence[Sequence[int]]) -> bool:
+def _whole(
+    classes: int,
+    vec_size: int,
+    tensors: Sequence[RowStrides],
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+) -> bool:
     """True if all rows begin and end with a vector."""
-    starts = [x.misalignment % (vec_size * x.itemsize) for x in tensors] + [x % vec_size for s in strides for x in s]
-    return classes % vec_size == 0 and not any(starts)
+    starts = [x.misalignment % (vec_size * x.itemsize) for x in tensors]
+    steps = [x % vec_size for s in strides for x, n in zip(s, sizes, strict=True) if n > 1]
+    return classes % vec_size == 0 and not any(starts + steps)
 
 
 def _on_chip(
