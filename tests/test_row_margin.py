@@ -284,7 +284,7 @@ def test_a_thread_per_list(
     """Rows of lists by threads: of all lengths, with repeated labels, with what does not count, and next to each
     other.
     """
-    for name in ("THREAD_LISTS", "APART_ROWS", "GATHERED_ELEMENTS"):
+    for name in ("THREAD_LISTS", "APART_ROWS"):
         monkeypatch.setattr(margin_layout, name, 0)
     monkeypatch.setattr(margin_layout, "THREAD_WARPS", 1)
     kinds, layout = set(), margin_layout.layout
@@ -302,6 +302,8 @@ def test_a_thread_per_list(
     for reduction in ("mean", "none"):
         agree(LISTS, (scores, target), reduction=reduction)
     agree(LISTS, (scores.t().contiguous().t(), target))
+    # Copied, since other threads would read them where they lie.
+    agree(LISTS, (scores.repeat_interleave(3, 1)[:, ::3], target))
     scores[mask.logical_not()] = nan
     agree(LISTS, (scores, target), mask=mask)
     scores[2, 0], scores[3, 1], target[4, 0], target[5, :2] = nan, inf, classes, torch.tensor([1, -7])

@@ -114,9 +114,11 @@ class MarginEngine(Engine):
             return {2: (1,)} if gaps else {}
         apart = x.shape[dim] > 1 and not x.strides[dim] == x.gradient.strides[dim] == 1
         rows = without(x.shape, dim)
-        apart = apart and not gathered(rows, x.shape[dim])
+        # Threads take rows of lists that are contiguous, or next to each other.
+        lists = loss.several and self._takes_lists(call, tensors, machine)
+        apart = apart and (lists or not gathered(rows, x.shape[dim]))
         if apart and read_apart(rows, rows_of(x, dim, 0), rows_of(x.gradient, dim, 0)):
-            apart = loss.several and not (len(rows) == 1 and self._takes_lists(call, tensors, machine))
+            apart = loss.several and not (len(rows) == 1 and lists)
         if 0 not in x.shape and (apart or x.misalignment % ITEMSIZE[x.dtype]):
             found[0] = classes_last(x.shape, dim)
         if call.static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1:
