@@ -134,9 +134,11 @@ TILED = ("tiles", "tiles_of_planes")
 TILE = 16
 TILE_OF_VECTORS = 8
 
-#: Part of a tile's lanes that is enough; the most steps that span a short dimension; and elements of a lane that
-#: kernels add up in their arithmetic (``kMaxRun`` of ``kernels/pointwise/pointwise.cuh``), a batch at least.
+#: Part of a tile's lanes that is enough, and the factor by which another tile uses more, if this one spans a dimension
+#: already; the most steps that span a short dimension; and elements of a lane that kernels add up in their arithmetic
+#: (``kMaxRun`` of ``kernels/pointwise/pointwise.cuh``), a batch at least.
 WELL_USED = 0.9
+BETTER_USED = 1.1
 MOST_STEPS = 4
 MAX_RUN = 64
 
@@ -478,7 +480,9 @@ def _spanning(tile: Tile, sizes: Sequence[int]) -> Tile:
     for lanes in (8, 4, 2, 1):
         steps = -(-sizes[1] // (tile.b * (WARP // lanes)))
         found.append(replace(tile, lanes_a=lanes, steps_a=1, steps_b=steps))
-    fitting = [x for x in found if 1 < x.steps_a * x.steps_b <= most and used(x) >= used(tile)]
+    spans = any(side >= size for side, size in zip(tile.sides, sizes, strict=False))
+    least = used(tile) * (BETTER_USED if spans else 1)
+    fitting = [x for x in found if 1 < x.steps_a * x.steps_b <= most and used(x) >= least]
     return max(fitting, key=used, default=tile)
 
 
