@@ -276,7 +276,7 @@ def test_gradients_of_operands_with_gaps_are_row_major(
     call = Call(MSE, (), Static("mean"))
     plan = pointwise_engine.POINTWISE.plan(call, (x, x), "float32", Machine(132, Chip()))
     assert plan.gradient_strides(0) == ((2 * columns, 1) if rows else (1, columns))
-    # What operators promise.
+    # Operators promise the operand's own order.
     assert plan.with_aligned_gradients.gradient_strides(0) == (1, columns)
 
 

@@ -295,7 +295,7 @@ struct ThreadPerListReader {
       if (!counts || value != value) {
         for (int c = 0; c < source.classes(); ++c) source.overwrite(c, {{Narrow<Input>::from(counts ? value : 0.0)}});
       }
-      // Where rows lie is found again, as below: it would take registers meanwhile.
+      // The places of the rows are computed again, as below: kept, they would take registers meanwhile.
       PackedRows<Input, true, kApart>(program, first + opaque_zero()).flush();
     } else {
       __syncwarp();

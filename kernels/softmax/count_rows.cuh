@@ -53,7 +53,8 @@ struct SelfCount {
   __device__ __forceinline__ operator double() const {
     return self_count<kWeighs>(program);
   }
-  // The same, given the labels of rows lane, 32 + lane, ... Those of rows that do not exist are masked.
+  // The count from labels that are loaded already: this lane has those of rows lane, 32 + lane, ... Labels of rows
+  // that do not exist are masked.
   template <int kCount>
   __device__ __forceinline__ double of(const typename Program::LabelLoad (&labels)[kCount]) const {
     double sum = 0.0;

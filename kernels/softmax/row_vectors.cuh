@@ -164,8 +164,8 @@ __device__ __forceinline__ void cp_async(P* to, const P* from) {
   }
 }
 
-// The same for `count` packs, whose places are steps apart on both sides. Packs that are too small for asynchronous
-// copies go through registers, several at a time: one that is stored at once waits for its load alone.
+// Copies `count` packs, whose places are steps apart on both sides. Packs that are too small for asynchronous copies go
+// through registers, several at a time: one that is stored at once waits for its load alone.
 template <class P, class Storage, class Index>
 __device__ __forceinline__ void cp_async_strided(P* to, int to_step, const Storage* from, int64 from_step,
                                                  Index count) {

@@ -792,7 +792,7 @@ __device__ __forceinline__ void row_value_and_assumed_gradient(const Program& pr
   if (divisor != rows && missed != nullptr) *missed = 1;
 }
 
-// As verify_row_gradient, for gradients of an assumed divisor, by the true one.
+// Verifies gradients of an assumed divisor, as verify_row_gradient does others: `divisor` is the true one.
 template <class Reader, class Group, class Program, class Result>
 __device__ __forceinline__ void verify_row_gradient_by(const Program& program, const Group& group, int64 chunks,
                                                        double divisor, const Result* grad_output,
@@ -804,7 +804,7 @@ __device__ __forceinline__ void verify_row_gradient_by(const Program& program, c
   KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * scale)};
   Reader::template sweep<true>(program, group, known, chunks, {});
 }
-// The same by the recorded divisor.
+// verify_row_gradient_by with the divisor that forward recorded behind the used grad_outputs.
 template <class Reader, class Group, class Program, class Result>
 __device__ __forceinline__ void verify_assumed_row_gradient(const Program& program, const Group& group, int64 chunks,
                                                             const Result* grad_output, const double* used_grad_output,

@@ -112,7 +112,8 @@ class PointwiseEngine(Engine):
         }
         full = {i: x for i, x in enumerate(tensors) if x.shape == shape and 0 not in x.strides}
         streams = {i: Stream(x.strides, interop.ITEMSIZE[x.dtype], read=True) for i, x in full.items()}
-        gaps = any([x.strides != x.gradient.strides for x in [*full.values()][:1]])
+        first = next(iter(full.values()), None)
+        gaps = first is not None and first.strides != first.gradient.strides
         return found | reordered(shape, streams, twice, gaps)
 
     # Formulas

@@ -487,7 +487,9 @@ def _spanning(tile: Tile, sizes: Sequence[int]) -> Tile:
 
 
 def _access_of_tiles(stream: Stream, strides: Sequence[int], tile: Tile) -> str:
-    """What begins between two vectors is read element by element; gradients begin at whole vectors."""
+    """How tiles access a stream: one that begins between two vectors is read element by element. Gradients begin at
+    vectors.
+    """
     if strides[0] == 0 == strides[1]:
         return "splat"
     width = tile.a if strides[0] == 1 else tile.b if strides[1] == 1 else 0

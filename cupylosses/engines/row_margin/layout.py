@@ -8,8 +8,8 @@ thread_per_list a thread takes a row of a list and few contiguous classes; its w
 thread_per_list_apart likewise, of classes that lie apart, which each thread moves itself
 thread_per_label likewise, of one label
 
-Rows of classes that lie apart are read in place where there are many, next to each other, with one label, and where
-there are few scores in all; all others are first copied with their classes contiguous.
+Rows of classes that lie apart are read in place where there are many, next to each other, with one label or with lists
+of few classes, and where there are few scores in all; all others are first copied with their classes contiguous.
 
 A row is read once, and only its labels stay on chip: their scores in registers, or in shared memory where there may be
 more than a warp has lanes.
@@ -124,7 +124,7 @@ def resident(kind: str, threads: int) -> int:
 
 
 def read_apart(shape: Sequence[int], scores: RowStrides, gradients: RowStrides) -> bool:
-    """True if rows of one label whose classes lie apart are read in place, by a thread each."""
+    """True if rows whose classes lie apart can be read in place by a thread each: many, next to each other."""
     neighbours = [scores.strides[d] == gradients.strides[d] == 1 for d, n in enumerate(shape) if n > 1]
     return prod(shape) >= APART_ROWS and any(neighbours)
 

@@ -56,7 +56,7 @@ THREAD_PER_ROW_THREADS_MIN = 64
 SHIFTED_BYTES = 8
 #: Distance in elements of neighbouring rows that a warp reads as columns, at most: of each line it uses half at least.
 NEAR = 2
-#: The same of rows that a lane takes to registers.
+#: Distance in elements of neighbouring rows that a lane takes to registers as columns, at most.
 NEAR_COLUMNS = 4
 #: Bytes of a row of log-probabilities below which a lane takes a row, and bytes of the rows that it takes, as far as
 #: these are not one.
@@ -90,8 +90,8 @@ LABEL_ONLY_FEW = 2 * WARP
 LABEL_ONLY_CHUNKS = 1 << 16
 #: Vectors that a thread reads together, of a row that does not stay on chip.
 TWO_PASS_VECTORS = 4
-#: The same of rows with a target for each class, of which there are two vectors; and vectors of such a row, at least,
-#: if there are single elements at its ends.
+#: Vectors of logits, and as many of targets, that a thread reads together where each class has a target; and vectors of
+#: such a row, at least, if there are single elements at its ends.
 DENSE_VECTORS = 4
 DENSE_EDGES = 32
 TWO_PASS_DENSE_VECTORS = 2
@@ -193,8 +193,8 @@ SECOND_THREADS = 1 << 16
 SECOND_CLASSES = 8
 #: Classes of rows that a thread takes alone though these are few: of each class it waits for memory.
 SECOND_FEW_CLASSES = 16
-#: The same of rows with a target for each class, which no thread stages in shared memory; and vectors of a row with
-#: single elements at its ends, at least.
+#: Classes with a target each of many rows that a thread takes alone, at most, since it stages none of them in shared
+#: memory; and vectors of a row with single elements at its ends, at least.
 SECOND_DENSE_CLASSES = 4
 SECOND_EDGES = 16
 #: Blocks of warps that share no row, at least: of fewer large ones some multiprocessors have twice as many as others.
@@ -918,7 +918,7 @@ def _packed_dense(
 ) -> tuple[int, int, int] | None:
     """Elements of a word, threads of a block and bytes of shared memory for many rows of few contiguous classes with a
     target each; None for others. Of those in ``registers`` a lane takes several, and the next ones have room, too. The
-    last ``operands`` are ``tangents``, so many.
+    last ``tangents`` of the ``operands`` are tangents.
     """
     itemsizes = [x.itemsize for x in operands]
     word = gcd(16, *(x.misalignment for x in operands))
@@ -991,7 +991,9 @@ def dense_second_layout(
     directions: Sequence[RowStrides | None],
     chip: Chip | None = None,
 ) -> RowLayout:
-    """The same with a target per class, and directions of some operands, which lie as their gradients do."""
+    """The layout of second derivatives of rows with a target per class. ``operands`` are as in `dense_layout`, and
+    ``directions`` are those of the logits and of the targets, None for an operand that has none.
+    """
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
     sizes, strides = merge(shape, rows_of)
