@@ -182,19 +182,16 @@ def test_values_alone(shape: tuple[int, int], dtype: str, fresh_plans: Callable[
 
 
 @pytest.mark.parametrize("shape", [(70, 128), (133, 264), (21, 1104)], ids=str)
-def test_values_alone_of_short_rows(
-    shape: tuple[int, int], fresh_plans: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In registers; with one chunk for each worker, and with few, for which warps take several rows."""
+def test_values_alone_of_short_rows(shape: tuple[int, int], fresh_plans: Callable[[], None]) -> None:
+    """In registers; warps take several rows, of some chunks and of few."""
     given = draw(shape, 1, device=KERNELS)
     labels = given.target.clone()
     labels[3 : shape[0] // 2] = -100
     few = given._replace(target=labels)
     chosen: list[dict[str, Any]] = [{}, {"weight": weights(shape[1]), "mask": mask(labels.shape)}]
-    for chunks in (softmax_layout.MAX_CHUNKS, 5):
-        monkeypatch.setattr(softmax_layout, "MAX_CHUNKS", chunks)
+    for chunks in (10, 5):
         fresh_plans()
-        with pipelined(), noted_layouts() as found:
+        with pipelined(chunks), noted_layouts() as found:
             value_agrees_with_truth(given)
             for options in chosen:
                 is_the_same_with_and_without_gradient(few, **options)

@@ -349,11 +349,11 @@ def pipelined_threads(lanes: int) -> int:
 
 def _turns(kind: str, width: int, threads: int, cluster: int, vectors: int, rows: int) -> int:
     """Rows that a warp takes one after another where it takes a chunk of so many rows of a group without gradients; 0
-    where warps take them as with gradients.
+    where warps take them as with gradients: a single row has no next one to load meanwhile.
     """
     fits = cluster == 1 and vectors <= VECTORS * width and PIPELINED_LANES <= width <= PIPELINED_LANES_MOST
     turns = rows * (threads // WARP if kind == "subwarp" else 1) * fits
-    return turns if turns <= min(width, WARP) else 0
+    return turns if 1 < turns <= min(width, WARP) else 0
 
 
 def _in_registers(

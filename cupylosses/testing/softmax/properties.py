@@ -257,9 +257,12 @@ def parts() -> Iterator[None]:
 
 
 @contextmanager
-def pipelined() -> Iterator[None]:
-    """Makes short rows go to registers for values alone, however few they are."""
-    with mock.patch.object(softmax_layout, "PIPELINED_ROWS", 0), mock.patch.object(softmax_layout, "MANY_BLOCKS", 1):
+def pipelined(chunks: int = 10) -> Iterator[None]:
+    """Makes short rows go to registers for values alone, however few they are, in so many chunks at most: of a single
+    row they would not.
+    """
+    changed = {"PIPELINED_ROWS": 0, "MANY_BLOCKS": 1, "MAX_CHUNKS": chunks}
+    with mock.patch.multiple(softmax_layout, **changed):
         yield
 
 
