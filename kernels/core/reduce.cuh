@@ -50,12 +50,12 @@ __device__ __forceinline__ double block_sum(double x) {
 // True in every thread of the block that arrives last. Everything that any block wrote before is visible to that block.
 // Preconditions: every thread of every block calls it once. *ticket is 0 before the launch. It is 0 again afterwards
 // (the increment wraps), so the next launch in the stream needs no memset. Two launches that run at the same time must
-// not share a ticket: tickets belong to one stream.
-__device__ __forceinline__ bool arrive_last(unsigned* ticket) {
+// not share a ticket: tickets belong to one stream. `alone`: no other block has written anything.
+__device__ __forceinline__ bool arrive_last(unsigned* ticket, bool alone = false) {
   __shared__ bool last;
   __syncthreads();
   // A single block waits for nobody: its barrier orders what its threads wrote.
-  if (gridDim.x == 1) return true;
+  if (alone || gridDim.x == 1) return true;
   if (threadIdx.x == 0) last = increment_and_synchronize(ticket, gridDim.x - 1) == gridDim.x - 1;
   __syncthreads();
   return last;

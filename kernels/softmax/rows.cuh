@@ -673,7 +673,10 @@ struct TwoPassReader {
 template <class Divisor, class Result>
 __device__ __forceinline__ void divide_sum(int64 chunks, double* memory, const Divisor& divisor, Result* value) {
   const Workspace work = workspace(memory);
-  if (!arrive_last(work.ticket)) return;
+  // The leader of a single cluster has the only chunk. A ticket would wait for all gradients of its block.
+  const bool alone = chunks == 1;
+  if (alone && blockIdx.x != 0) return;
+  if (!arrive_last(work.ticket, alone)) return;
   if (threadIdx.x == 0) *work.claim_counter = 0;
   const double total = sum_partials(work.partials, chunks), by = divisor;
   if (threadIdx.x == 0) *value = Narrow<Result>::from(total / by);
