@@ -21,8 +21,8 @@ Of small layers launches take most of the time. If all logits fit in a chunk of 
 its residual: their row kernels take the true ``grad_output``, add the losses and divide them, as those of logits that a
 user computed, and neither the divisor nor the expected ``grad_output`` takes a launch.
 
-Gradients of a value per row cannot be written ahead for any ``grad_output``, and logits that are computed again take one
-product of four. There forward keeps them if they and their gradient fit in the memory of a chunk, and otherwise one
+Gradients of a value per row cannot be written ahead for any ``grad_output``, and logits that are computed again take
+one product of four. There forward keeps them if they and their gradient fit in the memory of a chunk, and otherwise one
 chunk of them, over which backward writes the gradient, and then the other chunks. A sum or a mean of the values has one
 ``grad_output`` for all rows, which backward knows by its strides: from then on forward writes the gradients ahead, as
 of a reduced loss, until that was wrong once.
