@@ -210,6 +210,28 @@ __device__ __forceinline__ void find_targets(const Program& program, Classes& cl
   }
 }
 
+// Adds up the numbers of a warp's threads from kBegin on, 16 at a time with their tangents, and leaves them in
+// `of_warp`. Columns are read by the thread that wrote them. Preconditions: all lanes of the warp call it together.
+template <int kBegin, class Sums>
+__device__ __forceinline__ void sum_of_threads(const Sums& sums, const typename Sums::Compute* columns,
+                                               double* of_warp) {
+  constexpr int kNumbers = Sums::kInColumns + Sums::kInRegisters;
+  constexpr int kCount = kNumbers - kBegin < kWarp / 2 ? kNumbers - kBegin : kWarp / 2;
+  double numbers[2 * kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int k = kBegin + i;
+    const auto own = as_double(k < Sums::kInColumns ? columns[k * kSumThreads + threadIdx.x]
+                                                    : sums.number(k < Sums::kInColumns ? 0 : k - Sums::kInColumns));
+    numbers[2 * i] = own.value;
+    numbers[2 * i + 1] = own.tangent;
+  }
+  int place;
+  const double sum = scattered_warp_sum<kWarp / 2>(numbers, place);
+  if (place < 2 * kCount) of_warp[2 * Sums::place(kBegin + place / 2) + place % 2] = sum;
+  if constexpr (kBegin + kCount < kNumbers) sum_of_threads<kBegin + kCount>(sums, columns, of_warp);
+}
+
 // The sums of chunks of `vectors_per_chunk` of few classes, as sum_in_registers has them. Threads of a warp exchange
 // them by shuffles: no label is reported here, so the loop over voxels has no atomic. `columns` are those of
 // ThreadSums.
@@ -252,14 +274,7 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
     }
     __syncwarp();
     __syncthreads();  // the numbers of the chunk before have been read
-#pragma unroll
-    for (int k = 0; k < kNumbers; ++k) {
-      // Columns are read by the thread that wrote them.
-      const Compute own = k < Sums::kInColumns ? columns[k * kSumThreads + threadIdx.x]
-                                               : sums.number(k < Sums::kInColumns ? 0 : k - Sums::kInColumns);
-      const NestedDual<double> sum = warp_total(as_double(own));
-      if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp][Sums::place(k)] = sum;
-    }
+    sum_of_threads<0>(sums, columns, memory_of_warps + 2 * kNumbers * (threadIdx.x / kWarp));
     __syncthreads();
     if (threadIdx.x < kNumbers) {
       NestedDual<double> sum(0.0);
