@@ -596,6 +596,27 @@ def test_gradients_of_values_per_row(options: dict[str, Any]) -> None:
     assert both(of_sum(1.0))[:3] == (chunks, again - kept, again), "a wrong guess is not repeated"
 
 
+@kernels
+@pytest.mark.parametrize(("dtype", "options"), [("float16", {}), ("float32", {"skip_ignored": True}), ("float32", {})])
+def test_a_sum_of_values_per_row(dtype: str, options: dict[str, Any]) -> None:
+    """Gradients that are written ahead from the second time on."""
+    given = operands(dtype=dtype)
+    leaves = {k: x for k, x in given.items() if x.requires_grad}
+    buffer = {} if options or dtype != "float32" else {"main_grad": torch.zeros(300, 24, device=KERNELS)}
+    exact_value, exact = truth(given, 3.0, reduction="none"), truth(given, 3.0, reduction="sum")[1]
+    for turn in range(3):
+        value = F.linear_cross_entropy(**given, **options, **buffer, reduction="none", max_memory=SMALL)
+        found = dict(
+            zip(leaves, torch.autograd.grad(3.0 * value.sum(), [*leaves.values()], allow_unused=True), strict=True)
+        )
+        torch.testing.assert_close(value.cpu().double(), exact_value[0], rtol=2e-3, atol=2e-3)
+        if buffer:
+            found["linear_weight"] = buffer["main_grad"] / (turn + 1)
+        for name, x in exact.items():
+            error = (found[name].cpu().double() - x).norm() / x.norm()
+            assert float(error) <= 2 * TOLERANCE[dtype], (turn, name)
+
+
 def test_rows_of_a_chunk() -> None:
     """A chunk is a multiple of 1024 rows where there are so many, and chunks are equal. Without a reduction all logits
     are kept, if their gradient fits beside them; otherwise a chunk, which is as large as it may be.

@@ -561,13 +561,15 @@ class PackedPlan(LinearPlan):
                 gradients[i] = device.spread(x, index, self.rows).reshape(self.tensors[i].shape)
         return gradients
 
+    def _spread_value(self, device: Device, value: Any, index: Any) -> Any:
+        return value if self.scalar else device.spread(value, index, self.rows).reshape(self.rows_shape)
+
     def run_value(self, inputs: Inputs, auxiliary: Sequence[int]) -> Any:
         found = self._packed(inputs)
         if found is None:
             return super().run_value(inputs, auxiliary)
         index, plan, packed = found
-        value = plan.run_value(packed, auxiliary)
-        return value if self.scalar else inputs.device.spread(value, index, self.rows).reshape(self.rows_shape)
+        return self._spread_value(inputs.device, plan.run_value(packed, auxiliary), index)
 
     def write_ahead(self, inputs: Inputs, written: Wanted, auxiliary: Sequence[int]) -> tuple[Any, list[Any], Any]:
         found = self._packed(inputs)
@@ -576,7 +578,7 @@ class PackedPlan(LinearPlan):
         index, plan, packed = found
         plan.slot = self.slot
         value, gradients, memory = plan.write_ahead(packed, written, auxiliary)
-        return value, self._spread(inputs.device, gradients, index), memory
+        return self._spread_value(inputs.device, value, index), self._spread(inputs.device, gradients, index), memory
 
     def compute_gradients(
         self,
