@@ -241,6 +241,10 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
   using Compute = typename Program::Compute;
   using Sums = ThreadSums<Program>;
   constexpr int kVecSize = Program::kVecSize, kNumbers = Sums::kInColumns + Sums::kInRegisters;
+  // A vector is loaded while the one before is added up, where registers have room: for four blocks with up to 24 bytes
+  // of logits, and for two with more.
+  constexpr int kLogitBytes = Program::kClasses * kVecSize * static_cast<int>(sizeof(Compute)) / 2;
+  constexpr bool kAhead = kLogitBytes <= 8 || (kLogitBytes > 24 && kLogitBytes <= 32);
   __shared__ double memory_of_warps[2 * kSumWarps * kNumbers];  // NestedDual has constructors
   NestedDual<double>(*const of_warp)[kNumbers] = reinterpret_cast<NestedDual<double>(*)[kNumbers]>(memory_of_warps);
   const int64 vectors = program.space.voxels / kVecSize;
@@ -250,14 +254,26 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
   for (unsigned chunk = blockIdx.x; chunk < total; chunk += gridDim.x) {
     const int64 sample = chunk / of_sample, first = (chunk - sample * of_sample) * vectors_per_chunk;
     Sums sums(columns);
+    const int64 end = min(first + vectors_per_chunk, vectors);
+    ClassesWithTangents<Program> next;
+    const auto load_next = [&](int64 vector) {
+      if (vector >= end) return;
+      VectorOffsets<kVecSize, Program::kWide> offset;
+      program.space.offsets(sample, vector * kVecSize, offset);
+      next.template load<false>(program, offset);
+    };
+    if constexpr (kAhead) load_next(first + threadIdx.x);
 #pragma unroll 1
-    for (int64 turn = threadIdx.x; turn < vectors_per_chunk; turn += kSumThreads) {
-      const int64 vector = first + turn;
-      if (vector >= vectors) break;
+    for (int64 vector = first + threadIdx.x; vector < end; vector += kSumThreads) {
       VectorOffsets<kVecSize, Program::kWide> offset;
       program.space.offsets(sample, vector * kVecSize, offset);
       ClassesWithTangents<Program> classes;
-      classes.template load<false>(program, offset);
+      if constexpr (kAhead) {
+        classes = next;
+        load_next(vector + kSumThreads);
+      } else {
+        classes.template load<false>(program, offset);
+      }
       VoxelTarget targets[kVecSize];
       find_targets(program, classes, offset, targets);
 #pragma unroll
