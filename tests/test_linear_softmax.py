@@ -557,6 +557,16 @@ def test_few_logits_are_kept(options: dict[str, Any]) -> None:
 
 
 @kernels
+def test_rows_are_counted_with_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value of many rows without gradients takes no launch for its divisor."""
+    given = operands((2000,), classes=32)
+    mean = F.linear_cross_entropy(**given).detach()
+    monkeypatch.setattr("cupylosses.engines.execute.denominator", None)
+    found = F.linear_cross_entropy(**{k: x.detach() for k, x in given.items()})
+    torch.testing.assert_close(found, mean, rtol=1e-6, atol=0)
+
+
+@kernels
 @pytest.mark.parametrize("options", [{}, {"token_weight": True}])
 def test_gradients_of_values_per_row(options: dict[str, Any]) -> None:
     """Backward of several chunks reads the logits of one of them where forward has left these. After a sum's backward

@@ -113,7 +113,7 @@ class Plan(ABC):
             launch before finds if ``counted``, or that every kernel finds itself if ``self_counting``: these kernels
             take no divisor.
         tallies: True of a ``counted`` plan whose kernels can also count while they evaluate: for a value alone, and for
-            speculative gradients, which then assume that everything counts.
+            speculative gradients, which then assume that everything counts, if there are any.
         assumes: True of a ``self_counting`` plan whose speculative gradients assume that everything counts, until they
             are verified.
         partials: Doubles of workspace that the reduction of the value takes.

@@ -19,7 +19,8 @@ results. The order of additions follows from the sizes.
 
 Of small layers launches take most of the time. If all logits fit in a chunk of ``KEPT_BYTES``, forward keeps them as
 its residual: their row kernels take the true ``grad_output``, add the losses and divide them, as those of logits that a
-user computed, and neither the divisor nor the expected ``grad_output`` takes a launch.
+user computed, and neither the divisor nor the expected ``grad_output`` takes a launch. Of many rows only the divisor of
+a value without gradients takes none.
 
 Gradients of a value per row cannot be written ahead for any ``grad_output``, and logits that are computed again take
 one product of four. There forward keeps them if they and their gradient fit in the memory of a chunk, and otherwise one
@@ -209,7 +210,7 @@ class LinearPlan(ChunkedPlan):
         self.auxiliary = (*self.auxiliary, self.residual)
         self.no_auxiliary = (0,) * len(self.auxiliary)
         rows = self._inner(0, self.rows, self.static.reduction, self.result)
-        self.counted, self.self_counting = rows.counted, rows.self_counting
+        self.counted, self.self_counting, self.tallies = rows.counted, rows.self_counting, rows.tallies
 
     # Plans of the chunks
 
