@@ -519,8 +519,8 @@ def products() -> Iterator[list[tuple[int, int]]]:
 
 
 @kernels
-@pytest.mark.parametrize("memory", [SMALL, 3 * SMALL])
-def test_chunks_keep_to_the_memory(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("memory", "reduction"), [(SMALL, "mean"), (3 * SMALL, "mean"), (3 * SMALL, "none")])
+def test_chunks_keep_to_the_memory(memory: int, reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the gradients nothing is allocated that is larger than a chunk."""
     given, sizes = operands(dtype="bfloat16"), []
     device = torch_device.device_of(given["input"])
@@ -534,7 +534,7 @@ def test_chunks_keep_to_the_memory(memory: int, monkeypatch: pytest.MonkeyPatch)
 
     # On the class: undone on the object, the method would stay behind as an attribute that hides the class's.
     monkeypatch.setattr(kind, "empty", empty)
-    run(given, max_memory=memory, accumulate_dtype="bfloat16")
+    run(given, max_memory=memory, accumulate_dtype="bfloat16", reduction=reduction)
     results = {(41, 24), (300, 24), (300,)}
     assert max(size for shape, size in sizes if shape not in results) <= memory
     assert sum(len(shape) == 2 and shape not in results for shape, _ in sizes) == 1
@@ -556,9 +556,80 @@ def test_few_logits_are_kept(options: dict[str, Any]) -> None:
     agrees(given, **options)
 
 
+@kernels
+def test_rows_are_counted_with_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value of many rows without gradients takes no launch for its divisor."""
+    given = operands((2000,), classes=32)
+    mean = F.linear_cross_entropy(**given).detach()
+    monkeypatch.setattr("cupylosses.engines.execute.denominator", None)
+    found = F.linear_cross_entropy(**{k: x.detach() for k, x in given.items()})
+    torch.testing.assert_close(found, mean, rtol=1e-6, atol=0)
+
+
+@kernels
+@pytest.mark.parametrize("options", [{}, {"token_weight": True}])
+def test_gradients_of_values_per_row(options: dict[str, Any]) -> None:
+    """Backward of several chunks reads the logits of one of them where forward has left these. After a sum's backward
+    the next forward writes the gradients ahead, until rows have a grad_output each.
+    """
+    given, rows = operands(dtype="bfloat16"), 13
+    given["target"] = torch.arange(41, device=KERNELS) * 7
+    chunks, kept = -(-41 // rows), not options
+    memory = rows * 320 * 2
+    weights = torch.linspace(0.5, 2.0, 41, device=KERNELS)
+    options = {x: weights if x == "token_weight" else given for x, given in options.items()}
+    leaves = [x for x in given.values() if x.requires_grad]
+
+    def both(upstream: torch.Tensor) -> tuple[int, int, int, list[torch.Tensor]]:
+        with products() as shapes:
+            value = F.linear_cross_entropy(**given, **options, max_memory=memory, reduction="none")
+            before = len(shapes)
+            found = [*torch.autograd.grad(value, leaves, upstream, retain_graph=True)]
+            after = len(shapes)
+            again = torch.autograd.grad(value, leaves, upstream)
+        assert all(torch.equal(x, y) for x, y in zip(found, again, strict=True))
+        return before, after - before, len(shapes) - after, found
+
+    def of_sum(scale: float) -> torch.Tensor:
+        return torch.tensor(scale, dtype=torch.bfloat16, device=KERNELS).expand(41)
+
+    own, again = of_sum(1.0).contiguous(), 3 * chunks
+    *counts, right = both(own)
+    assert counts == [chunks, again - kept, again]
+    for scale, expected in ((1.0, [chunks, again - kept, again]), (1.0, [again, 0, again]), (-2.0, [again, 0, again])):
+        *counts, found = both(of_sum(scale))
+        assert counts == expected
+        for x, y in zip(found, right, strict=True):
+            assert float((x - scale * y).double().norm() / y.double().norm()) <= 8e-3
+    assert both(own)[:3] == (again, again, again)
+    both(of_sum(1.0))
+    assert both(of_sum(1.0))[:3] == (chunks, again - kept, again), "a wrong guess is not repeated"
+
+
+@kernels
+@pytest.mark.parametrize(("dtype", "options"), [("float16", {}), ("float32", {"skip_ignored": True}), ("float32", {})])
+def test_a_sum_of_values_per_row(dtype: str, options: dict[str, Any]) -> None:
+    """Gradients that are written ahead from the second time on."""
+    given = operands(dtype=dtype)
+    leaves = {k: x for k, x in given.items() if x.requires_grad}
+    buffer = {} if options or dtype != "float32" else {"main_grad": torch.zeros(300, 24, device=KERNELS)}
+    values, exact = truth(given, 3.0, reduction="none")[0], truth(given, 3.0, reduction="sum")[1]
+    for turn in range(3):
+        value = F.linear_cross_entropy(**given, **options, **buffer, reduction="none", max_memory=SMALL)
+        found = dict(
+            zip(leaves, torch.autograd.grad(3.0 * value.sum(), [*leaves.values()], allow_unused=True), strict=True)
+        )
+        torch.testing.assert_close(value.cpu().double(), values, rtol=2e-3, atol=2e-3)
+        if buffer:
+            found["linear_weight"] = buffer["main_grad"] / (turn + 1)
+        for name, x in exact.items():
+            error = (found[name].cpu().double() - x).norm() / x.norm()
+            assert float(error) <= 2 * TOLERANCE[dtype], (turn, name)
+
+
 def test_rows_of_a_chunk() -> None:
     """A chunk is a multiple of 1024 rows where there are so many, and chunks are equal. Without a reduction all logits
-    are kept, if their gradient fits beside them.
+    are kept, if their gradient fits beside them; otherwise a chunk, which is as large as it may be.
     """
     from cupylosses.call import Call
     from cupylosses.engines.base import Machine, contiguous
@@ -583,7 +654,10 @@ def test_rows_of_a_chunk() -> None:
     assert chunk(9000, 4096, 128256) == 3072
     assert chunk(9000, 16, 128256, max_memory=1) == 1
     assert plan(4096, 1024, 8192, reduction="none").keeps_residual and not plan(4096, 1024, 8192).keeps_residual
-    assert not plan(4096, 1024, 16384 + 32, reduction="none").keeps_residual
+    assert not plan(4096, 1024, 8192, reduction="none").consumes_residual
+    for sizes, rows in (((4096, 1024, 16384 + 32), 4096), ((1744, 136, 2 * 50896), 1280), ((5000, 136, 50896), 2560)):
+        found = plan(*sizes, reduction="none")
+        assert found.chunk_rows == rows and found.consumes_residual and found.residual.shape[0] == rows
 
 
 # ----------------------------------------------------------------------------------------------------------------------

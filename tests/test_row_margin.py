@@ -312,6 +312,43 @@ def test_a_thread_per_list(
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("dtype", "classes", "places", "longest"),
+    [(bf16, 128, 128, 12), (f32, 68, 6, 6), *short_or_full([], [(f16, 256, 60, 8), (f32, 128, 40, 40)])],
+)
+def test_short_lists(
+    dtype: torch.dtype, classes: int, places: int, longest: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
+) -> None:
+    """Rows of lists whose labels the lanes of a warp read for each other: of all lengths, with what does not count, bad
+    labels, and scores that are not finite or far apart.
+    """
+    sizes = {"THREAD_LISTS": 0, "SHORT_CHUNKS": 2, "SUBWARP_THREADS": 64, "RESIDENT_THREADS": 64}
+    for name, value in sizes.items():
+        monkeypatch.setattr(margin_layout, name, value)
+    kinds, layout = set(), margin_layout.layout
+
+    def noted(*given: Any) -> Any:
+        found = layout(*given)
+        kinds.add(found.kind)
+        return found
+
+    monkeypatch.setattr(margin_layout, "layout", noted)
+    fresh_plans()
+    scores, target = drawn(LISTS, 139, classes, dtype, labels=places, longest=longest)
+    target[7, :3] = target[7, 0]
+    mask = torch.arange(139, device=KERNELS) % 5 != 1
+    for reduction in ("mean", "none"):
+        agree(LISTS, (scores, target), reduction=reduction)
+    scores[mask.logical_not()] = nan
+    scores[10], scores[20:23] = scores[10] + 1e4, scores[20:23] * 1e4
+    agree(LISTS, (scores, target), mask=mask)
+    scores[2, 0], scores[3, 1], scores[12, target[12, 0]] = nan, inf, -inf
+    target[4, 0], target[5, :2] = classes, torch.tensor([1, -7])
+    agree(LISTS, (scores, target), mask=mask, reduction="none", check_targets="off")
+    assert kinds == {"short_lists"}
+
+
+@pytest.mark.kernels
 @pytest.mark.parametrize(("dtype", "classes", "gap"), [(f32, 9, 2), (bf16, 17, 0)])
 def test_a_thread_per_label(
     dtype: torch.dtype, classes: int, gap: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any

@@ -83,7 +83,9 @@ def _value_and_gradients(
     if not plan.scalar:
         value = execute.unreduced(*launch, auxiliary)
         strides = (0,) * len(plan.shape)
-        if plan.upstream_strides() is not None:
+        if plan.composite:
+            strides = None
+        elif plan.upstream_strides() is not None:
             # One number for all rows: the check without a record reads a single grad_output.
             one = device.one(plan.result)
             written = plan.writable(wanted)

@@ -113,7 +113,7 @@ class Plan(ABC):
             launch before finds if ``counted``, or that every kernel finds itself if ``self_counting``: these kernels
             take no divisor.
         tallies: True of a ``counted`` plan whose kernels can also count while they evaluate: for a value alone, and for
-            speculative gradients, which then assume that everything counts.
+            speculative gradients, which then assume that everything counts, if there are any.
         assumes: True of a ``self_counting`` plan whose speculative gradients assume that everything counts, until they
             are verified.
         partials: Doubles of workspace that the reduction of the value takes.
@@ -123,6 +123,10 @@ class Plan(ABC):
         residual: What forward leaves for backward to write gradients from, such as coefficients of each row; None for
             plans that recompute.
         keeps_residual: True if backward of one number, too, writes gradients from the residual; forward writes none.
+        consumes_residual: True if backward writes over the residual, and computes without it if it is repeated; but not
+            under the capture of a graph, which may run again without forward.
+        expects_sum: True if forward of a value with dimensions writes the gradients ahead, for one ``grad_output`` of
+            all rows.
         recomputes: True if backward of a value with dimensions leaves the residual out, because its gradients are found
             as fast from the operands.
         empty: True if there is nothing to compute, which is the reference's to do.
@@ -168,6 +172,8 @@ class Plan(ABC):
     auxiliary: tuple[TensorSpec | None, ...] = ()
     residual: TensorSpec | None = None
     keeps_residual: bool = False
+    consumes_residual: bool = False
+    expects_sum: bool = False
     recomputes: bool = False
     empty: bool = False
     takes_status: bool = False

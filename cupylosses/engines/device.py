@@ -126,6 +126,10 @@ class Device(ABC):
         """
         raise NotImplementedError
 
+    def captures(self) -> bool:
+        """True if the current stream is under capture by a graph."""
+        return self.stream() != 0 and self.capturing()
+
     def workspace(self, stream: int, groups: int, capturing: bool) -> tuple[Any, int]:
         """Room for a ticket of 0 and ``groups`` partial sums: the array, to keep alive for the launch, and its address.
 

@@ -204,7 +204,7 @@ def denominator(
 
 def tallied(plan: Plan, device: Device, differentiated: bool) -> Divisor | None:
     """The divisor of a plan whose kernels count while they evaluate; None if a launch before has to."""
-    if not (plan.tallies and plan.scalar):
+    if not (plan.tallies and plan.scalar) or (differentiated and plan.keeps_residual):
         return None
     if not differentiated:
         return TALLIED

@@ -211,6 +211,8 @@ class KernelRecorder:
         if plan.residual is not None and not (speculates or plan.recomputes):
             execute.reduced_or_not(*launch)
             execute.from_residual(*launch, wanted, 0, 0, not plan.scalar)
+            if summed and plan.takes_one_upstream:
+                execute.from_residual(*launch, wanted, 0, 0, False)
         elif plan.scalar:
             speculation = None
             if speculates:
@@ -223,6 +225,9 @@ class KernelRecorder:
                 execute.gradients(*launch, wanted, 0, strides)
             if summed and plan.takes_one_upstream:
                 execute.gradients(*launch, wanted, 0, None)
+        if plan.expects_sum:
+            _, speculation = execute.value_and_gradients(*launch, wanted)
+            execute.gradients(*launch, wanted, 0, None, speculation)
 
     def _operands(self, plan: Plan, arrays: Sequence[Any]) -> Sequence[Any]:
         return arrays if plan.composite else [0] * len(plan.tensors)

@@ -30,6 +30,36 @@ __device__ __forceinline__ T rolled_warp_sum(T x) {
   return x;
 }
 
+// Sums of kCount numbers over the lanes of a warp, one in each lane, whose number is `place`; a lane without one has a
+// place that is kNoPlace or more. At each step lanes exchange half of what they have, so that all sums take about as
+// many shuffles as there are numbers, where a butterfly for each takes five times as many. The tree is fixed.
+// Preconditions: all 32 lanes call it together with kOffset = 16; kCount <= 32.
+constexpr int kNoPlace = 1 << 16;
+template <int kOffset, int kCount, class T>
+__device__ __forceinline__ T scattered_warp_sum(const T (&x)[kCount], int& place) {
+  if constexpr (kOffset == 0) {
+    place = 0;
+    return x[0];
+  } else {
+    const bool upper = (threadIdx.x & kOffset) != 0;
+    constexpr int kHalf = (kCount + 1) / 2;
+    T half[kHalf];
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      if constexpr (kCount == 1) {
+        half[i] = x[i] + __shfl_xor_sync(0xffffffffu, x[i], kOffset);
+      } else {
+        const T other = i + kHalf < kCount ? x[(i + kHalf) % kCount] : T(0);
+        half[i] = (upper ? other : x[i]) + __shfl_xor_sync(0xffffffffu, upper ? x[i] : other, kOffset);
+      }
+    }
+    const T sum = scattered_warp_sum<kOffset / 2>(half, place);
+    if (place >= (upper ? kCount - kHalf : kHalf)) place = kNoPlace;
+    if (upper) place += kHalf;
+    return sum;
+  }
+}
+
 // Sum over the threads of a block, in thread 0. Preconditions: every thread of the block calls it; blockDim.x is a
 // power of two from 32 to 1024. It does not end in a barrier: a second call needs a __syncthreads() in between, because
 // both use the same shared memory.

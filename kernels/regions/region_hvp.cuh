@@ -210,6 +210,28 @@ __device__ __forceinline__ void find_targets(const Program& program, Classes& cl
   }
 }
 
+// Adds up the numbers of a warp's threads from kBegin on, 16 at a time with their tangents, and leaves them in
+// `of_warp`. Columns are read by the thread that wrote them. Preconditions: all lanes of the warp call it together.
+template <int kBegin, class Sums>
+__device__ __forceinline__ void sum_of_threads(const Sums& sums, const typename Sums::Compute* columns,
+                                               double* of_warp) {
+  constexpr int kNumbers = Sums::kInColumns + Sums::kInRegisters;
+  constexpr int kCount = kNumbers - kBegin < kWarp / 2 ? kNumbers - kBegin : kWarp / 2;
+  double numbers[2 * kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int k = kBegin + i;
+    const auto own = as_double(k < Sums::kInColumns ? columns[k * kSumThreads + threadIdx.x]
+                                                    : sums.number(k < Sums::kInColumns ? 0 : k - Sums::kInColumns));
+    numbers[2 * i] = own.value;
+    numbers[2 * i + 1] = own.tangent;
+  }
+  int place;
+  const double sum = scattered_warp_sum<kWarp / 2>(numbers, place);
+  if (place < 2 * kCount) of_warp[2 * Sums::place(kBegin + place / 2) + place % 2] = sum;
+  if constexpr (kBegin + kCount < kNumbers) sum_of_threads<kBegin + kCount>(sums, columns, of_warp);
+}
+
 // The sums of chunks of `vectors_per_chunk` of few classes, as sum_in_registers has them. Threads of a warp exchange
 // them by shuffles: no label is reported here, so the loop over voxels has no atomic. `columns` are those of
 // ThreadSums.
@@ -219,6 +241,10 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
   using Compute = typename Program::Compute;
   using Sums = ThreadSums<Program>;
   constexpr int kVecSize = Program::kVecSize, kNumbers = Sums::kInColumns + Sums::kInRegisters;
+  // A vector is loaded while the one before is added up, where registers have room: for four blocks with up to 24 bytes
+  // of logits, and for two with more.
+  constexpr int kLogitBytes = Program::kClasses * kVecSize * static_cast<int>(sizeof(Compute)) / 2;
+  constexpr bool kAhead = kLogitBytes <= 8 || (kLogitBytes > 24 && kLogitBytes <= 32);
   __shared__ double memory_of_warps[2 * kSumWarps * kNumbers];  // NestedDual has constructors
   NestedDual<double>(*const of_warp)[kNumbers] = reinterpret_cast<NestedDual<double>(*)[kNumbers]>(memory_of_warps);
   const int64 vectors = program.space.voxels / kVecSize;
@@ -228,14 +254,26 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
   for (unsigned chunk = blockIdx.x; chunk < total; chunk += gridDim.x) {
     const int64 sample = chunk / of_sample, first = (chunk - sample * of_sample) * vectors_per_chunk;
     Sums sums(columns);
+    const int64 end = min(first + vectors_per_chunk, vectors);
+    ClassesWithTangents<Program> next;
+    const auto load_next = [&](int64 vector) {
+      if (vector >= end) return;
+      VectorOffsets<kVecSize, Program::kWide> offset;
+      program.space.offsets(sample, vector * kVecSize, offset);
+      next.template load<false>(program, offset);
+    };
+    if constexpr (kAhead) load_next(first + threadIdx.x);
 #pragma unroll 1
-    for (int64 turn = threadIdx.x; turn < vectors_per_chunk; turn += kSumThreads) {
-      const int64 vector = first + turn;
-      if (vector >= vectors) break;
+    for (int64 vector = first + threadIdx.x; vector < end; vector += kSumThreads) {
       VectorOffsets<kVecSize, Program::kWide> offset;
       program.space.offsets(sample, vector * kVecSize, offset);
       ClassesWithTangents<Program> classes;
-      classes.template load<false>(program, offset);
+      if constexpr (kAhead) {
+        classes = next;
+        load_next(vector + kSumThreads);
+      } else {
+        classes.template load<false>(program, offset);
+      }
       VoxelTarget targets[kVecSize];
       find_targets(program, classes, offset, targets);
 #pragma unroll
@@ -252,14 +290,7 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
     }
     __syncwarp();
     __syncthreads();  // the numbers of the chunk before have been read
-#pragma unroll
-    for (int k = 0; k < kNumbers; ++k) {
-      // Columns are read by the thread that wrote them.
-      const Compute own = k < Sums::kInColumns ? columns[k * kSumThreads + threadIdx.x]
-                                               : sums.number(k < Sums::kInColumns ? 0 : k - Sums::kInColumns);
-      const NestedDual<double> sum = warp_total(as_double(own));
-      if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp][Sums::place(k)] = sum;
-    }
+    sum_of_threads<0>(sums, columns, memory_of_warps + 2 * kNumbers * (threadIdx.x / kWarp));
     __syncthreads();
     if (threadIdx.x < kNumbers) {
       NestedDual<double> sum(0.0);

@@ -1303,6 +1303,23 @@ __device__ __forceinline__ double list_row(const Program& program, const Group& 
   return end_list<kGradient, kVecSize>(program, group, rank, offset, list, counts, sums.value);
 }
 
+// A row of which list_in_lanes() has written nothing, by all threads of a group, a warp or a block. Returns its value.
+// Preconditions: every thread of the group calls it together; `sync` is the group's.
+template <bool kGradient, int kVecSize, class Group, class Program, class Scale>
+__device__ __forceinline__ double row_by_memory(const Program& program, const Group& group, int64 row, SyncState& sync,
+                                                Scale& scale) {
+  int64 offset[kRowStreams];
+  program.space.offsets(row, offset);
+  const ListExtent list = list_extent(program, group, offset, label_of_lane(program, offset), sync);
+  const bool counts = list.bad < 0 && list.length > 0;
+  double factor = 0.0;
+  if constexpr (kGradient) factor = grad_factor(scale, offset) * program.inverse;
+  typename Program::Sums sums{0.0, typename Program::Slopes(0)};
+  if (counts) list_by_memory<kGradient, kVecSize>(program, group, offset, list.length, factor, sums.value);
+  sums = group_sum(group, sums, sync);
+  return end_list<kGradient, kVecSize>(program, group, group.thread_rank(), offset, list, counts, sums.value);
+}
+
 // Takes the rows that the warps of a block have left, one after another by all threads. Returns the value of this
 // warp's row, or `value`. Preconditions: every thread of the block calls it together.
 template <bool kGradient, int kVecSize, class Program, class Scale>
@@ -1316,15 +1333,7 @@ __device__ __forceinline__ double deferred_rows(const Program& program, int64 ro
 #pragma unroll 1
   for (int w = 0; w < warps; ++w) {
     if (rows[w] < 0) continue;
-    int64 offset[kRowStreams];
-    program.space.offsets(rows[w], offset);
-    const ListExtent list = list_extent(program, block, offset, label_of_lane(program, offset), sync);
-    double factor = 0.0;
-    if constexpr (kGradient) factor = grad_factor(scale, offset) * program.inverse;
-    typename Program::Sums sums{0.0, typename Program::Slopes(0)};
-    list_by_memory<kGradient, kVecSize>(program, block, offset, list.length, factor, sums.value);
-    sums = group_sum(block, sums, sync);
-    const double of_row = end_list<kGradient, kVecSize>(program, block, threadIdx.x, offset, list, true, sums.value);
+    const double of_row = row_by_memory<kGradient, kVecSize>(program, block, rows[w], sync, scale);
     if (w == warp) value = of_row;
   }
   return value;

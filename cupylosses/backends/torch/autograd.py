@@ -8,6 +8,7 @@ took 9 µs of 40 in forward and backward of a small loss on an H200.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -122,6 +123,9 @@ def _computed(
         plan, speculation = located, None
     grad_output, strides = launches.upstream(plan, grad_output, plan.takes_one_upstream)
     launch = plan, device, arrays if plan.composite else now, scalars, divisor, wanted
+    if residual is not None and plan.consumes_residual and not device.captures():
+        # Another thread that goes backward may have been first.
+        residual = ctx.__dict__.pop("residual", None)
     if residual is None:
         return execute.gradients(*launch, grad_output.data_ptr(), strides, speculation)
     if plan.single_use:
@@ -195,12 +199,20 @@ class Unreduced(Function):
     def forward(ctx: Any, launch: Launch, *arrays: torch.Tensor) -> torch.Tensor:
         ctx.to_save = arrays
         ctx.launch = launch if not launch[0].composite else _of_composite(ctx, launch)
-        return execute.unreduced(*launch[:5], _with_residual(ctx, launch))
+        if not (launch[0].expects_sum and options._one_pass):
+            return execute.unreduced(*launch[:5], _with_residual(ctx, launch))
+        value, speculation = execute.value_and_gradients(*launch[:7])
+        ctx.speculations = execute.Pending() if speculation is None else execute.Pending((speculation,))
+        return value
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         arrays = ctx.saved_tensors if not ctx.launch[0].single_use else _saved_once(ctx)
-        return None, *_updated(ctx, arrays, grad_output, None)
+        speculation = None
+        if pending := ctx.__dict__.get("speculations"):
+            with suppress(IndexError):
+                speculation = pending.pop()
+        return None, *_updated(ctx, arrays, grad_output, speculation)
 
 
 class Quotient(Function):

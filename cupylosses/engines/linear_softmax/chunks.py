@@ -32,6 +32,8 @@ LEAST_MEMORY = 256 << 20
 MAX_ROUNDED = 4
 #: Rows of a chunk are a multiple of this: it fills the tiles of matrix products on 132 multiprocessors.
 ROWS = 1024
+#: Rows of a chunk that is kept for backward are a multiple of this: a tile of matrix products.
+KEPT_ROWS = 128
 #: A row of logits begins at a multiple of so many bytes, whatever the number of classes, so that matrix products and
 #: vectors of the row kernels are aligned.
 PITCH_BYTES = 64
@@ -111,8 +113,11 @@ class ChunkedPlan(CompositePlan):
         most = most_rows(self.static, self.chunk_buffers * self.pitch * ITEMSIZE[self.logits], of_weight)
         if self.rows <= most:
             return self.rows
-        # Equal chunks, none of which is a small rest.
         count = -(-self.rows // most)
+        if self.consumes_residual and -(-self.rows // (whole := most // KEPT_ROWS * KEPT_ROWS or most)) == count:
+            # The chunk that is kept is as large as it may be.
+            return whole
+        # Equal chunks, none of which is a small rest.
         even = -(-self.rows // count)
         for step in (ROWS, 128, 8):
             rounded = -(-even // step) * step
@@ -163,8 +168,10 @@ class ChunkedPlan(CompositePlan):
         kept: Any = None,
     ) -> None:
         """All chunks: their logits, ``launch``, and the products for ``gradients``, of which there is one per array or
-        None; empty if the row kernel writes no gradient. That of the weight is added ``onto`` what is there. The logits
-        of a single chunk are left in ``kept``, from which gradients are written.
+        None; empty if the row kernel writes no gradient. That of the weight is added ``onto`` what is there.
+
+        The logits of the first chunk are left in ``kept``, from which gradients are written. They are the last that
+        forward computes, so that the others may take this memory before, and the first that backward reads.
         """
         at, biased = self.at, "linear_bias" in self.at
         inputs = device.matrix(arrays[0], self.rows, self.depth)
@@ -181,29 +188,32 @@ class ChunkedPlan(CompositePlan):
         if widened:
             total = device.empty((self.classes, self.depth), (self.depth, 1), self.accumulated)
         sums = device.empty((self.classes,), (1,), "float64") if of_bias is not None else None
-        found, separate = kept is not None and bool(gradients), self.separate or kept is not None
+        found = kept is not None and bool(gradients)
         workspace = kept
-        if kept is None:
+        if kept is None or (found and not (self.consumes_residual and not device.captures())):
             workspace = device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.logits)
         narrowed, pitch = workspace, self.pitch
-        differs = found or (bool(gradients) and self.logits != self.input.dtype)
+        differs = bool(gradients) and self.logits != self.input.dtype
         if differs and self.overlays:
             narrowed, pitch = device.viewed(workspace, self.input.dtype), 2 * self.pitch
         elif differs:
             narrowed = device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.input.dtype)
         transposed, stream, seen = device.transposed(weight), device.stream(), 0
         place, apart = device.address(workspace), device.address(narrowed)
-        for i, (first, rows) in enumerate(self.spans):
+        order = list(enumerate(self.spans))
+        for i, (first, rows) in order if kept is None or found else reversed(order):
             part = device.rows(inputs, first, rows)
             if rows != seen:
                 # Views take the host as long as launches; all chunks but the last are alike.
                 seen, logits = rows, device.corner(workspace, rows, self.classes)
                 of_logits = logits if narrowed is workspace else device.corner(narrowed, rows, self.classes)
                 turned = device.transposed(of_logits)
-            if not found:
+            ready = found and i == 0
+            if not ready:
                 device.matmul(part, transposed, logits, bias)
-            launch(i, first, rows, place, apart if differs and separate else place)
-            if differs and not self.overlays and not separate:
+            read = device.address(kept) if ready else place
+            launch(i, first, rows, read, apart if differs and self.separate else place)
+            if differs and not self.overlays and not self.separate:
                 count = rows * self.pitch
                 self.kernel("narrow", self.logits, self.input.dtype, self.grid(count))(stream, place, apart, count)
             if of_input is not None:

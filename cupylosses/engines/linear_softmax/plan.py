@@ -5,7 +5,8 @@ gradient of its logits over them, and a matrix product for each gradient that is
 
     stage                products per chunk      when
     value                1                       without gradients, or of a value per row
-    value and gradients  1 to 3                  forward of a reduced loss, for the expected grad_output
+    value and gradients  1 to 3                  forward of a reduced loss, or of a value per row that is expected to be
+                                                 summed, for the expected grad_output
     from residual        none to 2               backward, where the logits of forward were kept
     rescale              none                    backward, where another grad_output than the expected one arrives
     gradients            1 to 3                  backward of a value per row, and every later backward
@@ -18,9 +19,14 @@ results. The order of additions follows from the sizes.
 
 Of small layers launches take most of the time. If all logits fit in a chunk of ``KEPT_BYTES``, forward keeps them as
 its residual: their row kernels take the true ``grad_output``, add the losses and divide them, as those of logits that a
-user computed, and neither the divisor nor the expected ``grad_output`` takes a launch. Gradients of a value per row
-cannot be written ahead, and logits that are computed again take one product of four: there forward keeps them if they
-and their gradient fit in the memory of a chunk.
+user computed, and neither the divisor nor the expected ``grad_output`` takes a launch. Of many rows only the divisor of
+a value without gradients takes none.
+
+Gradients of a value per row cannot be written ahead for any ``grad_output``, and logits that are computed again take
+one product of four. There forward keeps them if they and their gradient fit in the memory of a chunk, and otherwise one
+chunk of them, over which backward writes the gradient, and then the other chunks. A sum or a mean of the values has one
+``grad_output`` for all rows, which backward knows by its strides: from then on forward writes the gradients ahead, as
+of a reduced loss, until that was wrong once.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ from typing import Any, ClassVar, NamedTuple
 from cupylosses.call import Call
 from cupylosses.engines.base import Engine, Machine, Plan, TensorSpec, Wanted, contiguous
 from cupylosses.engines.composite import Inputs
-from cupylosses.engines.device import EXPECTATIONS, UNDIVIDED, Device
+from cupylosses.engines.device import EXPECTATIONS, UNDIVIDED, Device, Divisor
 from cupylosses.engines.execute import gradient_buffers
 from cupylosses.engines.linear_softmax.call import Static, inner_arrays, positions
 from cupylosses.engines.linear_softmax.chunks import ChunkedPlan, LogitsSpec, chunk_memory
@@ -174,38 +180,37 @@ class LinearPlan(ChunkedPlan):
         self.takes_status = self.indices
         self.reports = self.indices and static.check != "off"
         self.waits = self.indices and static.check == "sync"
-        key = (self.loss.name, static.kind, self.rows_shape, self.classes, self.input.dtype, self.result)
+        key = (self.loss.name, static.kind, self.rows_shape, self.classes, self.input.dtype, self.result, self.scalar)
         self.slot = hash(key) % EXPECTATIONS
+        self.takes_one_upstream = not self.scalar
+        #: True once rows had a grad_output each where gradients were written ahead for one of all.
+        self._was_wrong = False
         self._chunks: dict[tuple[str, str], list[Chunk]] = {}
         self._sums: Any = None
         # A gradient of 16 bits that was written for a grad_output of 1 may have vanished for one of 65536: float16 is
         # written ahead only once a backward has shown what to expect.
         self._expects = self.input.dtype != "float16"
         if not self.empty:
+            keeps = self.may_keep and self.token_weights is None and self.logits == self.input.dtype
+            weight = self.classes * self.depth * ITEMSIZE[self.weight.dtype]
+            memory, logits = chunk_memory(static, weight), self.rows * self.pitch * ITEMSIZE[self.logits]
+            fits = 2 * logits <= memory and (logits <= KEPT_BYTES or not self.scalar)
+            self.consumes_residual = keeps and not (self.scalar or fits)
             self.divide()
             #: True if 16-bit gradients are written over float32 logits; otherwise they are copied.
             self.overlays = self.logits != self.input.dtype
             if self.overlays:
                 layout = self._inner(0, self.chunk_rows, "sum", "float64").layout
                 self.overlays = layout.kind in WideLogitsSpec.kinds
-            if self._can_keep():
+            if keeps and (fits or self.consumes_residual):
                 self._keep()
 
-    def _can_keep(self) -> bool:
-        """True if forward keeps its logits, whose gradient takes as much again."""
-        weight = self.classes * self.depth * ITEMSIZE[self.weight.dtype]
-        most = chunk_memory(self.static, weight) // 2
-        if self.scalar:
-            most = min(most, KEPT_BYTES)
-        few = self.rows == self.chunk_rows and self.rows * self.pitch * ITEMSIZE[self.logits] <= most
-        return few and self.may_keep and self.token_weights is None and self.logits == self.input.dtype
-
     def _keep(self) -> None:
-        self.residual, self.keeps_residual = contiguous(self.logits, (self.rows, self.pitch)), True
+        self.residual, self.keeps_residual = contiguous(self.logits, (self.chunk_rows, self.pitch)), True
         self.auxiliary = (*self.auxiliary, self.residual)
         self.no_auxiliary = (0,) * len(self.auxiliary)
         rows = self._inner(0, self.rows, self.static.reduction, self.result)
-        self.counted, self.self_counting = rows.counted, rows.self_counting
+        self.counted, self.self_counting, self.tallies = rows.counted, rows.self_counting, rows.tallies
 
     # Plans of the chunks
 
@@ -269,11 +274,7 @@ class LinearPlan(ChunkedPlan):
                 inputs, "unreduced", "none", self.compute, self._stored_at(losses, device),
                 auxiliary,
             )  # fmt: skip
-            dtypes = self.compute, self.result
-            if self.scalar:
-                self.token_weights.sum(device, arrays, losses, dtypes, divisor, value)
-            else:
-                self.token_weights.weigh(device, arrays, device.address(losses), 1, dtypes, to=value)
+            self._weigh(device, arrays, losses, divisor, value)
             return value
         if self.scalar:
             memory, workspaces = self._memory(device)
@@ -288,6 +289,15 @@ class LinearPlan(ChunkedPlan):
         own = self._stored_at(value, device)
         self._sweep(inputs, "unreduced", "none", self.result, own, auxiliary)
         return value
+
+    def _weigh(self, device: Device, arrays: Sequence[Any], losses: Any, divisor: Divisor, value: Any) -> None:
+        """Stores the weighted losses of rows, or their sum."""
+        weights, dtypes = self.token_weights, (self.compute, self.result)
+        assert weights is not None
+        if self.scalar:
+            weights.sum(device, arrays, losses, dtypes, divisor, value)
+        else:
+            weights.weigh(device, arrays, device.address(losses), 1, dtypes, to=value)
 
     def _run_kept(self, inputs: Inputs, value: Any, auxiliary: Sequence[Any]) -> None:
         device = inputs.device
@@ -309,7 +319,20 @@ class LinearPlan(ChunkedPlan):
         grad_output: int,
         per_row: bool,
     ) -> list[Any]:
+        self._learn(per_row, None)
         return self.compute_gradients(inputs, wanted, grad_output, per_row, residual)
+
+    def _learn(self, per_row: bool, speculation: Any) -> None:
+        """Decides whether the next forward of values per row writes gradients ahead: after a backward with one
+        ``grad_output`` for all rows, unless such a guess was wrong before. A chunk that is kept needs no guess.
+        """
+        self._was_wrong |= per_row and speculation is not None
+        self.expects_sum = not (self.scalar or per_row or self._was_wrong or self._keeps_all)
+
+    @property
+    def _keeps_all(self) -> bool:
+        """True if forward keeps all logits."""
+        return self.residual is not None and self.chunk_rows == self.rows
 
     def _stored_at(self, losses: Any, device: Device) -> Any:
         """The argument of each chunk's row kernel: where in an array of all rows its own losses go."""
@@ -319,16 +342,19 @@ class LinearPlan(ChunkedPlan):
     def run_value_and_gradients(self, inputs: Inputs, wanted: Wanted, auxiliary: Sequence[int]) -> tuple[Any, Any]:
         device, arrays, *_ = inputs
         written = self.writable(wanted)
-        if True not in written or not self._expects or self.residual is not None:
+        if True not in written or (self.scalar and (self.residual is not None or not self._expects)):
             return self.run_value(inputs, auxiliary), None
         value, gradients, memory = self.write_ahead(inputs, written, auxiliary)
         check = ScaledGradients(self, device, arrays, gradients, memory, written == wanted)
         return value, (check, self.without_added(gradients))
 
     def write_ahead(self, inputs: Inputs, written: Wanted, auxiliary: Sequence[int]) -> tuple[Any, list[Any], Any]:
-        """The reduced value, the gradients for the expected ``grad_output``, and the memory that begins with it."""
+        """The value, the gradients for the expected ``grad_output``, which is one number for all rows, and the memory
+        that begins with it.
+        """
         device, arrays, _, divisor = inputs
-        value = device.empty((), (), self.result)
+        value = device.empty(self.shape, self.strides, self.result)
+        auxiliary = auxiliary[:-1] if self.residual is not None else auxiliary
         ahead = self.adds and written[1]
         gradients, _ = gradient_buffers(self, device, (written[0], written[1] and not ahead, *written[2:]))
         if ahead:
@@ -344,9 +370,15 @@ class LinearPlan(ChunkedPlan):
             upstream = self.token_weights.weigh(device, arrays, used, 0, dtypes, divisor)
             self._sweep(
                 inputs, "unreduced", "none", self.compute, self._stored_at(losses, device),
-                auxiliary, gradients, then=("gradient", self._stored_at(upstream, device)),
+                auxiliary, gradients, then=("gradient", self._stored_at(upstream, device), "none", self.compute),
             )  # fmt: skip
-            self.token_weights.sum(device, arrays, losses, (self.compute, self.result), divisor, value)
+            self._weigh(device, arrays, losses, divisor, value)
+            return value, gradients, memory
+        if not self.scalar:
+            self._sweep(
+                inputs, "unreduced", "none", self.result, self._stored_at(value, device),
+                auxiliary, gradients, then=("verify_gradient", lambda i, chunk: (used, 0, 0), "sum", "float64"),
+            )  # fmt: skip
             return value, gradients, memory
 
         def own(i: int, chunk: Chunk) -> tuple[int, ...]:
@@ -364,6 +396,7 @@ class LinearPlan(ChunkedPlan):
         per_row: bool,
         speculation: Any,
     ) -> list[Any]:
+        self._learn(per_row, speculation)
         if speculation is not None and not per_row:
             check, gradients = speculation
             if check.complete and check.run(grad_output, check.pointers):
@@ -381,7 +414,7 @@ class LinearPlan(ChunkedPlan):
         """The gradients for a ``grad_output``, from logits that forward has ``kept`` or that are computed again."""
         device, arrays, _, divisor = inputs
         gradients = self.buffers_onto(device, arrays, wanted)
-        if self.residual is not None and not per_row:
+        if self._keeps_all and not per_row:
             self._sweep(
                 inputs, "verify_gradient", self.static.reduction, self.result,
                 lambda i, chunk: (grad_output, 0, 0), (), gradients, onto=self.adds, kept=kept,
@@ -410,7 +443,7 @@ class LinearPlan(ChunkedPlan):
             return self.without_added(gradients)
         self._sweep(
             inputs, "verify_gradient", "sum", "float64",
-            lambda i, chunk: (used, 0, 0), (), gradients, onto=self.adds,
+            lambda i, chunk: (used, 0, 0), (), gradients, onto=self.adds, kept=kept,
         )  # fmt: skip
         return self.without_added(gradients)
 
@@ -446,18 +479,20 @@ class LinearPlan(ChunkedPlan):
         own: Any,
         auxiliary: Sequence[int],
         gradients: Sequence[Any] = (),
-        then: tuple[str, Any] | None = None,
+        then: tuple[str, Any, str, str] | None = None,
         onto: bool = False,
         kept: Any = None,
     ) -> None:
         """All chunks with the row kernel of ``stage``, its ``own`` arguments, and products for ``gradients``, which
-        another row kernel writes if one comes ``then``.
+        another row kernel writes if one comes ``then``: its stage, arguments, reduction and dtype of the value.
         """
         device, arrays, scalars, divisor = inputs
         chunks, at, addresses = self.chunks(reduction, result), self.at, [device.address(x) for x in arrays]
         of_target = gradients[2] if gradients else None
         wanted, stream = (bool(gradients), of_target is not None), device.stream()
-        stages = [(stage, own, wanted)] if then is None else [(stage, own, (False, False)), (*then, wanted)]
+        stages = [(stage, own, chunks, wanted)]
+        if then is not None:
+            stages = [(stage, own, chunks, (False, False)), (*then[:2], self.chunks(*then[2:]), wanted)]
         widths = {"target": 1 if self.indices else self.classes, "weight": 0, "mask": 1}
         read = [(addresses[at[x]], widths[x] * ITEMSIZE[self.tensors[at[x]].dtype])
                 for x in ("target", "weight", "mask") if x in at]  # fmt: skip
@@ -469,17 +504,17 @@ class LinearPlan(ChunkedPlan):
             if of_target is not None:
                 step = ITEMSIZE[self.target.dtype] * self.classes
                 written.append(device.address(of_target) + step * first)
-            for name, arguments, writes in stages:
+            for name, arguments, of_stage, writes in stages:
                 stored: list[int] = []
                 if name in ("value", "value_and_gradient", "unreduced"):
                     stored = [0] * (3 if self.indices else 1)
                     if auxiliary:
                         for j, (spec, address) in enumerate(zip(self.auxiliary, auxiliary, strict=False)):
                             stored[j] = address + first * ITEMSIZE[spec.dtype] if spec is not None and address else 0
-                launcher = chunks[i].plan.launcher(name, writes, counted)
+                launcher = of_stage[i].plan.launcher(name, writes, counted)
                 launcher(
                     stream, place, *[x + step * first for x, step in read], *(written if writes[0] else []), *stored,
-                    *arguments(i, chunks[i]), *scalars, *scale,
+                    *arguments(i, of_stage[i]), *scalars, *scale,
                 )  # fmt: skip
 
         self.sweep(device, arrays, gradients, launch, onto, kept)
@@ -527,13 +562,15 @@ class PackedPlan(LinearPlan):
                 gradients[i] = device.spread(x, index, self.rows).reshape(self.tensors[i].shape)
         return gradients
 
+    def _spread_value(self, device: Device, value: Any, index: Any) -> Any:
+        return value if self.scalar else device.spread(value, index, self.rows).reshape(self.rows_shape)
+
     def run_value(self, inputs: Inputs, auxiliary: Sequence[int]) -> Any:
         found = self._packed(inputs)
         if found is None:
             return super().run_value(inputs, auxiliary)
         index, plan, packed = found
-        value = plan.run_value(packed, auxiliary)
-        return value if self.scalar else inputs.device.spread(value, index, self.rows).reshape(self.rows_shape)
+        return self._spread_value(inputs.device, plan.run_value(packed, auxiliary), index)
 
     def write_ahead(self, inputs: Inputs, written: Wanted, auxiliary: Sequence[int]) -> tuple[Any, list[Any], Any]:
         found = self._packed(inputs)
@@ -542,7 +579,7 @@ class PackedPlan(LinearPlan):
         index, plan, packed = found
         plan.slot = self.slot
         value, gradients, memory = plan.write_ahead(packed, written, auxiliary)
-        return value, self._spread(inputs.device, gradients, index), memory
+        return self._spread_value(inputs.device, value, index), self._spread(inputs.device, gradients, index), memory
 
     def compute_gradients(
         self,

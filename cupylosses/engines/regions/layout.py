@@ -75,6 +75,8 @@ RESERVED_BYTES = 6 << 10
 RESIDENT = ((2, 4), (5, 3))
 #: Blocks of a multiprocessor, by the number of logits of a thread up to which so many have room in second derivatives.
 SECOND_RESIDENT = ((6, 4),)
+#: Logits of a thread in double up to which two blocks have room.
+FEW_DOUBLES = 4
 
 
 @dataclass(frozen=True)
@@ -350,5 +352,5 @@ def second_resident(logits: int, number: int, heavy: bool) -> int:
     their tangents are in registers: more if these are few, whose loads are short. ``heavy`` as in :func:`layout`.
     """
     if number == 8:
-        return 1
+        return 2 if 0 < logits <= FEW_DOUBLES and not heavy else 1
     return 2 if heavy else next((blocks for most, blocks in SECOND_RESIDENT if 0 < logits <= most), 2)

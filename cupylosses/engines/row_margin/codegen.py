@@ -88,6 +88,7 @@ class MarginKernel(Kernel):
         if self.kind == "hvp":
             return nested((*FUNCTOR, "row_margin/margin_hvp.cuh"))
         own = "thread_per_list" if self.layout in RESIDENT_OF_WARPS else "row_margin"
+        own = "short_lists" if self.layout == "short_lists" else own
         return (*FUNCTOR, f"row_margin/{own}.cuh", *(["softmax/count_rows.cuh"] if counts else []))
 
     @property
@@ -193,6 +194,8 @@ def _entry(kernel: MarginKernel) -> list[str]:
         reader = f"ThreadPerRowReader<{kernel.ahead}>"
     if kernel.layout.startswith("thread_per_list"):
         reader = f"ThreadPerListReader<{str(kernel.layout.endswith('apart')).lower()}>"
+    if kernel.layout == "short_lists":
+        reader = f"ShortListReader<{kernel.vec_size}, {kernel.ahead}>"
     if kernel.layout == "thread_per_label":
         reader = "ThreadPerLabelReader"
     program, made = "MarginProgram<RowProgram<Hinge, Space, {}>>", "const Program program{{"

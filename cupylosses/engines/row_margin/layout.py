@@ -5,6 +5,7 @@ block           a block shares a row
 warp            a warp takes a row, unless its list is long: then all warps of the block share it
 thread_per_row  a thread takes a row of one label whose classes lie apart, and its neighbours the rows next to it
 thread_per_list a thread takes a row of a list and few contiguous classes; its warp moves all its rows together
+short_lists     lanes of a warp share a row of a list and some more classes; the warp reads 32 lists together
 thread_per_list_apart likewise, of classes that lie apart, which each thread moves itself
 thread_per_label likewise, of one label
 
@@ -58,7 +59,7 @@ MIN_BLOCK_THREADS = 64
 #: Threads that a multiprocessor runs at once, by the registers that they are given.
 RESIDENT_THREADS = 512
 #: Threads where each takes a row that its warp has moved to shared memory: nothing else is under way meanwhile.
-RESIDENT_OF_WARPS = {"thread_per_list": 768, "thread_per_list_apart": 768, "thread_per_label": 768}
+RESIDENT_OF_WARPS = {"thread_per_list": 768, "thread_per_list_apart": 768, "thread_per_label": 768, "short_lists": 512}
 #: Partial sums of such rows, and of the number of rows that count, at most: the last block adds them up alone, and an
 #: H100 has a warp for each. A warp that takes a second chunk would double the time.
 CHUNKS_OF_WARPS = 3 << 10
@@ -82,6 +83,10 @@ THREAD_CLASSES = 64
 THREAD_PLACES = 64
 #: Warps of a multiprocessor that take such rows, at least: of longer rows fewer have room in shared memory.
 THREAD_WARPS = 6
+#: Partial sums of rows of short lists are a multiple of this, if there are so many: an H100 has as many warps, which
+#: take the same number of rows. Bytes of a `ListRecord` of ``kernels/row_margin/short_lists.cuh``.
+SHORT_CHUNKS = 2112
+RECORD_BYTES = 240
 #: Classes of rows of one label that a thread takes, at most: of 16 bits, and of others.
 LABEL_CLASSES = (64, 32)
 #: Classes of rows that a warp takes though their lists may be sorted, at most, and labels that are sorted at most.
@@ -227,6 +232,16 @@ def layout(
             fits = (room - 4 * mask_words - 64) // (16 + score)
             capacity = min(labels, most, fits) if mask_words else 0
             shared = of_block * group_bytes(capacity, mask_words, score)
+    short = linear and whole and vec_size * scores.itemsize == 16 and vectors <= WARP and scores.itemsize <= 4
+    if labels is not None and short and not apart and rows >= THREAD_LISTS and len(sizes) <= 1:
+        lists = threads * (RECORD_BYTES + 4 * -(-classes // 32))
+        needed = -(-shared // 16) * 16 + lists
+        # With fewer warps, those that have a row each are as fast.
+        if RESIDENT_THREADS // threads * needed <= chip.shared:
+            chunks = min(-(-rows // (WARP * SHORT_CHUNKS)) * SHORT_CHUNKS, MAX_CHUNKS, rows)
+            rank, lanes = space_rank(rows, sizes), power_of_two(vectors)
+            kind = "short_lists"
+            return Layout(kind, vec_size, 1, threads, chunks, rank, words, lanes, capacity, mask_words, needed)
     at_once = {"subwarp": WARP // width, "block": 1, "warp": threads // WARP}[kind]
     chunks = max(1, min(-(-rows // at_once), MAX_CHUNKS))
     one_block = threads // WARP < chunks <= ONE_BLOCK_CHUNKS

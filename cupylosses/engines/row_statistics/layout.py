@@ -256,6 +256,8 @@ def layout(
     parts = cluster = taken = 1
     if row <= WARP_BYTES:
         kind, threads, width = "lanes", LANE_THREADS, min(width, WARP)
+        # Short rows have fewer vectors of a lane than it could read together.
+        value_ahead = min(value_ahead, power_of_two(max(1, -(-count // width))))
         ahead = min(value_ahead, BATCH * narrower * max(1, KEPT_BYTES * widest // 16))
         while threads > MIN_LANE_THREADS and row * (threads // width) > LANE_BYTES:
             threads //= 2

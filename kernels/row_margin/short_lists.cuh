@@ -1,0 +1,390 @@
+// Many rows of contiguous scores that neighbouring lanes of a warp share, with a list of labels each, most of them
+// short. Value and gradient of row_margin.cuh, for a hinge that is z itself.
+//
+// A warp takes 32 rows together (ShortListReader):
+// 1. Each lane reads the list of its row, the scores of the labels, and finds the smallest score that is active with
+//    each of them. All that the row's lanes need lies in shared memory (ListRecord, and a bit for each class).
+// 2. kLanes lanes take a row, 32 / kLanes rows at once. A thread reads vectors of scores, several rows ahead, marks the
+//    elements that are labels, compares all others with the smallest active scores, adds up the hinges, writes the
+//    gradients of its vector, and counts the active pairs of each label in fields of a word, which the lanes add.
+// 3. Each lane adds the labels' share of its row's value, and writes the gradients of the labels.
+// 4. All lanes take the rows that are left, one after another, as list_row does: those of longer lists, with labels
+// that
+//    are no classes, or of which a score or a sum is not finite.
+//
+// A warp for each row pays for the list's length and the label's counts in every row: 142705 rows of 128 classes in 16
+// bits took 0.248 ms on an H200. Lists are read by all lanes at once here.
+//
+// A row's value is, of n_i active pairs of class i, a_k of label k, and the least score o of a label,
+//
+//   sum over i of n_i (x_i - o) + sum over k of a_k (margin - (x_k - o))
+//
+// which is at least the largest active x_i - o + margin: in 16 bits, sums of a vector in float are off by some 2^-24 of
+// the value.
+//
+// Traffic: as in row_margin.cuh. Order of additions: of a lane in the order of its rows, then by the fixed tree of
+// a chunk. Preconditions: vectors divide every row; rows are of one dimension; kLanes kVecSize <= 256.
+#pragma once
+#include "row_margin/row_margin.cuh"
+
+// Labels of a list that is short, at most, and those that a lane reads together: five and the end, in one turn.
+constexpr int kShortList = 30;
+constexpr int kReadTogether = 6;
+static_assert(kShortList % kReadTogether == 0 && kShortList % kFields == 0, "whole turns");
+// The length of a list that all lanes of the warp take.
+constexpr int kLeft = -1;
+
+// A row's list, and what its lanes find out about it. Records are 60 words: lanes that each access their own meet in
+// banks by fours.
+template <class Score>
+struct alignas(16) ListRecord {
+  Score smallest[kShortList];  // the smallest score that is active with each label
+  unsigned char classes[kShortList];
+  // The counts of active pairs by label: fields of words, two for each kFields labels.
+  unsigned counts[kShortList / kFields * 2];
+  Score origin;  // the least score of a label
+  Score high;    // the gradient of an active pair is the sum of two numbers
+  Score low;
+  int length;     // 0: nothing is active; kLeft: all lanes take the row at the end
+  bool left;      // likewise, found out later
+  bool repeated;  // a label is listed several times
+  double sum;     // of the hinges without the labels' share, if values of rows are stored
+
+  __device__ __forceinline__ bool is_left() const {
+    return left || length == kLeft;
+  }
+};
+
+// A small count as a float: the mantissa of 2^23 + n, without a conversion.
+__device__ __forceinline__ float small_to_float(unsigned n) {
+  return __uint_as_float(0x4b000000u | n) - 8388608.0f;
+}
+// The sum over kLanes neighbouring lanes, in each of them. Precondition: all lanes of the warp call it together.
+template <int kLanes, class T>
+__device__ __forceinline__ T sum_of_neighbours(T x) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) x += shuffle_xor(x, offset);
+  return x;
+}
+
+// Shared memory of a warp, behind that of list_by_memory.
+template <class Program>
+struct ShortLists {
+  using Record = ListRecord<typename Program::Gradient>;
+  Record* records;
+  unsigned* members;
+  int words;  // of a row's members
+
+  __device__ __forceinline__ explicit ShortLists(const Program& program)
+      : words((static_cast<int>(program.space.classes) + 31) / 32) {
+    extern __shared__ uint4 staged[];
+    using Sorted = ListMemory<typename Program::Input>;
+    const int64 capacity = program.capacity;
+    const int64 bytes = (capacity > 0 ? Sorted::sorted_bytes(capacity) : 0) + program.mask_words * 4;
+    const int sorted = static_cast<int>((bytes + 7) / 8 * 8);
+    const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp;
+    char* const behind = reinterpret_cast<char*>(staged) + (warps * sorted + 15) / 16 * 16;
+    records = reinterpret_cast<Record*>(behind) + warp * kWarp;
+    members = reinterpret_cast<unsigned*>(behind + warps * kWarp * sizeof(Record)) + warp * kWarp * words;
+  }
+};
+
+// Step 1, of the row of a lane if it has one. Returns how many of `smallest` have been set.
+template <bool kGradient, class Program, class Scale>
+__device__ __forceinline__ int read_short_list(const Program& program, const ShortLists<Program>& lists, int64 row,
+                                               bool exists, Scale& scale) {
+  using Score = typename Program::Gradient;
+  const int lane = threadIdx.x % kWarp;
+  auto& record = lists.records[lane];
+  unsigned* const members = lists.members + lane * lists.words;
+  record.length = 0;
+  record.left = record.repeated = false;
+  if (!exists) return 0;
+  int64 offset[kRowStreams];
+  program.space.offsets(row, offset);
+  if constexpr (Program::kMasked) {
+    if (!program.mask[offset[kRowMask]]) return 0;
+  }
+  for (int w = 0; w < lists.words; ++w) members[w] = 0u;
+  const double margin = program.loss.margin();
+  const int places = static_cast<int>(program.count);
+  bool ended = false, taken = is_finite(margin), repeated = false;
+  Score origin = scalar_infinity(Score());
+  int length = 0, first = 0;
+#pragma unroll 1
+  for (; first < kShortList && !ended && taken; first += kReadTogether) {
+    int64 label[kReadTogether];
+    typename Program::Input raw[kReadTogether];
+#pragma unroll
+    for (int k = 0; k < kReadTogether; ++k) label[k] = first + k < places ? program.label(offset, first + k) : -1;
+#pragma unroll
+    for (int k = 0; k < kReadTogether; ++k) {
+      ended |= label[k] == -1;
+      taken &= ended || program.is_class(label[k]);
+      if (ended || !taken) continue;
+      raw[k] = program.raw(offset, label[k]);
+      ++length;
+    }
+#pragma unroll
+    for (int k = 0; k < kReadTogether; ++k) {
+      if (first + k >= length) {
+        record.smallest[first + k] = scalar_infinity(Score());
+        continue;
+      }
+      const Score own = widen<Score>(raw[k]);
+      const int c = static_cast<int>(label[k]);
+      taken &= is_finite(own);
+      origin = own < origin ? own : origin;
+      record.smallest[first + k] = smallest_active<Score>(in_double(own), margin);
+      record.classes[first + k] = static_cast<unsigned char>(c);
+      repeated |= (members[c / 32] >> c % 32 & 1u) != 0u;
+      members[c / 32] |= 1u << c % 32;
+    }
+  }
+  if (!taken || (!ended && places > kShortList)) length = kLeft;
+  record.length = length;
+  record.repeated = repeated;
+  record.origin = origin;
+  if constexpr (kGradient) {
+    const double factor = grad_factor(scale, offset) * program.inverse;
+    const Score high = static_cast<Score>(factor);
+    record.high = high;
+    record.low = is_finite(high) ? static_cast<Score>(factor - in_double(high)) : Score(0);
+  }
+  return first;
+}
+
+// kLanes lanes share a row of vectors of kVecSize.
+template <int kVecSize, int kLanes>
+struct ShortListReader {
+  // Vectors of a thread that are in flight, of as many rows.
+  static constexpr int kTogether = kLanes < 4 ? kLanes : 4;
+  static constexpr int kRows = kWarp / kLanes;
+
+  // Of the elements of a vector the active pairs in `pairs`, looking at `most` labels, as many in all lanes of the
+  // warp; and of each label, added up by the lanes of the row, in its record.
+  template <class Program>
+  static __device__ __forceinline__ void count_pairs(const typename Program::Gradient (&score)[kVecSize],
+                                                     ListRecord<typename Program::Gradient>& record, int most,
+                                                     bool stores, unsigned (&pairs)[kVecSize]) {
+    using Score = typename Program::Gradient;
+    constexpr int kAbove = kFields * kFieldBits;
+    constexpr unsigned kWide = 1u << 2 * kFieldBits, kEven = 0x1fu * (1u + kWide + kWide * kWide);
+    static_assert(kFields == 5 && kFieldBits == 5, "three even fields, and two odd ones");
+#pragma unroll
+    for (int e = 0; e < kVecSize; ++e) pairs[e] = 0u;
+#pragma unroll 1
+    for (int first = 0, word = 0; first < most; first += kFields, word += 2) {
+      unsigned counted = 0u;
+      if (first > 0) {
+#pragma unroll
+        for (int e = 0; e < kVecSize; ++e) pairs[e] = pairs[e] >> kAbove << kAbove;
+      }
+#pragma unroll
+      for (int field = 0; field < kFields; ++field) {
+        if (field > 0 && first + field >= most) break;
+        const Score smallest = record.smallest[first + field];
+        const unsigned pair = (1u << kAbove) + (1u << field * kFieldBits);
+#pragma unroll
+        for (int e = 0; e < kVecSize; ++e) add_unless_less(score[e], smallest, pair, pairs[e]);
+      }
+#pragma unroll
+      for (int e = 0; e < kVecSize; ++e) counted += pairs[e];
+      const unsigned even = sum_of_neighbours<kLanes>(counted & kEven);
+      const unsigned odd = sum_of_neighbours<kLanes>(counted >> kFieldBits & kEven & (kWide * kWide - 1u));
+      if (stores) {
+        record.counts[word] = even;
+        record.counts[word + 1] = odd;
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kVecSize; ++e) pairs[e] >>= kAbove;
+  }
+
+  // The count of active pairs of label k.
+  template <class Record>
+  static __device__ __forceinline__ int pairs_of_label(const Record& record, int k) {
+    const int field = k % kFields;
+    return static_cast<int>(record.counts[k / kFields * 2 + field % 2] >> field / 2 * 2 * kFieldBits & 1023u);
+  }
+
+  // Step 2, of the vector of a thread in row `at` of the warp's. Returns its share of the value.
+  template <bool kGradient, class Program>
+  static __device__ __forceinline__ double take(const Program& program, const ShortLists<Program>& lists, int64 first,
+                                                int count, int at, int most,
+                                                const Pack<typename Program::Input, kVecSize>& x, bool present) {
+    using Input = typename Program::Input;
+    using Score = typename Program::Gradient;
+    const int rank = threadIdx.x % kLanes, lane = threadIdx.x % kWarp, c = rank * kVecSize;
+    auto& record = lists.records[at % kWarp];
+    const int length = at < count ? record.length : kLeft;
+    unsigned skipped = 0u;
+    if (present) skipped = lists.members[at * lists.words + c / 32] >> c % 32;
+    Score score[kVecSize];
+#pragma unroll
+    for (int e = 0; e < kVecSize; ++e) {
+      const bool is_skipped = !present || (skipped >> e & 1u) != 0u;
+      score[e] = is_skipped ? -scalar_infinity(Score()) : widen_element<Score>(x, e);
+    }
+    unsigned pairs[kVecSize];
+    count_pairs<Program>(score, record, most, rank == 0 && length > 0, pairs);
+    const Score origin = record.origin;
+    double sum = 0.0;
+    float count_of[kVecSize], rounded = 0.0f;
+#pragma unroll
+    for (int e = 0; e < kVecSize; ++e) {
+      count_of[e] = small_to_float(pairs[e]);
+      if constexpr (sizeof(Input) == 2) {
+        rounded = fmaf(count_of[e], pairs[e] != 0u ? score[e] - origin : Score(0), rounded);
+      } else {
+        const double above = pairs[e] != 0u ? in_double(score[e]) - in_double(origin) : 0.0;
+        sum = fma(small_to_double(static_cast<int>(pairs[e])), above, sum);
+      }
+    }
+    if constexpr (sizeof(Input) == 2) sum = in_double(rounded);
+    if constexpr (kGradient) {
+      Score g[kVecSize];
+#pragma unroll
+      for (int e = 0; e < kVecSize; ++e) {
+        // To 16 bits, one factor is enough.
+        const Score rest = sizeof(Input) == 2 ? Score(0) : count_of[e] * record.low;
+        g[e] = pairs[e] != 0u ? fmaf(count_of[e], record.high, rest) : Score(0);
+      }
+      // Rows that are left are written later; of those that do not count the gradient is 0.
+      if (c < program.space.classes && length != kLeft) {
+        int64 offset[kRowStreams];
+        program.space.offsets(first + at, offset);
+        store_pack<kVecSize>(program.template gradients_of<kVecSize>(offset) + c, NarrowPack<Input, kVecSize>::from(g));
+      }
+    }
+    const unsigned infinite = __ballot_sync(0xffffffffu, !is_finite(sum));
+    const unsigned of_row = (kLanes < kWarp ? (1u << kLanes % kWarp) - 1u : 0xffffffffu) << lane / kLanes * kLanes;
+    const bool left = (infinite & of_row) != 0u;
+    double of_lanes = 0.0;
+    if (program.values != nullptr) of_lanes = sum_of_neighbours<kLanes>(sum);
+    if (rank == 0 && length > 0) {
+      record.sum = of_lanes;
+      record.left = left;
+    }
+    return left ? 0.0 : sum;
+  }
+
+  // The vector of a thread in row `at` of the warp's, if there is one of a row with labels.
+  template <class Program>
+  static __device__ __forceinline__ bool load(const Program& program, const ShortLists<Program>& lists, int64 first,
+                                              int count, int at, Pack<typename Program::Input, kVecSize>& x) {
+    const int c = threadIdx.x % kLanes * kVecSize;
+    if (at >= count || c >= program.space.classes || lists.records[at].length <= 0) return false;
+    int64 offset[kRowStreams];
+    program.space.offsets(first + at, offset);
+    x = load_pack<kVecSize>(program.logits(offset) + c);
+    return true;
+  }
+
+  // Step 3, of the row of a lane. Returns the labels' share of its value.
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ double end(const Program& program, const ShortLists<Program>& lists, int64 row,
+                                               bool exists, Scale& scale) {
+    using Input = typename Program::Input;
+    using Score = typename Program::Gradient;
+    constexpr int kOwn = sizeof(Input) == 2 ? 2 : 4;  // as many as spill no register
+    const auto& record = lists.records[threadIdx.x % kWarp];
+    const int length = record.length;
+    if (!exists || record.is_left()) return 0.0;
+    const double margin = program.loss.margin(), origin = in_double(record.origin);
+    int64 offset[kRowStreams];
+    program.space.offsets(row, offset);
+    double factor = 0.0, sum = 0.0;
+    if constexpr (kGradient) {
+      if (length > 0) factor = grad_factor(scale, offset) * program.inverse;
+    }
+#pragma unroll 1
+    for (int begin = 0; begin < length; begin += kOwn) {
+      Input own[kOwn];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        if (begin + i < length) own[i] = program.raw(offset, record.classes[begin + i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        if (begin + i >= length) continue;
+        const int active = pairs_of_label(record, begin + i), c = record.classes[begin + i];
+        sum += small_to_double(active) * (margin - (in_double(widen<Score>(own[i])) - origin));
+        if constexpr (kGradient) {
+          int times = record.repeated ? 0 : 1;
+          for (int l = 0; record.repeated && l < length; ++l) times += record.classes[l] == c ? 1 : 0;
+          const auto g = Program::gradient(active * times, -factor);
+          program.template gradients_of<kVecSize>(offset)[c] = Narrow<Input>::from(g);
+        }
+      }
+    }
+    program.store(offset, length > 0 ? (record.sum + sum) * program.inverse : 0.0);
+    return sum * program.inverse;
+  }
+
+  // Visits `count` rows from `first` on, at most 32. Returns the lane's share of the sum of their values.
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ double visit(const Program& program, int64 first, int count, Scale& scale) {
+    const ShortLists<Program> lists(program);
+    const int lane = threadIdx.x % kWarp, slot = lane / kLanes;
+    const bool exists = lane < count;
+    __syncwarp();
+    const int set = read_short_list<kGradient>(program, lists, first + lane, exists, scale);
+    const int most = -subwarp_reduce(min(-lists.records[lane].length, 0), kWarp, MinOp{});
+    // No score but infinity is active with what stands for labels that are none; then the row is left.
+    for (int k = set; k < most; ++k) lists.records[lane].smallest[k] = scalar_infinity(typename Program::Gradient());
+    __syncwarp();
+    double total = 0.0;
+    Pack<typename Program::Input, kVecSize> x[kTogether];
+    bool present[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) present[j] = load(program, lists, first, count, j * kRows + slot, x[j]);
+#pragma unroll 1
+    for (int turn = 0; turn * kRows < count; turn += kTogether) {
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        const int at = (turn + j) * kRows + slot;
+        total += take<kGradient>(program, lists, first, count, at, most, x[j], present[j]);
+        present[j] = load(program, lists, first, count, at + kTogether * kRows, x[j]);
+      }
+    }
+    // Behind the gradients that other lanes have written for the labels.
+    __syncwarp();
+    return total * program.inverse + end<kGradient>(program, lists, first + lane, exists, scale);
+  }
+
+  // Step 4. Returns the sum of the values of these rows, in lane 0.
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ double take_left(const Program& program, int64 first, int count, Scale& scale) {
+    const ShortLists<Program> lists(program);
+    const int lane = threadIdx.x % kWarp;
+    unsigned left = __ballot_sync(0xffffffffu, lane < count && lists.records[lane].is_left());
+    const SubwarpGroup warp{kWarp};
+    SyncState sync{0, 0};
+    double total = 0.0;
+#pragma unroll 1
+    for (; left != 0u; left &= left - 1u) {
+      const int64 row = first + __ffs(static_cast<int>(left)) - 1;
+      total += row_by_memory<kGradient, kVecSize>(program, warp, row, sync, scale);
+    }
+    return lane == 0 ? total : 0.0;
+  }
+
+  // Visits every row once. The members of `work` may be null. The group is a lane.
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
+                                               int64 chunks, const Workspace& work) {
+    for_each_chunk(group, scale, chunks, work, [&](int chunk) {
+      double total = 0.0;
+      const int64 rows = program.space.rows, of_chunk = (rows + chunks - 1) / chunks;
+      const int64 begin = chunk * of_chunk;
+      int left = static_cast<int>(begin < rows ? (rows - begin < of_chunk ? rows - begin : of_chunk) : 0);
+#pragma unroll 1
+      for (int64 first = begin; left > 0; first += kWarp, left -= kWarp) {
+        total += visit<kGradient>(program, first, min(left, kWarp), scale);
+        total += take_left<kGradient>(program, first, min(left, kWarp), scale);
+      }
+      return total;
+    });
+  }
+};
