@@ -229,7 +229,7 @@ class SoftmaxKernel(Kernel):
         if self.kind == "hvp":
             base, second = target.second_files
             if self.layout == "register_rows":
-                second = "register_dense_hvp"
+                second = "register_hvp" if self.indices else "register_dense_hvp"
             elif self.evaluates_hvp:
                 second = "hvp_rows"
             elif self.layout == "staged_packed_rows":
@@ -567,6 +567,8 @@ class _Indices:
         # The width is a constant where threads take rows alone: nothing is exchanged.
         alone = kernel.layout in ("thread_per_row_two_pass", *STAGED_SECOND)
         group = f"SubwarpGroup group{{{'1' if alone else 'width'}}}"
+        if kernel.layout == "register_rows":
+            return f"SubwarpGroup group{{{kernel.lanes}}}", f"RegisterHvpReader<{_lane_vectors(kernel)}>"
         if kernel.layout == "subwarp" and kernel.kind not in ("from_residual", "hvp"):
             group = "BlockOfSubwarps group{{width}}"
         elif kernel.layout == "streamed":
@@ -621,6 +623,8 @@ class _Indices:
         """Threads of a block, and blocks of a multiprocessor."""
         layout, second = kernel.layout, kernel.kind == "hvp"
         bounds = f"{MAX_THREADS}" if layout in ("block", "two_pass") and not second else f"{THREADS}"
+        if layout == "register_rows":
+            return _register_bounds(kernel)
         # Numbers of 8 bytes take two registers, and weights of classes that are smoothed over some more. With a cap
         # fewer classes are in flight, and what is spilled is used once per row.
         more = kernel.smoothed and not kernel.capped and ITEMSIZE[kernel.input] == 4 and layout == "block"

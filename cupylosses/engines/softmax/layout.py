@@ -14,8 +14,8 @@ column_tiles_two_pass      the same of rows too long for shared memory: they are
 thread_per_row_two_pass    a thread takes a row and reads it again from memory: second derivatives
 staged_thread_per_row      the same of few strided classes: in shared memory, with their tangents
 staged_packed_rows         the same of many rows of few contiguous classes, which a warp moves together
-register_rows              second derivatives by the logits alone, against dense targets, of rows that lanes of a
-                           warp have in registers; a lane also takes a row of few classes that lie apart
+register_rows              second derivatives of rows that lanes of a warp have in registers; against dense targets,
+                           those by the logits alone, where a lane also takes a row of few classes that lie apart
 label_only                 only the label's class is read: log-probabilities
 label_only_tiles           the same where gradients have no gaps: warps write tiles of them, whatever the rows
 label_only_few             the same of few rows: a single warp adds up their losses
@@ -202,10 +202,11 @@ SECOND_EDGES = 16
 #: Blocks of warps that share no row, at least: of fewer large ones some multiprocessors have twice as many as others.
 SECOND_BLOCKS = 4 * MANY_BLOCKS
 #: Classes of a lane for second derivatives in registers, as long as there are lanes to take the others, with a target
-#: each; bytes of their logits, at most; classes with a
+#: each, or with a label of the row, whose loss each lane evaluates; bytes of their logits, at most; classes with a
 #: target each of rows that warps stage instead, at most, and of rows in registers though their classes lie apart; and
 #: threads of a block.
 SECOND_LANE_CLASSES = 16
+SECOND_LABEL_CLASSES = 32
 SECOND_LANE_BYTES = 64
 SECOND_STAGED_CLASSES = 16
 SECOND_APART_CLASSES = 8
@@ -979,6 +980,13 @@ def second_layout(
     kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges)
     class_strides = (logits.class_stride, gradients.class_stride, 0, 0, 0, directions.class_stride)
     words = space_words(rows, classes, class_strides, sizes, strides)
+    shares = together and vec_size > 1 and directions.class_stride == 1 and kind in ("subwarp", "block")
+    if shares and not capped:
+        lies = _alike(sizes, [strides[0], strides[1], strides[5]], (logits, gradients, directions))
+        given = rows, classes, sizes, words, vec_size, logits.itemsize, edges, lies < vec_size
+        found = _register_layout(*given, SECOND_LABEL_CLASSES)
+        if found:
+            return found
     row = per_thread = 0  # bytes of a row in shared memory
     alone = softmax and not capped and kind == "thread_per_row_two_pass"
     if alone and together:
