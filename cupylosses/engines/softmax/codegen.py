@@ -482,7 +482,8 @@ def _lane_vectors(kernel: SoftmaxKernel) -> str:
 
 def _register_bounds(kernel: SoftmaxKernel) -> str:
     """Launch bounds of second derivatives of rows in registers."""
-    resident = second_resident(kernel.per_thread, kernel.vec_size, ITEMSIZE[kernel.input])
+    size = max(ITEMSIZE[x] for x in (kernel.input, *(() if kernel.indices else (kernel.target,))))
+    resident = second_resident(kernel.per_thread, kernel.vec_size, size)
     return f"{SECOND_REGISTER_THREADS}, {resident // SECOND_REGISTER_THREADS}"
 
 

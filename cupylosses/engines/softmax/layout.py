@@ -201,15 +201,19 @@ SECOND_DENSE_CLASSES = 4
 SECOND_EDGES = 16
 #: Blocks of warps that share no row, at least: of fewer large ones some multiprocessors have twice as many as others.
 SECOND_BLOCKS = 4 * MANY_BLOCKS
-#: Classes of a lane for second derivatives in registers, as long as there are lanes to take the others, with a target
-#: each, or with a label of the row, whose loss each lane evaluates; bytes of their logits, at most; classes with a
-#: target each of rows that warps stage instead, at most, and of rows in registers though their classes lie apart; and
-#: threads of a block.
+#: Classes of a lane for second derivatives in registers, as long as there are lanes to take the others: with a target
+#: each, or with a label of the row, whose loss each lane evaluates; bytes of their logits then; and classes of a lane
+#: at most, by the bytes of a logit.
 SECOND_LANE_CLASSES = 16
 SECOND_LABEL_CLASSES = 32
 SECOND_LANE_BYTES = 64
+SECOND_LANE_MOST = {2: 32, 4: 32, 8: 8}
+#: Classes with a target each of rows that warps stage instead, at most; of rows in registers though their classes lie
+#: apart, numbers of 4 bytes; and of such rows that are read in any order.
 SECOND_STAGED_CLASSES = 16
-SECOND_APART_CLASSES = 8
+SECOND_APART_CLASSES = 24
+SECOND_ORDER_CLASSES = 8
+#: Threads of a block of them.
 SECOND_REGISTER_THREADS = 128
 #: Elements whose classes may lie apart though warps share rows, at most: copies of so few take longer.
 SECOND_APART = 1 << 16
@@ -684,7 +688,7 @@ def copied(
         return False
     if softmax and read == 1 and shares and spread_columns(rows, classes, sizes, strides):
         return False
-    if registers and classes <= SECOND_APART_CLASSES:
+    if registers and classes <= SECOND_ORDER_CLASSES:
         together = [classes if x.class_stride == 1 else 1 for x in tensors]
         if all(abs(x[0]) <= NEAR * n for x, n in zip(strides, together, strict=True)):
             return False
@@ -1075,9 +1079,8 @@ def register_second_layout(
         shifted = _alike(sizes, strides[:3], (logits, gradients, targets, directions)) < vec_size
     apart = [x.class_stride for x in (logits, gradients, targets)]
     words = space_words(rows, classes, (*apart, 0, 0, target_gradients.class_stride), sizes, strides)
-    return _register_layout(
-        rows, classes, sizes, words, vec_size, logits.itemsize, edges, shifted, SECOND_LANE_CLASSES, shares
-    )
+    size = max(logits.itemsize, targets.itemsize)
+    return _register_layout(rows, classes, sizes, words, vec_size, size, edges, shifted, SECOND_LANE_CLASSES, shares)
 
 
 def _register_layout(
@@ -1097,13 +1100,13 @@ def _register_layout(
     """
     width, per_thread = 1, classes
     if shares:
-        most, vectors = SECOND_LANE_BYTES // itemsize, classes // vec_size
-        lanes = -(-classes // min(few, most))
+        vectors, lanes = classes // vec_size, -(-classes // min(few, SECOND_LANE_BYTES // itemsize))
         width = min(WARP, power_of_two(max(lanes, 2 * (vec_size - 1) * edges)))
         while width < WARP and rows * width < SECOND_THREADS and vectors > width:
             width *= 2
         per_thread = max(1, -(-vectors // width))
-    if per_thread * vec_size > (most if shares and vec_size > 1 else SECOND_APART_CLASSES):
+    alone = SECOND_APART_CLASSES // max(1, itemsize // 4)
+    if per_thread * vec_size > (SECOND_LANE_MOST[itemsize] if shares else alone):
         return None
     partial = edges or classes != width * per_thread * vec_size
     threads = SECOND_REGISTER_THREADS
