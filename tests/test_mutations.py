@@ -286,6 +286,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, second": rows(
         row_properties.second_agrees_with_truth, "subwarp", *({"how": x} for x in row_properties.DIRECTIONS)
     ),
+    "rows, second, block": rows(row_properties.second_agrees_with_truth, "block", {"how": "of a class"}),
     "rows, second, apart": rows(row_properties.second_agrees_with_truth, "thread_per_row", {"how": "transposed"}),
     "rows, second, classes": rows(row_properties.second_agrees_with_truth, "thread_per_row"),
     "rows, second, packed": second_in_registers,

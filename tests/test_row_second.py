@@ -63,6 +63,7 @@ def no_formula(monkeypatch: pytest.MonkeyPatch) -> None:
 MEMORY = [
     *[(place, "alike", "float32") for place in PLACES],
     *[("contiguous", how, "float32") for how in DIRECTIONS[1:]],
+    ("contiguous", "of a row", "bfloat16"),
     ("apart", "transposed", "bfloat16"),
     ("misaligned", "alike", "float16"),
     ("misaligned", "of a class", "float64"),
@@ -70,8 +71,13 @@ MEMORY = [
 
 
 @pytest.mark.parametrize(("layout", "memory", "reduction"), in_turn(WAYS, MEMORY, ["mean", "none"]), ids=identity)
-def test_layouts(layout: str, memory: tuple[str, str, str], reduction: str, no_formula: None) -> None:
+def test_layouts(
+    layout: str, memory: tuple[str, str, str], reduction: str, no_formula: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place, how, dtype = memory
+    if layout == "subwarp":
+        # Few lanes share a row, as if there were many.
+        monkeypatch.setattr(softmax_layout, "SECOND_THREADS", 1)
     given = row_properties.of_layout(layout, device=KERNELS, place=place, dtype=dtype)
     second_agrees_with_truth(given, how, reduction)
 
@@ -338,5 +344,65 @@ def test_layouts_are_what_they_are_called() -> None:
         assert (found.kind == "label_only") == layout.startswith("label_only")
         kinds.add(found.kind)
     assert kinds == {
-        "subwarp", "block", "staged_thread_per_row", "staged_packed_rows", "thread_per_row_two_pass", "label_only"
+        "register_rows", "block", "staged_thread_per_row", "staged_packed_rows", "thread_per_row_two_pass", "label_only"
     }  # fmt: skip
+
+
+#: Losses, their rows, dtypes and storage, whose second derivatives by the first operand stay in registers; and whether
+#: the derivative by grad_output is asked for, too.
+IN_REGISTERS = [
+    ("cross_entropy", (9, 100), ("bfloat16", "bfloat16"), ("contiguous", "contiguous"), False),
+    ("kl_div_with_logits of logarithms", (5, 199), ("float32", "float32"), ("contiguous", "misaligned"), True),
+    ("cross_entropy, smoothed", (3, 40), ("float64", "float64"), ("sliced", "contiguous"), True),
+    ("cross_entropy", (5, 147), ("float16", "float16"), ("misaligned", "contiguous"), False),
+    ("kl_div_with_logits", (2, 4, 7, 9), ("float16", "float32"), ("apart", "contiguous"), False),
+    ("cross_entropy, smoothed", (3, 5, 66), ("bfloat16", "bfloat16"), ("sliced", "apart"), True),
+    ("distillation_loss", (5, 145), ("bfloat16", "bfloat16"), ("contiguous", "contiguous"), False),
+    ("distillation_loss", (4, 100), ("float32", "float32"), ("contiguous", "contiguous"), False),
+]
+
+
+@pytest.mark.parametrize(("case", "reduction"), in_turn(range(len(IN_REGISTERS)), ["none", "sum"]))
+def test_targets_per_class_in_registers(
+    case: int, reduction: str, no_formula: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Second derivatives by the first operand alone, of rows that few lanes share."""
+    monkeypatch.setattr(softmax_layout, "SECOND_THREADS", 1)
+    row_loss, shape, dtypes, places, valued = IN_REGISTERS[case]
+    smoothed = {"label_smoothing": 0.2, "z_loss": 0.1} if "smoothed" in row_loss else {}
+    call = draw_terms(row_loss.split(", ")[0], shape, KERNELS, dtypes, places, reduction=reduction, **smoothed)
+    name = call.operands[0]
+    x = call.arguments[name].detach().requires_grad_()
+    along = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(x)
+    value = call.with_(**{name: x})()
+    grad_output = row_properties.upstream(value.detach()).requires_grad_(valued)
+    exact = truth(call.loss, call.arguments, grad_output.detach(), directions={name: along})
+    gradient = torch.autograd.grad(value, x, grad_output, create_graph=True)[0]
+    found = torch.autograd.grad(gradient, (x, grad_output) if valued else x, along)
+    for a, expected in zip(found, (exact.changed[name], exact.along), strict=False):
+        assert expected is not None
+        comparison = compare(a.cpu(), expected)
+        assert comparison.ok, str(comparison)
+
+
+def test_impossible_classes_and_masked_rows_in_registers(no_formula: None) -> None:
+    """A class of -inf has no derivative, whatever its direction, and a masked row none, whatever it holds."""
+    generator = torch.Generator().manual_seed(0)
+    x, v = torch.randn(2, 6, 75, generator=generator)
+    target = torch.randn(6, 75, generator=generator).softmax(1)
+    x[:, 2], v[:, 2], target[:, 2], out = -inf, inf, 0.0, torch.tensor([True, False] * 3)
+    bad = x.masked_fill(out[:, None], nan).to(KERNELS).requires_grad_()
+    value = F.cross_entropy(bad, target.to(KERNELS), mask=~out.to(KERNELS), reduction="none")
+    g = torch.ones(6, device=KERNELS).masked_fill(out.to(KERNELS), nan)
+    gradient = torch.autograd.grad(value, bad, g, create_graph=True)[0]
+    found = torch.autograd.grad(gradient, bad, v.masked_fill(out[:, None], nan).to(KERNELS))[0].cpu()
+    kept = [i for i in range(75) if i != 2]
+    expected = truth(
+        "cross_entropy",
+        {"input": x[~out][:, kept], "target": target[~out][:, kept], "reduction": "none"},
+        torch.ones(3),
+        directions={"input": v[~out][:, kept]},
+    ).changed["input"]
+    assert bool((found[out] == 0).all()) and bool((found[:, 2] == 0).all())
+    comparison = compare(found[~out][:, kept], expected)
+    assert comparison.ok, str(comparison)

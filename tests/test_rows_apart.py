@@ -14,9 +14,11 @@ from torch import Tensor
 
 import cupylosses
 import cupylosses.functional
+from cupylosses.definition.registry import registry
 from cupylosses.engines.base import TensorSpec
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.call import Static
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.engines.softmax.plan import copies, rows_of
 from cupylosses.engines.strides import dense_strides
 from cupylosses.jit.gpu import Chip
@@ -83,17 +85,22 @@ def test_which_rows_are_copied() -> None:
 def test_copies_lie_as_kernels_read_fast() -> None:
     """In the order of the operands where that is enough, and not all of them."""
     static = Static(**dict.fromkeys(Static._fields, False) | {"kind": "probabilities", "class_dim": 1})
+    cross_entropy = registry(SoftmaxLoss)["cross_entropy"]
 
-    def strides_of_copies(shape: tuple[int, ...], *strides: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+    def strides_of_copies(
+        shape: tuple[int, ...], *strides: tuple[int, ...], has_tangent: tuple[bool, ...] = ()
+    ) -> dict[int, tuple[int, ...]]:
         operands = [TensorSpec("float32", shape, x) for x in strides]
         given = static if len(strides) > 1 else static._replace(kind="indices")
-        return dict(copies(given, operands, True, Chip()))
+        return dict(copies(given._replace(has_tangent=has_tangent), operands, cross_entropy, Chip()))
 
     image, plain = (8, 3, 40, 40), (4800, 1600, 40, 1)
     stepped, last = (14400, 4800, 120, 3), (4800, 1, 120, 3)
     assert strides_of_copies(image, stepped) == {0: plain}
     assert strides_of_copies(image, plain, plain) == {} and strides_of_copies(image, plain, last) == {1: plain}
     assert strides_of_copies(image, last, plain) == {1: last}
+    assert strides_of_copies(image, plain, (4800, 1, 120, 3), has_tangent=(True, False)) == {}
+    assert strides_of_copies(image, plain, last, has_tangent=(True, True)) == {1: plain}
     assert strides_of_copies(image, stepped, stepped) == {0: plain, 1: plain}
     assert strides_of_copies((6, 333), (1, 6)) == {0: (333, 1)}
     assert strides_of_copies((16, 40000), (40001, 1), (1, 16)) == {1: (40000, 1)}

@@ -16,8 +16,8 @@
 // with scaled_tangent.
 //
 // A Source yields the classes of a row: from memory in each pass (HvpRowInMemory), or from shared memory, where threads
-// take rows alone (StagedHvpColumn, PackedHvpRows). Traffic: rows in memory are read twice, staged ones once; each
-// result is written once. Preconditions: Program::kCapped is false.
+// take rows alone (StagedHvpColumn, PackedHvpRows). Rows in registers are those of register_hvp.cuh. Traffic: rows in
+// memory are read twice, staged ones once; each result is written once. Preconditions: Program::kCapped is false.
 #pragma once
 #include "softmax/packed_rows.cuh"
 #include "softmax/second_derivatives.cuh"
@@ -27,6 +27,17 @@ template <class Storage, int kVecSize>
 struct TangentPack {
   Pack<Storage, kVecSize> values, tangents;
 };
+
+// exp(scale x - shift). The error of an exponent to base 2, 2^-18, does not count in 16 bits. A shift without logits is
+// -scalar_max(), whose product is not to be infinite.
+template <class Storage, class T>
+__device__ __forceinline__ T exponential_of_class(T x, T scale, T shift) {
+  if constexpr (sizeof(Storage) == 2 && kSameType<T, float>) {
+    return exp2_ftz(fmaf(x, scale * kLog2E, -max_ignoring_nan(shift * kLog2E, -scalar_max(shift))));
+  } else {
+    return exp_nonpositive(scalar_fma(x, scale, -shift));
+  }
+}
 
 // Sums over classes: RowSums on nested numbers, whose tangents are those of unscaled logits.
 template <class Program>
@@ -51,7 +62,7 @@ __device__ __forceinline__ void add_with_tangents(const Program& program, int64 
   }
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
-    e[i] = exp_nonpositive(scalar_fma(x[i], scale, -shift.value));
+    e[i] = exponential_of_class<typename Program::Storage>(x[i], scale, shift.value);
     v[i] -= shift.tangent;
     change[i] = e[i] * v[i];
     if constexpr (Program::kSmoothed) {
@@ -159,7 +170,7 @@ __device__ __forceinline__ void store_hvp(const Program& program, const Source& 
   const T scale = program.logit.scale.value;
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
-    e[i] = exp_nonpositive(scalar_fma(x[i], scale, -coeffs.max_logit));
+    e[i] = exponential_of_class<typename Program::Storage>(x[i], scale, coeffs.max_logit);
     v[i] -= coeffs.max_tangent;
     g[i] = e[i] * scalar_fma(v[i], coeffs.exp_coeff, coeffs.exp_tangent);
     sum += g[i];
@@ -217,6 +228,32 @@ __device__ __forceinline__ void store_hvps(const Program& program, const Source&
   }
 }
 
+// Evaluates a row, and returns what its results need. Tangents of z, of the maximum and of the sums are those of
+// unscaled logits. Precondition: `first` holds in one thread of the row.
+template <class Program, class Scale, class T>
+__device__ __forceinline__ HvpCoeffs<T> hvp_coeffs(const Program& program, const RowTarget<NestedDual<T>>& t,
+                                                   NestedDual<T> z, HvpSums<Program> sums, Scale& scale, bool first,
+                                                   NestedDual<T>& value) {
+  using Number = NestedDual<T>;
+  const T of_logit = program.logit.scale.value, max_tangent = sums.softmax.max_logit.tangent;
+  // Only now are tangents those of scaled logits.
+  z.tangent = scaled_tangent(of_logit, z.tangent);
+  sums.softmax.max_logit.tangent = scaled_tangent(of_logit, max_tangent);
+  sums.softmax.exp_sum.tangent = scaled_tangent(of_logit, sums.softmax.exp_sum.tangent);
+  if constexpr (Program::kSmoothed) sums.weighted_gap.tangent = scaled_tangent(of_logit, sums.weighted_gap.tangent);
+  const RowResult<Number> y = program.finish(t, z, sums, first);
+  GradCoeffs<Number> grad_coeffs = y.grad_coeffs;
+  scale_grad_coeffs(program, grad_coeffs, grad_factor(scale, t.offset));
+  value = y.value;
+  return {grad_coeffs.max_logit.value,
+          max_tangent,
+          scaled_tangent(of_logit, grad_coeffs.exp_coeff.value),
+          grad_coeffs.exp_coeff.tangent,
+          grad_coeffs.weight_coeff.tangent,
+          grad_coeffs.target.tangent,
+          grad_coeffs.all_zero()};
+}
+
 // A row, as two_pass_row. Preconditions: those of two_pass_row; source.open(active) and source.close() are called by
 // all lanes of a warp together.
 template <int kVectors, class Group, class Program, class Source, class View, class Scale>
@@ -242,27 +279,13 @@ __device__ __forceinline__ typename Program::Compute hvp_row(const Program& prog
   }
   subwarp_combine(sums, group.subwarp_size());
   group_combine(group, sums, sync);
-  const T max_tangent = sums.softmax.max_logit.tangent;
-  // Only now are tangents those of scaled logits.
-  z.tangent = scaled_tangent(of_logit, z.tangent);
-  sums.softmax.max_logit.tangent = scaled_tangent(of_logit, max_tangent);
-  sums.softmax.exp_sum.tangent = scaled_tangent(of_logit, sums.softmax.exp_sum.tangent);
-  if constexpr (Program::kSmoothed) sums.weighted_gap.tangent = scaled_tangent(of_logit, sums.weighted_gap.tangent);
-  const RowResult<Number> y = program.finish(t, z, sums, exists && group.thread_rank() == 0);
-  GradCoeffs<Number> grad_coeffs = y.grad_coeffs;
-  scale_grad_coeffs(program, grad_coeffs, grad_factor(scale, t.offset));
-  const HvpCoeffs<T> coeffs{grad_coeffs.max_logit.value,
-                            max_tangent,
-                            scaled_tangent(of_logit, grad_coeffs.exp_coeff.value),
-                            grad_coeffs.exp_coeff.tangent,
-                            grad_coeffs.weight_coeff.tangent,
-                            grad_coeffs.target.tangent,
-                            grad_coeffs.all_zero()};
+  Number value(T(0));
+  const HvpCoeffs<T> coeffs = hvp_coeffs(program, t, z, sums, scale, exists && group.thread_rank() == 0, value);
   if (exists) {
     store_hvps<kVectors>(program, source, view, label, coeffs, rank, Index(view.vectors), threads, edge);
   }
   source.close();
-  return y.value;
+  return value;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

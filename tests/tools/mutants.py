@@ -366,7 +366,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "logits",
         r"offset\[kTangents\]",
         "offset[kLogits]",
-        ("rows, second",),
+        ("rows, second, block",),
     ),
     # Rows with dense targets.
     Mutant(

@@ -24,6 +24,7 @@ from cupylosses.engines.softmax.layout import (
     PACKED_THREADS,
     ROLLED_RESIDENT,
     SECOND_CLASSES,
+    SECOND_REGISTER_THREADS,
     STREAMED_THREADS,
     STRIDED,
     SUBWARP_BLOCK_THREADS,
@@ -39,6 +40,7 @@ from cupylosses.engines.softmax.layout import (
     packed_rows_of_lane,
     pipelined_threads,
     rolled,
+    second_resident,
     strided_size,
     thread_per_row_blocks,
     thread_per_row_threads,
@@ -117,7 +119,8 @@ class SoftmaxKernel(Kernel):
     written, it has a tangent; second derivatives leave the value out unless ``valued``. ``in_place`` is the dtype of
     gradients that are written over the logits, or "". ``warps`` share a tile of columns, or are those of a block in
     which ``lanes`` share a row without gradients; a thread takes rows of ``per_thread`` classes where these are a
-    constant, and so many vectors of tiles of gradients.
+    constant, and so many vectors of tiles of gradients. Of second derivatives in registers ``lanes`` share a row, which
+    may have single elements at its ends, ``edges``, or fewer vectors than all lanes take, ``partial``.
     """
 
     loss: SoftmaxLoss
@@ -150,6 +153,8 @@ class SoftmaxKernel(Kernel):
     per_thread: int = 0
     warps: int = 1
     lanes: int = 0
+    edges: bool = False
+    partial: bool = False
 
     companions: ClassVar = ("value_and_gradient", "verify_gradient")
 
@@ -185,6 +190,8 @@ class SoftmaxKernel(Kernel):
             "prefetch",
             "shifted",
             "gathered",
+            "edges",
+            "partial",
         )
         parts += [x.replace("_", "-") for x in switches if getattr(self, x)]
         parts += [] if self.valued else ["no-value"]
@@ -221,7 +228,9 @@ class SoftmaxKernel(Kernel):
             return (*FUNCTOR, "softmax/dense_register_rows.cuh", *(["softmax/count_rows.cuh"] * self.self_counting))
         if self.kind == "hvp":
             base, second = target.second_files
-            if self.evaluates_hvp:
+            if self.layout == "register_rows":
+                second = "register_hvp" if self.indices else "register_dense_hvp"
+            elif self.evaluates_hvp:
                 second = "hvp_rows"
             elif self.layout == "staged_packed_rows":
                 second = "packed_dense_hvp"
@@ -234,6 +243,9 @@ class SoftmaxKernel(Kernel):
     @property
     def narrow(self) -> bool:
         names = (self.input, self.result) if self.indices else (self.input, self.target, self.result)
+        if self.layout == "register_rows":
+            # The derivative along the tangents is a double, but no more exact than these.
+            names = (self.input, self.target)
         return all(ITEMSIZE[x] == 2 for x in names) and self.compute == "float32"
 
     @property
@@ -462,6 +474,19 @@ def _second_vectors(kernel: SoftmaxKernel) -> int:
     return max(1, SECOND_CLASSES // (4 if kernel.compute == "float64" else 1) // kernel.vec_size)
 
 
+def _lane_vectors(kernel: SoftmaxKernel) -> str:
+    """Template arguments of second derivatives of rows in registers."""
+    ways = ", ".join(map(_bool, (kernel.edges, kernel.partial, kernel.shifted)))
+    return f"{kernel.vec_size}, {kernel.per_thread}, {ways}"
+
+
+def _register_bounds(kernel: SoftmaxKernel) -> str:
+    """Launch bounds of second derivatives of rows in registers."""
+    size = max(ITEMSIZE[x] for x in (kernel.input, *(() if kernel.indices else (kernel.target,))))
+    resident = second_resident(kernel.per_thread, kernel.vec_size, size)
+    return f"{SECOND_REGISTER_THREADS}, {resident // SECOND_REGISTER_THREADS}"
+
+
 class _Indices:
     """Class indices: the loss of a row is a function of four numbers per row."""
 
@@ -543,6 +568,8 @@ class _Indices:
         # The width is a constant where threads take rows alone: nothing is exchanged.
         alone = kernel.layout in ("thread_per_row_two_pass", *STAGED_SECOND)
         group = f"SubwarpGroup group{{{'1' if alone else 'width'}}}"
+        if kernel.layout == "register_rows":
+            return f"SubwarpGroup group{{{kernel.lanes}}}", f"RegisterHvpReader<{_lane_vectors(kernel)}>"
         if kernel.layout == "subwarp" and kernel.kind not in ("from_residual", "hvp"):
             group = "BlockOfSubwarps group{{width}}"
         elif kernel.layout == "streamed":
@@ -597,6 +624,8 @@ class _Indices:
         """Threads of a block, and blocks of a multiprocessor."""
         layout, second = kernel.layout, kernel.kind == "hvp"
         bounds = f"{MAX_THREADS}" if layout in ("block", "two_pass") and not second else f"{THREADS}"
+        if layout == "register_rows":
+            return _register_bounds(kernel)
         # Numbers of 8 bytes take two registers, and weights of classes that are smoothed over some more. With a cap
         # fewer classes are in flight, and what is spilled is used once per row.
         more = kernel.smoothed and not kernel.capped and ITEMSIZE[kernel.input] == 4 and layout == "block"
@@ -639,7 +668,12 @@ class _Dense:
 
     files = DENSE_FILES
     second_files = (
-        {"": "two_pass_dense", "thread_per_row_two_pass": "dense_thread_per_row", "staged_packed_rows": "dense_rows"},
+        {
+            "": "two_pass_dense",
+            "thread_per_row_two_pass": "dense_thread_per_row",
+            "staged_packed_rows": "dense_rows",
+            "register_rows": "dense_rows",
+        },
         "dense_second_derivatives",
     )
 
@@ -691,7 +725,7 @@ class _Dense:
         """The declaration of the threads that share rows, and the type that moves them."""
         block = kernel.layout in ("block", "two_pass")
         # As for class indices.
-        width = "width" if kernel.layout == "subwarp" else "1"
+        width = "width" if kernel.layout == "subwarp" else str(max(1, kernel.lanes))
         group = _cluster_group(kernel) if block else f"SubwarpGroup group{{{width}}}"
         vectors = _second_vectors(kernel) if kernel.kind == "hvp" else TWO_PASS_DENSE_VECTORS
         long = f"DenseReader<TwoPassDense<{kernel.vec_size}, {vectors}>>"
@@ -701,6 +735,7 @@ class _Dense:
             "thread_per_row": "DenseReader<DenseThreadPerRow<true>>",
             "thread_per_row_two_pass": "DenseReader<DenseThreadPerRow<false>>",
             "staged_packed_rows": f"PackedDenseHvpReader<{kernel.per_thread}, {word}>",
+            "register_rows": f"RegisterDenseHvpReader<{_lane_vectors(kernel)}>",
             "columns": (
                 f"ColumnDenseRegisterReader<{kernel.per_thread}, {kernel.vec_size}>"
                 if registers
@@ -726,4 +761,6 @@ class _Dense:
         block = kernel.layout in ("block", "two_pass")
         if in_registers(kernel):
             return f"{PACKED_THREADS}, {DENSE_REGISTER_RESIDENT // PACKED_THREADS}"
+        if kernel.layout == "register_rows":
+            return _register_bounds(kernel)
         return f"{MAX_THREADS if block and kernel.kind != 'hvp' else THREADS}"

@@ -14,6 +14,8 @@ column_tiles_two_pass      the same of rows too long for shared memory: they are
 thread_per_row_two_pass    a thread takes a row and reads it again from memory: second derivatives
 staged_thread_per_row      the same of few strided classes: in shared memory, with their tangents
 staged_packed_rows         the same of many rows of few contiguous classes, which a warp moves together
+register_rows              second derivatives of rows that lanes of a warp have in registers; against dense targets,
+                           those by the logits alone, where a lane also takes a row of few classes that lie apart
 label_only                 only the label's class is read: log-probabilities
 label_only_tiles           the same where gradients have no gaps: warps write tiles of them, whatever the rows
 label_only_few             the same of few rows: a single warp adds up their losses
@@ -199,6 +201,20 @@ SECOND_DENSE_CLASSES = 4
 SECOND_EDGES = 16
 #: Blocks of warps that share no row, at least: of fewer large ones some multiprocessors have twice as many as others.
 SECOND_BLOCKS = 4 * MANY_BLOCKS
+#: Classes of a lane for second derivatives in registers, as long as there are lanes to take the others: with a target
+#: each, or with a label of the row, whose loss each lane evaluates; bytes of their logits then; and classes of a lane
+#: at most, by the bytes of a logit.
+SECOND_LANE_CLASSES = 16
+SECOND_LABEL_CLASSES = 32
+SECOND_LANE_BYTES = 64
+SECOND_LANE_MOST = {2: 32, 4: 32, 8: 8}
+#: Classes with a target each of rows that warps stage instead, at most; of rows in registers though their classes lie
+#: apart, numbers of 4 bytes; and of such rows that are read in any order.
+SECOND_STAGED_CLASSES = 16
+SECOND_APART_CLASSES = 24
+SECOND_ORDER_CLASSES = 8
+#: Threads of a block of them.
+SECOND_REGISTER_THREADS = 128
 #: Elements whose classes may lie apart though warps share rows, at most: copies of so few take longer.
 SECOND_APART = 1 << 16
 #: Threads of a block that are no unit of their own.
@@ -244,7 +260,9 @@ class RowLayout:
     ``streamed`` are the threads of a block that take a row whose gradients are not asked for, 0 where they take it in
     the same way. Of rows in registers ``warps`` share a row, and a thread takes ``per_thread`` classes; of tiles of
     gradients a lane stores ``per_thread`` vectors. ``shifted`` rows have the vectors of their gradients, which lie
-    otherwise: logits are shifted on their way to shared memory, or ``gathered`` if classes lie apart.
+    otherwise: logits are shifted on their way to shared memory, or ``gathered`` if classes lie apart. Of second
+    derivatives in registers a lane takes ``per_thread`` vectors, some lanes fewer if rows are ``partial``, and rows may
+    have single elements at their ends, ``edges``.
     """
 
     kind: str
@@ -265,6 +283,8 @@ class RowLayout:
     shifted: bool = False
     gathered: bool = False
     turns: int = 0
+    edges: bool = False
+    partial: bool = False
 
 
 def row_layout(
@@ -642,6 +662,7 @@ def copied(
     chip: Chip | None = None,
     second: bool = False,
     room: int = 0,
+    registers: bool = False,
 ) -> bool:
     """True of rows that are copied, their classes next to each other, before kernels take them.
 
@@ -652,6 +673,7 @@ def copied(
     digits in a long sum of number after number; few rows of some classes are copied for that reason, too.
     ``shares`` is False of what is computed by threads alone; ``second`` derivatives of few rows are too slow then.
     On a ``chip`` rows that lie in memory of their own may be gathered. A row of up to ``room`` bytes stays on chip.
+    Where lanes take rows of few classes to ``registers``, these are read as they lie, in whole lines.
     """
     rows = prod(shape)
     if not softmax:
@@ -666,6 +688,10 @@ def copied(
         return False
     if softmax and read == 1 and shares and spread_columns(rows, classes, sizes, strides):
         return False
+    if registers and classes <= SECOND_ORDER_CLASSES:
+        together = [classes if x.class_stride == 1 else 1 for x in tensors]
+        if all(abs(x[0]) <= NEAR * n for x, n in zip(strides, together, strict=True)):
+            return False
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
     if softmax and read == 1 and shares and _near(sizes, strides) and tiled(rows, classes, tensors[0].itemsize):
@@ -956,6 +982,15 @@ def second_layout(
     edges = not _whole(classes, vec_size, (gradients,), sizes, strides[1:2])
     shifted = together and softmax and vector_size(sizes, strides, logits, gradients, together) < vec_size
     kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges)
+    class_strides = (logits.class_stride, gradients.class_stride, 0, 0, 0, directions.class_stride)
+    words = space_words(rows, classes, class_strides, sizes, strides)
+    shares = together and vec_size > 1 and directions.class_stride == 1 and kind in ("subwarp", "block")
+    if shares and not capped:
+        lies = _alike(sizes, [strides[0], strides[1], strides[5]], (logits, gradients, directions))
+        given = rows, classes, sizes, words, vec_size, logits.itemsize, edges, lies < vec_size
+        found = _register_layout(*given, SECOND_LABEL_CLASSES)
+        if found:
+            return found
     row = per_thread = 0  # bytes of a row in shared memory
     alone = softmax and not capped and kind == "thread_per_row_two_pass"
     if alone and together:
@@ -973,9 +1008,6 @@ def second_layout(
         width, cluster = WARP if gradients.class_stride == 1 and classes > 1 else 1, 1
         kind, threads = "label_only", THREADS
     per_block, units = _workers(kind, rows, width, threads)
-    words = space_words(
-        rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, directions.class_stride), sizes, strides
-    )
     vec_size = 1 if "thread_per_row" in kind else vec_size
     return RowLayout(
         kind, vec_size, width, threads, _chunks(units), per_block, row * threads, space_rank(rows, sizes),
@@ -1019,6 +1051,79 @@ def dense_second_layout(
         kind, vec_size, width, threads, _chunks(units), per_block, shared, space_rank(rows, sizes), words, cluster,
         per_thread=per_thread,
     )  # fmt: skip
+
+
+def register_second_layout(
+    shape: Sequence[int],
+    classes: int,
+    operands: Sequence[RowStrides],
+    others: Sequence[Sequence[int]],
+    directions: RowStrides,
+) -> RowLayout | None:
+    """The layout of such rows in registers, if only the logits have ``directions`` and gradients; None for rows that do
+    not fit, and for those that warps move together.
+    """
+    logits, gradients, targets, target_gradients = operands
+    rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
+    sizes, strides = merge(shape, rows_of)
+    rows, results, shares = prod(shape), (gradients,), classes > 1
+    shares = shares and all(x.class_stride == 1 for x in (logits, gradients, targets, directions))
+    vec_size, edges, shifted = 1, False, False
+    if shares:
+        of_operands = [strides[0], strides[1], strides[2], strides[5]]
+        given = rows, classes, (*operands, directions), sizes, of_operands
+        if classes <= SECOND_STAGED_CLASSES and _packed_dense(*given, False, 1):
+            return None
+        vec_size = min(_second_vector(classes, sizes, strides[1:2], results), 16 // targets.itemsize)
+        edges = not _whole(classes, vec_size, results, sizes, strides[1:2])
+        shifted = _alike(sizes, strides[:3], (logits, gradients, targets, directions)) < vec_size
+    apart = [x.class_stride for x in (logits, gradients, targets)]
+    words = space_words(rows, classes, (*apart, 0, 0, target_gradients.class_stride), sizes, strides)
+    size = max(logits.itemsize, targets.itemsize)
+    return _register_layout(rows, classes, sizes, words, vec_size, size, edges, shifted, SECOND_LANE_CLASSES, shares)
+
+
+def _register_layout(
+    rows: int,
+    classes: int,
+    sizes: Sequence[int],
+    words: list[int],
+    vec_size: int,
+    itemsize: int,
+    edges: bool,
+    shifted: bool,
+    few: int,
+    shares: bool = True,
+) -> RowLayout | None:
+    """The layout of rows of second derivatives in registers, which lanes share or take alone; None if they do not fit.
+    A lane takes ``few`` classes as long as there are others.
+    """
+    width, per_thread = 1, classes
+    if shares:
+        vectors, lanes = classes // vec_size, -(-classes // min(few, SECOND_LANE_BYTES // itemsize))
+        width = min(WARP, power_of_two(max(lanes, 2 * (vec_size - 1) * edges)))
+        while width < WARP and rows * width < SECOND_THREADS and vectors > width:
+            width *= 2
+        per_thread = max(1, -(-vectors // width))
+    alone = SECOND_APART_CLASSES // max(1, itemsize // 4)
+    if per_thread * vec_size > (SECOND_LANE_MOST[itemsize] if shares else alone):
+        return None
+    partial = edges or classes != width * per_thread * vec_size
+    threads = SECOND_REGISTER_THREADS
+    while threads > WARP and rows * width < SECOND_BLOCKS * threads:
+        threads //= 2
+    per_block, units = _workers("subwarp", rows, width, threads)
+    return RowLayout(
+        "register_rows", vec_size, width, threads, _chunks(units), per_block, 0, space_rank(rows, sizes), words,
+        resident=second_resident(per_thread, vec_size, itemsize), per_thread=per_thread, shifted=shifted, edges=edges,
+        partial=partial,
+    )  # fmt: skip
+
+
+def second_resident(per_thread: int, vec_size: int, itemsize: int) -> int:
+    """Threads of a multiprocessor of which each has so many vectors of a row in registers, for second derivatives."""
+    lane = per_thread * (vec_size * itemsize if vec_size > 1 else max(4, itemsize))
+    return 1024 if lane <= 16 else 768 if lane <= 32 else 512 if lane <= 64 else 384
 
 
 def _second_vector(

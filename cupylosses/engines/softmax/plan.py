@@ -101,6 +101,8 @@ class SoftmaxPlan(Plan):
         if mask:
             masks = broadcast_strides(mask.shape, mask.strides, self.rows_shape)
         self.misalignment = 0 if aligns_gradients else self._shared_misalignment()
+        #: The layout of second derivatives by the logits alone, if rows stay in registers then.
+        self._second_in_registers: softmax_layout.RowLayout | None = None
         lay_out = self._index_layout if self.indices else self._dense_layout
         self.layout = lay_out(masks, results)
         if self.misalignment and (self.layout.vec_size == 1 or self.layout.shifted):
@@ -157,6 +159,8 @@ class SoftmaxPlan(Plan):
                 rows_of(x.strides, self.static.class_dim, n, x.misalignment) if moves and (x := next(along)) else None
                 for n, moves in zip(size, self.static.has_tangent, strict=True)
             ]
+            if second_in_registers(self.loss, self.static) and directions[0]:
+                self._second_in_registers = softmax_layout.register_second_layout(*given, directions[0])
             return softmax_layout.dense_second_layout(*given, directions, self.machine.chip)
         affine, capped, shifts = self.loss.affine, self.static.capped, not self.input.in_place
         return softmax_layout.dense_layout(*given, self.machine.chip, affine, capped, shifts)
@@ -215,6 +219,8 @@ class SoftmaxPlan(Plan):
 
     def _load(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         x, processors = self.layout, self.machine.processors
+        if wanted == (True, False) and self._second_in_registers and (self.loss.affine or stage == "product"):
+            x = self._second_in_registers
         layout, width, threads, chunks, shared = x.kind, x.width, x.threads, x.chunks, x.shared
         cluster, rank, words, vec_size, per_thread = x.cluster, x.rank, x.words, x.vec_size, x.per_thread
         blocks = softmax_layout.blocks(x, chunks, processors)
@@ -239,6 +245,8 @@ class SoftmaxPlan(Plan):
             blocks = max(1, min(-(-chunks // (threads // gpu.WARP)), 8 * processors))
         elif forward:
             blocks = softmax_layout.blocks(x, chunks, processors, gradient=False)
+        elif layout == "register_rows":
+            lanes = width
         elif stage == "denominator":
             layout, threads, shared, cluster = "subwarp", softmax_layout.THREADS, 0, 1
             chunks = self.count_chunks
@@ -282,7 +290,7 @@ class SoftmaxPlan(Plan):
             in_place=self.input.gradient.dtype if self.input.in_place and wanted[0] else "",
             shifted=x.shifted and stage not in ("denominator", "from_residual"),
             gathered=x.gathered and stage not in ("denominator", "from_residual"),
-            per_thread=per_thread if layout == x.kind else 0,
+            per_thread=per_thread if layout == x.kind else 0, edges=x.edges, partial=x.partial,
             warps=x.warps if layout == x.kind else warps, lanes=lanes,
         )  # fmt: skip
         fixed: tuple[Any, ...] = (chunks, width, words)
@@ -329,19 +337,27 @@ def rows_of(strides: Sequence[int], dim: int, itemsize: int, misalignment: int) 
     return softmax_layout.RowStrides(without(strides, dim), strides[dim], itemsize, misalignment)
 
 
+def second_in_registers(loss: SoftmaxLoss, static: Static) -> bool:
+    """True of second derivatives by the logits alone of an affine term, or of one whose derivatives sum to 0, which
+    have kernels of their own for rows in registers.
+    """
+    alike = loss.affine or (loss.balanced and static.plain)
+    return alike and static.has_tangent == (True, False) and not static.capped
+
+
 def copies(
-    static: Static, tensors: Sequence[TensorSpec], softmax: bool, chip: gpu.Chip
+    static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chip: gpu.Chip
 ) -> Mapping[int, tuple[int, ...]]:
     """The operands that kernels read from copies, with the strides of these: without gaps, in the order that they have,
     in that of the first operand, or in that of the shape, if kernels take rows that lie so; otherwise with the classes
     next to each other.
     """
     operands, dim = tensors[: 1 if static.kind == "indices" else 2], static.class_dim
-    if not copied(static, operands, softmax, chip):
+    if not copied(static, operands, loss, chip):
         return {}
 
     def reads(laid_out: Sequence[TensorSpec]) -> bool:
-        return not copied(static, laid_out, softmax, chip)
+        return not copied(static, laid_out, loss, chip)
 
     first = operands[0]
     orders = [[first.gradient.strides], [contiguous("", first.shape).strides]]
@@ -370,7 +386,7 @@ def copies(
     }
 
 
-def copied(static: Static, tensors: Sequence[TensorSpec], softmax: bool, chip: gpu.Chip) -> bool:
+def copied(static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chip: gpu.Chip) -> bool:
     """True if kernels that write gradients read the rows from a copy."""
     operands = tensors[: 1 if static.kind == "indices" else 2]
     dim = static.class_dim
@@ -383,5 +399,5 @@ def copied(static: Static, tensors: Sequence[TensorSpec], softmax: bool, chip: g
     # Rows that are read again in backward would be gathered twice.
     gathers = None if static.reduction == "none" else chip
     shares, room = not (second or static.inplace), softmax_layout.room_of_rows(chip)
-    given = without(shape, dim), shape[dim], rows, len(operands), softmax
-    return softmax_layout.copied(*given, shares, gathers, second, room)
+    given = without(shape, dim), shape[dim], rows, len(operands), loss.softmax
+    return softmax_layout.copied(*given, shares, gathers, second, room, second_in_registers(loss, static))

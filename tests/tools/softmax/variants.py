@@ -86,6 +86,9 @@ class SoftmaxVariants(Variants):
                 *one_of_each(usual, "__class__", "kind", "layout"),
                 *one_of_each(forward, "__class__", "layout", "input"),
             ]
+            # Some layouts are those of wide numbers alone.
+            known = {(x.kind, x.layout) for x in each}
+            each += [x for x in one_of_each(self.kernels(), "kind", "layout") if (x.kind, x.layout) not in known]
             return list(dict.fromkeys(each))
         return one_of_each(forward, "__class__", "layout")
 

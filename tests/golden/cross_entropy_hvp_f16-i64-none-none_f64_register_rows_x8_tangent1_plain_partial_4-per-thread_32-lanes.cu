@@ -14,7 +14,7 @@ struct Loss {
 #line 1 "cross_entropy.plain"
     const auto _row = ::lift<NestedDual<float>>(weighted(hard * weight, nll) + weighted(label_smoothing, smooth));
     return _row;
-#line 1 "<cross_entropy_hvp_f16-i64-none-none_f64_subwarp_x8_tangent1_plain>.entries"
+#line 1 "<cross_entropy_hvp_f16-i64-none-none_f64_register_rows_x8_tangent1_plain_partial_4-per-thread_32-lanes>.entries"
   }
 };
 
@@ -22,15 +22,15 @@ using Result = double;
 using Space = RowSpace<1>;
 using Program = HvpProgram<RowProgram<Loss, Space, half_t, int64, Absent, Absent, double, false, false>>;
 using Compute = Program::Compute;
-using Reader = HvpReader<8, 2, false>;
+using Reader = RegisterHvpReader<8, 4, false, true, false>;
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128, 4)
 cross_entropy_hvp_f16(const half_t* input, const int64* target, const half_t* input_tangent, half_t* input_gradients, double* values, const double* grad_output, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double divisor, double scale, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
   const Program program{{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, input_gradients, target,
                           nullptr,
                           nullptr, {logit_scale, softcap},
                           ignored, status, site, values, nullptr, nullptr, nullptr,
                           values != nullptr}, input_tangent};
-  const SubwarpGroup group{width};
+  const SubwarpGroup group{32};
   row_gradient<Reader>(program, group, chunks, grad_output);
 }

@@ -1,0 +1,98 @@
+// Rows of second derivatives in registers: the classes of a lane. Lane l of the `width` neighbouring lanes that share a
+// row has its vectors l, width + l, ..., kHeld at most, and at most one element at an edge of the row.
+//
+// Traffic: that of the functors. Preconditions: vectors are those of the results, and of the operands unless kShifted;
+// a vector of one class may have strides.
+#pragma once
+#include "softmax/second_derivatives.cuh"
+
+// kEdges: rows have single elements at their ends. kPartial: not all lanes have kHeld vectors.
+template <class Storage, int kVecSize, int kHeld, bool kEdges, bool kPartial>
+struct LaneVectors {
+  const RowVectors<Storage, kVecSize, int> view;
+  const int rank, width, edge;
+
+  // Precondition: `offset` is that of the row in the results.
+  template <class Group>
+  __device__ __forceinline__ LaneVectors(const Group& group, const Storage* results, int64 offset, int64 classes)
+      : view(results, offset, static_cast<int>(classes)),
+        rank(group.thread_rank()),
+        width(group.num_threads()),
+        edge(kEdges ? view.edge_class(rank) : -1) {
+  }
+  // f(first, pack) for all packs, those of vectors and that of an edge, which is the only one of a class in `single`.
+  template <class Pack, class Single, class F>
+  __device__ __forceinline__ void for_each(Pack (&held)[kHeld], Single& single, F& f) const {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      if (!kPartial || rank + k * width < view.vectors) f(view.first(rank + k * width), held[k]);
+    }
+    if (kEdges && edge >= 0) f(edge, single);
+  }
+};
+
+// Loads neighbouring classes of a row.
+template <int kCount, bool kShifted, class Storage>
+__device__ __forceinline__ Pack<Storage, kCount> load_of_lane(const Storage* row, int64 step, int first) {
+  if constexpr (kCount == 1) return load_stream<1>(row + first * step);
+  const Storage* const at = row + first;
+  if constexpr (kShifted) {
+    const bool between = reinterpret_cast<unsigned long long>(at) % sizeof(Pack<Storage, kCount>) != 0;
+    if (between) return load_by_words<kCount>(at);
+  }
+  return load_stream<kCount>(at);
+}
+
+// The largest logit of a row, unscaled, and its tangent.
+template <class T>
+struct MaxWithTangent {
+  T logit, tangent;
+};
+
+// Functors of LaneVectors::for_each on packs of logits x with tangents v: the largest logit, and then the largest
+// tangent of the logits that are as large.
+template <class T>
+struct LargestLogit {
+  T logit = -scalar_infinity(T());
+
+  template <class Pack>
+  static __device__ __forceinline__ T of(const Pack& pack) {
+    RunningMax<T, typename Pack::Input, Pack::kCount> running;
+    running.add(pack.x);
+    return running.get();
+  }
+  template <class Pack>
+  __device__ __forceinline__ void operator()(int, const Pack& pack) {
+    logit = max_ignoring_nan(logit, of(pack));
+  }
+};
+template <class T>
+struct LargestTangent {
+  MaxWithTangent<T> max;
+
+  template <class Pack>
+  __device__ __forceinline__ void operator()(int, const Pack& pack) {
+    // Rare, but in one pack of a row.
+    if (!(LargestLogit<T>::of(pack) == max.logit)) return;
+    T x[Pack::kCount], v[Pack::kCount];
+    unpack(pack.x, x);
+    unpack(pack.v, v);
+#pragma unroll
+    for (int i = 0; i < Pack::kCount; ++i) {
+      if (x[i] == max.logit) max.tangent = max_ignoring_nan(max.tangent, v[i]);
+    }
+  }
+};
+
+// The largest logit of a row among the packs of its lanes. Preconditions: those of subwarp_reduce; `active` is the same
+// in all lanes of a row.
+template <class T, class Lanes, class Pack, int kHeld, class Single>
+__device__ __forceinline__ MaxWithTangent<T> largest_of_lanes(const Lanes& lanes, Pack (&held)[kHeld], Single& single,
+                                                              bool active) {
+  LargestLogit<T> logit;
+  if (active) lanes.for_each(held, single, logit);
+  LargestTangent<T> tangent{{subwarp_reduce(logit.logit, lanes.width, MaxOp{}), -scalar_infinity(T())}};
+  if (active) lanes.for_each(held, single, tangent);
+  tangent.max.tangent = subwarp_reduce(tangent.max.tangent, lanes.width, MaxOp{});
+  return tangent.max;
+}

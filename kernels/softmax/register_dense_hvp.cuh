@@ -1,0 +1,266 @@
+// Second derivatives for dense targets, along tangents v of the logits and for their gradient alone: rows in registers.
+// Results of dense_second_derivatives.cuh.
+//
+// The derivatives h_c of a term that is affine in log p depend on targets alone. With logits z = s x, the largest one
+// at class m, e_c = exp(z_c - z_m), u_c = v_c - v_m, S = sum of e_c, M = sum of e_c u_c / S and H = sum of h_c:
+//
+//   lse'   = s (v_m + M)
+//   jvp    = s (sum of h_c u_c - H M) + slope lse'                             slope = penalty'(lse)
+//   hvp_c  = e_c (A u_c + B)          A = s K (slope - H),  B = K slope' - A M,  K = grad_output s / S
+//
+// As u_m is 0, nothing cancels at the largest logit either. A term whose derivatives sum to 0 needs no sum of its own:
+// the tangent of its derivative is evaluated on nested numbers, without targets.
+//
+// 1. Lane l of the `width` neighbouring lanes that share a row loads its vectors l, width + l, ... of all operands at
+//    once, kHeld at most, and an element at an edge of the row.
+// 2. The lanes find the largest logit, then its tangent (the largest one of equal logits), then the sums.
+// 3. Each lane writes its results from the exponentials, which it has kept.
+//
+// A product of 0 and an infinite tangent is NaN at first: a pack whose results are NaN is evaluated again with
+// scaled_tangent. Traffic: each operand is read once, each result written once. Preconditions: Program::kAffine, or
+// Program::kSkipsSums without a value; no cap; vectors are those of the results, and of the operands unless kShifted; a
+// vector of one class may have strides.
+#pragma once
+#include "softmax/dense_second_derivatives.cuh"
+#include "softmax/lane_vectors.cuh"
+
+// Neighbouring classes of a lane, and their exponentials.
+template <class Program, int kVecSize>
+struct DenseHvpPack {
+  static constexpr int kCount = kVecSize;
+  using Input = typename Program::InputStorage;
+  Pack<typename Program::InputStorage, kVecSize> x, v;
+  Pack<typename Program::TargetStorage, kVecSize> t;
+  decltype(typename Program::Compute().value) e[kVecSize];
+};
+
+// Sums over the classes of a row.
+template <class T>
+struct DenseHvpSums {
+  T exp_sum, changed;   // of e_c, and of e_c u_c
+  T grad_log_p, along;  // of h_c, and of h_c u_c
+};
+
+// What the results of a row's classes need besides the maximum: A and B, the latter NaN in a row without a
+// distribution; and for a term that is evaluated again M, log S and the factor of the results.
+template <class T>
+struct DenseHvpCoeffs {
+  T coeff, constant;
+  T mean, log_sum, factor;
+};
+
+// The functors on packs of classes that a lane has.
+template <class Program, bool kShifted>
+struct DenseHvpLane {
+  using Number = typename Program::Compute;
+  using T = decltype(Number().value);
+  using Input = typename Program::InputStorage;
+  // True if the terms of a row add up to nothing that its results need.
+  static constexpr bool kSkipsSums = Program::kSkipsSums;
+
+  const Program& program;
+  const int64 (&offset)[kRowStreams];
+  typename Program::Row row;  // as terms see it
+
+  __device__ __forceinline__ DenseHvpLane(const Program& program, const int64 (&offset)[kRowStreams])
+      : program(program), offset(offset) {
+    row.classes = constant<Number>(static_cast<double>(program.space.classes));
+  }
+
+  struct Load {
+    const DenseHvpLane& lane;
+    template <int kCount>
+    __device__ __forceinline__ void operator()(int first, DenseHvpPack<Program, kCount>& pack) const {
+      const Program& program = lane.program;
+      const auto& step = program.space.class_stride;
+      pack.x = load_of_lane<kCount, kShifted>(program.input + lane.offset[kLogits], step[kLogits], first);
+      pack.v = load_of_lane<kCount, kShifted>(program.tangents + lane.offset[kGradients], step[kGradients], first);
+      if constexpr (!kSkipsSums) {
+        pack.t = load_of_lane<kCount, kShifted>(program.targets + lane.offset[kLabels], step[kLabels], first);
+      }
+    }
+  };
+  struct Add {
+    const DenseHvpLane& lane;
+    const MaxWithTangent<T> max;
+    DenseHvpSums<T> sums{T(0), T(0), T(0), T(0)};
+
+    template <int kCount>
+    __device__ __forceinline__ void operator()(int first, DenseHvpPack<Program, kCount>& pack) {
+      T x[kCount], u[kCount], t[kCount], changed = T(0);
+      unpack(pack.x, x);
+      unpack(pack.v, u);
+      if constexpr (!kSkipsSums) unpack(pack.t, t);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        u[i] -= max.tangent;
+        pack.e[i] = exponential(x[i]);
+        sums.exp_sum += pack.e[i];
+        changed = scalar_fma(pack.e[i], u[i], changed);
+        if constexpr (!kSkipsSums) {
+          const auto y = lane.program.evaluate_at(lane.row, Number(0), Number(t[i], T(0)), first + i);
+          const T h = tangent_or_zero(y, 0).value;
+          sums.grad_log_p += h;
+          if constexpr (Program::kValued) sums.along += scaled_tangent(h, u[i]);
+        }
+      }
+      if (changed != changed) {
+        changed = T(0);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) changed += scaled_tangent(pack.e[i], u[i]);
+      }
+      sums.changed += changed;
+    }
+
+   private:
+    // e_c, but for a factor near 1 that all classes share: the rounding error of the maximum that is subtracted.
+    __device__ __forceinline__ T exponential(T x) const {
+      const T of_logit = lane.program.logit.scale.value;
+      if constexpr (kNarrow && kSingle<T>) {
+        return exp2_ftz(fmaf(x, of_logit * kLog2E, -max.logit * (of_logit * kLog2E)));
+      } else {
+        return exp_nonpositive(scalar_fma(x, of_logit, -(of_logit * max.logit)));
+      }
+    }
+  };
+  struct Store {
+    const DenseHvpLane& lane;
+    const MaxWithTangent<T> max;
+    const DenseHvpCoeffs<T> coeffs;
+    const bool active;
+
+    template <int kCount>
+    __device__ __forceinline__ void operator()(int first, const DenseHvpPack<Program, kCount>& pack) const {
+      T g[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) g[i] = T(0);
+      if (active) {
+        T u[kCount];
+        unpack(pack.v, u);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) u[i] -= max.tangent;
+        if constexpr (kSkipsSums) {
+          of_term(first, pack, u, g);
+        } else {
+          of_exponentials(pack, u, g);
+        }
+      }
+      const Program& program = lane.program;
+      const int64 at = kCount == 1 ? first * program.space.class_stride[kGradients] : first;
+      store_stream<kCount>(program.gradients + lane.offset[kGradients] + at, NarrowPack<Input, kCount>::from(g));
+    }
+
+   private:
+    template <int kCount>
+    __device__ __forceinline__ void of_exponentials(const DenseHvpPack<Program, kCount>& pack, const T (&u)[kCount],
+                                                    T (&g)[kCount]) const {
+      T sum = T(0);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        g[i] = pack.e[i] * scalar_fma(u[i], coeffs.coeff, coeffs.constant);
+        sum += g[i];
+      }
+      if (sum == sum) return;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        g[i] =
+            scaled_tangent(pack.e[i], coeffs.constant) + scaled_tangent(coeffs.coeff, scaled_tangent(pack.e[i], u[i]));
+      }
+    }
+    template <int kCount>
+    __device__ __forceinline__ void of_term(int first, const DenseHvpPack<Program, kCount>& pack, const T (&u)[kCount],
+                                            T (&g)[kCount]) const {
+      const T of_logit = lane.program.logit.scale.value;
+      T x[kCount];
+      unpack(pack.x, x);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const Number log_p{scalar_fma(x[i], of_logit, -(of_logit * max.logit)) - coeffs.log_sum,
+                           of_logit * (u[i] - coeffs.mean)};
+        const auto y = lane.program.evaluate_at(lane.row, log_p, Number(0), first + i);
+        g[i] = scalar_fma(tangent_or_zero(y, 0).tangent, coeffs.factor, coeffs.constant);
+      }
+    }
+  };
+};
+
+// Template arguments: those of LaneVectors; kShifted: operands may lie otherwise than the results.
+template <int kVecSize, int kHeld, bool kEdges, bool kPartial, bool kShifted>
+struct RegisterDenseHvpReader {
+  template <class Group, class Program, class Scale>
+  struct Visit {
+    static constexpr bool kNeedsNextRow = false;
+    using Lane = DenseHvpLane<Program, kShifted>;
+    using Number = typename Lane::Number;
+    using T = typename Lane::T;
+    const Program& program;
+    const Group& group;
+    Scale& scale;
+
+    __device__ __forceinline__ T operator()(int64 row, bool exists, int64, SyncState&) const {
+      int64 offset[kRowStreams];
+      program.space.offsets(exists ? row : 0, offset);
+      const bool active = exists && program.active(offset);
+      const LaneVectors<typename Lane::Input, kVecSize, kHeld, kEdges, kPartial> lanes(
+          group, program.gradients, offset[kGradients], program.space.classes);
+      Lane lane(program, offset);
+      DenseHvpPack<Program, kVecSize> held[kHeld];
+      DenseHvpPack<Program, 1> single;
+      typename Lane::Load load{lane};
+      if (active) lanes.for_each(held, single, load);
+      const T factor = exists ? static_cast<Number>(grad_factor(scale, offset)).value : T(0);
+      const MaxWithTangent<T> max = largest_of_lanes<T>(lanes, held, single, active);
+      typename Lane::Add add{lane, max};
+      if (active) lanes.for_each(held, single, add);
+
+      T value = T(0);
+      const DenseHvpCoeffs<T> coeffs = coeffs_of(max, add.sums, factor, value);
+      if (Program::kValued && exists && group.thread_rank() == 0) {
+        value = active ? value : T(0);
+        program.values[offset[kResults]] = Narrow<typename Program::Result>::from(Number(T(0), value));
+      }
+      typename Lane::Store store{lane, max, coeffs, active};
+      if (exists) lanes.for_each(held, single, store);
+      return value;
+    }
+
+   private:
+    // The coefficients of a row from the sums of a lane, and its jvp. Precondition: that of subwarp_reduce.
+    __device__ __forceinline__ DenseHvpCoeffs<T> coeffs_of(const MaxWithTangent<T>& max, DenseHvpSums<T> sums, T factor,
+                                                           T& value) const {
+      const int width = group.num_threads();
+      sums.exp_sum = subwarp_reduce(sums.exp_sum, width, AddOp{});
+      sums.changed = subwarp_reduce(sums.changed, width, AddOp{});
+      const T of_logit = program.logit.scale.value, inverse = scalar_divide_closely(T(1), sums.exp_sum);
+      const T mean = sums.changed * inverse, log_sum = scalar_log(sums.exp_sum);
+      // Without a distribution, its largest logit being infinite, a row is NaN.
+      const T no_distribution = max.logit - max.logit;
+      if constexpr (Lane::kSkipsSums) {
+        return {T(0), no_distribution, mean, log_sum, factor * of_logit};
+      } else {
+        sums.grad_log_p = subwarp_reduce(sums.grad_log_p, width, AddOp{});
+        const Number lse{scalar_fma(of_logit, max.logit, log_sum), of_logit * (max.tangent + mean)};
+        const Number slope = tangent_or_zero(program.penalty(variable<1u, 0>(lse)), 0);
+        if constexpr (Program::kValued) {
+          sums.along = subwarp_reduce(sums.along, width, AddOp{});
+          value = scalar_fma(of_logit, scalar_fma(-sums.grad_log_p, mean, sums.along),
+                             scaled_tangent(slope.value, lse.tangent));
+        }
+        const T common = factor * of_logit * inverse;
+        const T coeff = common * (slope.value - sums.grad_log_p) * of_logit;
+        const T constant = scalar_fma(-coeff, mean, scaled_tangent(common, slope.tangent));
+        return {coeff, constant + no_distribution, mean, log_sum, factor};
+      }
+    }
+  };
+
+  // As TwoPassReader::sweep.
+  template <bool kGradient, class Group, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
+                                               const Workspace& work) {
+    static_assert(kGradient && !Program::kCapped && Program::kInputMoves && !Program::kTargetMoves &&
+                      (Program::kAffine || (Program::kSkipsSums && !Program::kValued)),
+                  "second derivatives by the logits of an affine term");
+    for_each_row(group, scale, program.space.rows, chunks, work, Visit<Group, Program, Scale>{program, group, scale});
+  }
+};
