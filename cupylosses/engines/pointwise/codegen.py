@@ -180,7 +180,7 @@ def title(loss: Loss) -> str:
 
 
 #: The arguments of each entry point that stand between the tensors and the parameters.
-_OWN_ARGUMENTS = {
+OWN_ARGUMENTS = {
     "value": ["double* memory", "Result* value"],
     "value_and_gradient": [
         "double* memory",
@@ -209,7 +209,7 @@ def _varying_arguments(variant: PointwiseKernel) -> list[str]:
     return [
         *(f"const {STORAGE[dtype][0]}* {operand.name}_" for operand, dtype, _ in tensors),
         *(f"{STORAGE[dtype][0]}* {operand.name}_gradients" for operand, dtype, wanted in tensors if wanted),
-        *_OWN_ARGUMENTS[variant.kind],
+        *OWN_ARGUMENTS[variant.kind],
         *partials,
         *(f"double {x.name}_" for x in variant.loss.parameters),
         *(["double multiple", "const double* count"] if variant.counted else ["double divisor", "double scale"]),
@@ -429,6 +429,25 @@ def _tile_shape(tile: Tile | None) -> str:
     return f", TileShape<{', '.join(map(str, astuple(tile)))}>" if tile else ""
 
 
+def skeleton_call(kind: str, unroll: int) -> tuple[str, str]:
+    """The initializer of a program's ``element``, and the call of the skeleton, of a launch over all elements; a lane's
+    batch has ``unroll`` vectors.
+    """
+    element = {"elements": "Element{values}", "elements_gradient": "Element{grad_output}"}.get(kind, "Absent{}")
+    function, arguments = {
+        "value": ("reduce_value", "chunks, memory, divisor, value"),
+        "value_and_gradient": (
+            "reduce_value_and_gradient",
+            "chunks, memory, divisor, scale, value, expected_grad_output, used_grad_output",
+        ),
+        "verify_gradient": ("verify_gradient", "chunks, scale, grad_output, used_grad_output, expected_grad_output"),
+        PRODUCT: ("write_gradients", "chunks, scale, grad_output"),
+        "elements": ("map_elements", "chunks, scale"),
+        "elements_gradient": ("map_elements", "chunks, scale"),
+    }[kind]
+    return element, f"{function}<{unroll}>(program, {arguments})"
+
+
 def _pointwise_entry(variant: PointwiseKernel) -> str:
     operands = variant.loss.operands
     sinks = ", ".join(f"{kind}{{{field}}}" for kind, field in zip(*_sinks(variant), strict=True))
@@ -450,22 +469,7 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
             layout_type = f"StripLayout<{variant.vec_size}, {variant.strip[0]}, {variant.strip[1]}, {streams}, {rank}>"
         layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
     steps = variant.tile.steps_a * variant.tile.steps_b if variant.tile else UNROLL[variant.vec_size]
-    unroll = f"<{variant.unroll or steps}>"
-    element, call = {
-        "value": ("Absent{}", f"reduce_value{unroll}(program, chunks, memory, divisor, value)"),
-        "value_and_gradient": (
-            "Absent{}",
-            f"reduce_value_and_gradient{unroll}(program, chunks, memory, divisor, scale, value, expected_grad_output, "
-            "used_grad_output)",
-        ),
-        "verify_gradient": (
-            "Absent{}",
-            f"verify_gradient{unroll}(program, chunks, scale, grad_output, used_grad_output, expected_grad_output)",
-        ),
-        PRODUCT: ("Absent{}", f"write_gradients{unroll}(program, chunks, scale, grad_output)"),
-        "elements": ("Element{values}", f"map_elements{unroll}(program, chunks, scale)"),
-        "elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, chunks, scale)"),
-    }[variant.kind]
+    element, call = skeleton_call(variant.kind, variant.unroll or steps)
     fixed, combined = ["int64 chunks", layout_parameter], list[str]()
     if variant.kind == "verify_gradient":
         parameters, combined = _combinations(variant, "used_grad_output", "scale * widen<double>(*grad_output)")
