@@ -241,7 +241,7 @@ def visited(layout: pointwise_layout.Layout) -> Iterator[tuple[int, list[int]]]:
         for element in range(elements):
             yield 0, [element * s for s in strides]
         return
-    rows = StridedLayout(layout.words(), streams, 1 if layout.kind == "matrix" else MAX_RANK)
+    rows = StridedLayout(layout.words(), streams, pointwise_layout.outer_rank(layout.kind, streams // 2))
     assert rows.vectors() == layout.vectors
     for vector in range(rows.vectors()):
         row, column = rows.at(vector)
@@ -274,7 +274,7 @@ def test_layout_visits_every_element_where_it_is(space: tuple[tuple[int, ...], l
         ((35, 15), ((15, 1), (1, 35)), "matrix"),
         ((36, 4), ((4, 1), (1, 36)), "matrix"),
         # Three streams, three innermost dimensions.
-        ((16, 16, 16), ((256, 16, 1), (256, 1, 16), (1, 16, 256)), "rows"),
+        ((16, 16, 16), ((256, 16, 1), (256, 1, 16), (1, 16, 256)), "planes"),
     ],
 )
 def test_streams_that_disagree_are_visited_in_tiles(
@@ -322,7 +322,8 @@ def test_advance_is_a_warp_of_vectors(space: tuple[tuple[int, ...], list[pointwi
     layout = pointwise_layout.layout(*space)
     if layout.kind in ("flat", LINEAR, *TILED):
         return
-    rows = StridedLayout(layout.words(), len(layout.strides), 1 if layout.kind == "matrix" else MAX_RANK)
+    streams = len(layout.strides)
+    rows = StridedLayout(layout.words(), streams, pointwise_layout.outer_rank(layout.kind, streams // 2))
     for vector in range(0, rows.vectors(), 7):
         assert rows.advance(rows.at(vector)) == rows.at(vector + gpu.WARP)
 
@@ -361,7 +362,8 @@ def stream(shape: Sequence[int], itemsize: int, misalignment: int = 0) -> pointw
         ((63, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 63), 4)], "tiles", 4),
         ((63, 31), [pointwise_layout.Stream((31, 1), 4), pointwise_layout.Stream((1, 63), 4)], "tiles", 1),
         ((64, 32), [pointwise_layout.Stream((32, 1), 2), pointwise_layout.Stream((1, 64), 2)], "tiles", 32),
-        ((4, 5, 6), [pointwise_layout.Stream((100, 12, 1), 4)], "rows", 2),
+        ((4, 5, 6), [pointwise_layout.Stream((100, 12, 1), 4)], "planes", 2),
+        ((3, 4, 5, 6), [pointwise_layout.Stream((1000, 100, 12, 1), 4)], "rows", 2),
     ],
 )
 def test_layouts_that_matter(

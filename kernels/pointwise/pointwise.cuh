@@ -1061,7 +1061,9 @@ __host__ __device__ constexpr int flight() {
   constexpr int kFree = kMicroTile || kMany ? 1 : kTight ? kTightFree : kHalf ? kHalved : kUnroll;
   constexpr bool kRoom =
       kNarrow && Program::Loss::kHeavy == 1 && (Program::Layout::kOuter == 0 || Program::Layout::kStrips);
-  constexpr int kElements = kWide ? (Program::kGathered ? 2 : 4) : kRoom ? 16 : 8;
+  // Of rows with two outer dimensions a third block fits into an SM so.
+  constexpr bool kFewWide = Program::kGathered || Program::Layout::kOuter == 2;
+  constexpr int kElements = kWide ? (kFewWide ? 2 : 4) : kRoom ? 16 : 8;
   constexpr int kFew = Program::kVector < kElements ? kElements / Program::kVector : 1;
   constexpr int kMost = Program::Loss::kHeavy > 0 && kFew < kFree ? kFew : kFree;
   // Second derivatives of components leave no room for a second vector.

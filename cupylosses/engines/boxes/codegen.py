@@ -20,6 +20,7 @@ from cupylosses.engines.pointwise.layout import (
     MAX_THREADS,
     TILED,
     max_rank,
+    outer_rank,
 )
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, loss_head, written_at
 from cupylosses.jit.kernel import Kernel
@@ -277,7 +278,7 @@ def _entry(kernel: BoxKernel) -> Iterator[str]:
         layout, parameter = f"FlatLayout<{kernel.vec_size}>", "int64 elements"
         local = ["  const Layout layout{elements};"]
     else:
-        rank = 1 if kernel.layout in ("matrix", TILED[0]) else max_rank(len(kernel.names))
+        rank = outer_rank(kernel.layout, len(kernel.names))
         layout = f"StridedLayout<{kernel.vec_size}, {streams}, {rank}>"
         if kernel.layout == LINEAR:
             layout = f"LinearLayout<{streams}>"

@@ -21,11 +21,13 @@ from cupylosses.engines.pointwise.layout import (
     GATHERED,
     LINEAR,
     MAX_THREADS,
+    PLANES,
     STRIPS,
     TILED,
     UNROLL,
     Tile,
     max_rank,
+    outer_rank,
 )
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.glue import (
@@ -376,8 +378,9 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
     have an SM to themselves, and so have tiles of the heaviest, or of heavy ones in double, with the gradients of two
     operands, and tiles and sums along columns beside another gradient of what is heavier than these. Two operands that
     are shifted, with offsets of their own, take more registers, too, and so do other tiles and sums of gradients, but
-    for two dense operands of 16 bits, whose second gradient or sum fits in beside the first. What is differentiated
-    twice takes more than any of these.
+    for two dense operands of 16 bits, whose second gradient or sum fits in beside the first. Rows with two outer
+    dimensions fit with one gradient, light ones in float with two; in double a few losses spill up to 200 bytes so,
+    which costs less than a block. What is differentiated twice takes more than any of these.
     """
     if isinstance(variant.loss, TangentLoss):
         return BLOCKS_PER_SM_OTHERS
@@ -417,12 +420,15 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
         simple = variant.layout == "flat" and variant.compute == "float32"
     if variant.loss.heavy > 1:
         simple &= "splat" not in variant.access[:-1]
+    if variant.layout == PLANES:
+        simple = len(variant.storage) == 2 and not shifted and variant.loss.heavy < 2
+        small = len(widths) == 1 and sum(variant.stored) <= (1 if variant.loss.heavy or wide else 2)
     return BLOCKS_PER_SM if variant.kind in REDUCED and small and simple else BLOCKS_PER_SM_OTHERS
 
 
 def _rank(variant: PointwiseKernel) -> int:
-    """The outer dimensions that a kernel has room for: with one there is no division to find them."""
-    return 1 if variant.layout in ("matrix", TILED[0], STRIPS[0]) else max_rank(len(variant.loss.operands))
+    """The outer dimensions that a kernel has room for."""
+    return outer_rank(variant.layout, len(variant.loss.operands))
 
 
 def _tile_shape(tile: Tile | None) -> str:

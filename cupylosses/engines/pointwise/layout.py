@@ -95,8 +95,12 @@ MAX_TASKS = 2 << 10
 #: The layout of one dimension of any strides.
 LINEAR = "linear"
 
-#: Layouts in which lanes may take one element at a time.
-SCALAR = ("matrix", "rows", LINEAR)
+#: Rows with two outer dimensions, of which kernels know that there are two.
+PLANES = "planes"
+
+#: Layouts of rows, and layouts in which lanes may take one element at a time.
+OF_ROWS = ("matrix", PLANES, "rows")
+SCALAR = (*OF_ROWS, LINEAR)
 
 #: Layouts in strips, with one dimension between planes and with more.
 STRIPS = ("strips", "strips_of_planes")
@@ -239,19 +243,19 @@ class Layout:
             across, down = (-(-n // side) for n, side in zip(self.sizes[:2], self.tile.sides, strict=True))
             strides = [s[d] for d in (0, 1) for s in self.strides]
             head = [*self.sizes[:2], across, across * down, prod(self.sizes[2:]), *strides]
-            rank = 1 if self.kind == TILED[0] else max_rank(len(self.strides) // 2)
+            rank = outer_rank(self.kind, len(self.strides) // 2)
             return head + dimension_words(self.sizes[2:] or (1,), [s[2:] or (0,) for s in self.strides], rank)
         if self.kind in STRIPS:
             head = [self.sizes[0] // self.vec_size, self.sizes[1], prod(self.sizes[2:]), self.strips, self.ranges]
             head += [s[d] for d in (0, 1) for s in self.strides]
-            rank = 1 if self.kind == STRIPS[0] else max_rank(len(self.strides) // 2)
+            rank = outer_rank(self.kind, len(self.strides) // 2)
             return head + dimension_words(self.sizes[2:] or (1,), [s[2:] or (0,) for s in self.strides], rank)
         if self.kind == LINEAR:
             return [self.elements, *[s[0] for s in self.strides]]
         rows, vectors_per_row = prod(self.sizes[1:]), self.sizes[0] // self.vec_size
         inner = [s[0] for s in self.strides]
         head = [rows, vectors_per_row, WARP // vectors_per_row, WARP % vectors_per_row, self.fronts, *inner]
-        rank = 1 if self.kind == "matrix" else max_rank(len(self.strides) // 2)
+        rank = outer_rank(self.kind, len(self.strides) // 2)
         return head + dimension_words(self.sizes[1:], [s[1:] for s in self.strides], rank)
 
 
@@ -267,6 +271,13 @@ def _multiplied(divisor: int) -> tuple[int, int]:
 def max_rank(operands: int) -> int:
     """The outer dimensions that a kernel of so many operands has room for."""
     return MAX_RANK if operands <= MAX_OPERANDS else MAX_RANK_OF_MANY
+
+
+def outer_rank(kind: str, operands: int) -> int:
+    """The outer dimensions that a kernel of this layout has room for: with one there is no division to find them, and
+    with two a single one.
+    """
+    return {"matrix": 1, PLANES: 2, TILED[0]: 1, STRIPS[0]: 1}.get(kind) or max_rank(operands)
 
 
 def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32, widest: int = 16) -> Layout:
@@ -290,7 +301,7 @@ def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32
     if all(s[0] in (0, 1) for s in strides):
         vec_size = _widest(sizes, strides, streams, flat, widest)
     access = tuple(_access_of(x, s, sizes, vec_size, flat) for x, s in zip(streams, strides, strict=True))
-    kind = "flat" if flat else LINEAR if len(sizes) == 1 else "matrix" if len(sizes) == 2 else "rows"
+    kind = "flat" if flat else LINEAR if len(sizes) == 1 else OF_ROWS[min(len(sizes) - 2, 2)]
     return Layout(kind, vec_size, sizes, strides, access, fronts=_fronts(sizes, strides, streams))
 
 
@@ -584,7 +595,7 @@ def in_strips(found: Layout, gradients: Sequence[int]) -> Layout | None:
     add for these streams, or lanes would have nothing to do.
     """
     strides = [found.strides[i] for i in gradients]
-    if found.kind not in ("matrix", "rows") or "shifted" in found.access or len(found.sizes) < 2:
+    if found.kind not in OF_ROWS or "shifted" in found.access or len(found.sizes) < 2:
         return None
     if not any(any(s) and (s[0] == 0 or s[1] == 0) for s in strides):
         return None
