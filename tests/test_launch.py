@@ -357,11 +357,12 @@ def stream(shape: Sequence[int], itemsize: int, misalignment: int = 0) -> pointw
         # A slice whose rows begin at odd places.
         ((64, 32), [pointwise_layout.Stream((33, 1), 4)], "matrix", 1),
         # Transposed and not transposed: no order suits both.
-        ((64, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 64), 4)], "tiles", 16),
-        # Of odd sizes, and of 16 bits.
-        ((63, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 63), 4)], "tiles", 4),
+        ((64, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 64), 4)], "tiles", 4),
+        # Larger ones; of odd sizes, and of 16 bits.
+        ((512, 1024), [pointwise_layout.Stream((1024, 1), 4), pointwise_layout.Stream((1, 512), 4)], "tiles", 16),
+        ((63, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 63), 4)], "tiles", 2),
         ((63, 31), [pointwise_layout.Stream((31, 1), 4), pointwise_layout.Stream((1, 63), 4)], "tiles", 1),
-        ((64, 32), [pointwise_layout.Stream((32, 1), 2), pointwise_layout.Stream((1, 64), 2)], "tiles", 32),
+        ((4096, 512), [pointwise_layout.Stream((512, 1), 2), pointwise_layout.Stream((1, 4096), 2)], "tiles", 32),
         ((4, 5, 6), [pointwise_layout.Stream((100, 12, 1), 4)], "planes", 2),
         ((3, 4, 5, 6), [pointwise_layout.Stream((1000, 100, 12, 1), 4)], "rows", 2),
     ],

@@ -15,8 +15,8 @@
 //    warp stores one partial sum per chunk.
 // 5. The block that arrives last adds the partial sums in order (reduce.cuh).
 //
-// The number of chunks follows from the number of vectors alone (engines/pointwise/layout.py). So neither the grid nor
-// the GPU nor the presence of gradients changes a bit.
+// The number of chunks and kUnroll follow from the number of vectors and their layout alone
+// (engines/pointwise/layout.py). So neither the grid nor the GPU nor the presence of gradients changes a bit.
 //
 // Gradients of broadcast operands are sums of derivatives: the same pass leaves partial sums of them (SummedSink), and
 // the check in backward, or a launch behind it, combines them (combine_sums). Where these sums are over rows or

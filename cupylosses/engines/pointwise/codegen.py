@@ -380,10 +380,12 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
     are shifted, with offsets of their own, take more registers, too, and so do other tiles and sums of gradients, but
     for two dense operands of 16 bits, whose second gradient or sum fits in beside the first. Rows with two outer
     dimensions fit with one gradient, light ones in float with two; in double a few losses spill up to 200 bytes so,
-    which costs less than a block. What is differentiated twice takes more than any of these.
+    which costs less than a block. What is differentiated twice takes more than any of these: in double tiles of the
+    heaviest of it, or many gradients, have an SM to themselves.
     """
     if isinstance(variant.loss, TangentLoss):
-        return BLOCKS_PER_SM_OTHERS
+        heaviest = variant.loss.heavy > 2 and variant.compute == "float64"
+        return 1 if heaviest and (variant.layout in TILED or sum(variant.stored) > 2) else BLOCKS_PER_SM_OTHERS
     stored, tiled, wide = variant.vec_size * sum(variant.stored), variant.layout in TILED, variant.compute == "float64"
     most = 8 if not tiled else 4 if wide else 16
     if variant.loss.heavy > (0 if tiled and wide else 1) and variant.layout != "flat" and stored > most:

@@ -42,9 +42,9 @@ class ElementLaunch:
         found = pointwise_layout.layout(plan.full_shape, streams, plan.micro_tile)
         summed = {slot: len(plan.tensors) + slot for slot in broadcast}
         strips = pointwise_layout.in_strips(found, [*summed.values()]) if broadcast else None
-        self.layout = strips or pointwise_layout.gathered(found, streams) or found
-        wide = pointwise_layout.spread(plan.full_shape, streams, self.layout) if spread else None
-        self.layout = wide or self.layout
+        found = strips or pointwise_layout.gathered(found, streams) or found
+        wide = pointwise_layout.spread(plan.full_shape, streams, found, plan.spills) if spread else None
+        self.layout = wide or pointwise_layout.in_short_batches(found)
         self.chunks = pointwise_layout.chunks_of(self.layout)
         self.threads = pointwise_layout.SPREAD_THREADS if wide else pointwise_layout.threads(self.chunks)
         self.blocks = pointwise_layout.grid(self.chunks, self.threads, processors)
@@ -295,10 +295,20 @@ class PointwisePlan(Plan):
         return frozenset(found)
 
     @property
+    def spills(self) -> bool:
+        """True of second derivatives of which 128 registers hold no more than four elements at a time. Those of a loss
+        that is heavier still have one long formula of few operands: they fit, and took 8 % longer by fours.
+        """
+        return isinstance(self.loss, TangentLoss) and self.loss.heavy == 3
+
+    @property
     def micro_tile(self) -> int:
         """The most elements that a lane takes at a time of streams that disagree about the innermost dimension. A heavy
-        loss, or one of several operands, has fewer registers for elements of each.
+        loss, or one of several operands, has fewer registers for elements of each, and second derivatives of a heavy
+        one still fewer.
         """
+        if isinstance(self.loss, TangentLoss):
+            return max(4, 32 >> self.loss.heavy)
         return 16 if self.loss.heavy or len(self.tensors) > 2 else 32
 
     def summed(self, wanted: Wanted) -> Wanted:
