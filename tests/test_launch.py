@@ -376,15 +376,21 @@ def test_layouts_that_matter(
 
 @pytest.mark.parametrize(
     ("side", "of_a_lane", "chunks"),
-    [(128, 4, 128), (512, 4, 2048), (1024, 16, 2048), (4096, 64, pointwise_layout.MAX_TASKS)],
+    [(128, 4, 128), (512, 4, 2048), (1024, 16, 2048), (4096, 64, pointwise_layout.MAX_CHUNKS)],
 )
 def test_few_elements_are_spread_over_lanes(side: int, of_a_lane: int, chunks: int) -> None:
     """By tiles, and in a batch of other layouts."""
     turned = pointwise_layout.layout((side, side), [stream((side, side), 4), pointwise_layout.Stream((1, side), 4)])
     assert (turned.vec_size * turned.batch, pointwise_layout.chunks_of(turned)) == (of_a_lane, chunks)
     flat = pointwise_layout.layout((side, side), [stream((side, side), 4)] * 2)
-    assert pointwise_layout.in_short_batches(flat).batch == (1 if side <= 512 else flat.batch)
-    assert pointwise_layout.in_short_batches(turned) is turned
+    assert pointwise_layout.in_short_batches(flat, True).batch == (1 if side <= 512 else flat.batch)
+    assert pointwise_layout.in_short_batches(turned, True) is turned
+
+
+def test_a_reduced_loss_of_one_block_stays_there() -> None:
+    for elements, reduced, batch in ((1024, True, 4), (1025, True, 1), (1024, False, 1)):
+        flat = pointwise_layout.layout((elements,), [stream((elements,), 4)] * 2)
+        assert pointwise_layout.in_short_batches(flat, reduced).batch == batch
 
 
 def test_too_many_dimensions_are_an_error_with_a_remedy() -> None:

@@ -309,11 +309,15 @@ def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32
     return Layout(kind, vec_size, sizes, strides, access, fronts=_fronts(sizes, strides, streams))
 
 
-def in_short_batches(found: Layout) -> Layout:
+def in_short_batches(found: Layout, reduced: bool) -> Layout:
     """The layout with one vector of a lane in a batch, if that leaves no warp of the largest GPUs a second batch: few
-    elements are spread over more lanes. Tiles are chosen so, and strips follow from their sums.
+    elements are spread over more lanes. Tiles are chosen so, and strips follow from their sums. A ``reduced`` loss that
+    fits one block stays there: it takes no ticket, and with four blocks 0.0066 ms in place of 0.0054.
     """
     if found.kind in (*TILED, *STRIPS) or found.vectors > MAX_CHUNKS * WARP:
+        return found
+    count = chunks_of(found)
+    if reduced and count * WARP <= threads(count):
         return found
     return replace(found, unroll=1)
 
@@ -722,11 +726,7 @@ def chunks(vectors: int, vec_size: int, unroll: int = 0) -> int:
 
 
 def chunks_of(found: Layout) -> int:
-    """Chunks of a layout: of strips, tasks are dealt out to chunks. Tiles, whose kernels take 128 registers, have as
-    many chunks as there are warps of these, if each has several batches.
-    """
-    if found.kind in TILED and found.vectors > MAX_CHUNKS * WARP * found.batch:
-        return MAX_TASKS
+    """Chunks of a layout: of strips, tasks are dealt out to chunks."""
     if found.kind not in STRIPS:
         return chunks(found.vectors, found.vec_size, found.batch)
     rounds = -(-found.tasks // MAX_TASKS)

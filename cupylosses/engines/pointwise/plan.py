@@ -44,7 +44,7 @@ class ElementLaunch:
         strips = pointwise_layout.in_strips(found, [*summed.values()]) if broadcast else None
         found = strips or pointwise_layout.gathered(found, streams) or found
         wide = pointwise_layout.spread(plan.full_shape, streams, found, plan.spills) if spread else None
-        self.layout = wide or pointwise_layout.in_short_batches(found)
+        self.layout = wide or pointwise_layout.in_short_batches(found, plan.scalar)
         self.chunks = pointwise_layout.chunks_of(self.layout)
         self.threads = pointwise_layout.SPREAD_THREADS if wide else pointwise_layout.threads(self.chunks)
         self.blocks = pointwise_layout.grid(self.chunks, self.threads, processors)
@@ -296,19 +296,17 @@ class PointwisePlan(Plan):
 
     @property
     def spills(self) -> bool:
-        """True of second derivatives of which 128 registers hold no more than four elements at a time. Those of a loss
-        that is heavier still have one long formula of few operands: they fit, and took 8 % longer by fours.
+        """True of second derivatives in 16 bits of which 128 registers hold no more than four elements at a time. Those
+        of a loss that is heavier still fit, and took 8 % longer by fours; in float32 spills cost less than that.
         """
-        return isinstance(self.loss, TangentLoss) and self.loss.heavy == 3
+        narrow = all([interop.ITEMSIZE[x] == 2 for x in self.storage])
+        return isinstance(self.loss, TangentLoss) and self.loss.heavy == 3 and narrow
 
     @property
     def micro_tile(self) -> int:
         """The most elements that a lane takes at a time of streams that disagree about the innermost dimension. A heavy
-        loss, or one of several operands, has fewer registers for elements of each, and second derivatives of a heavy
-        one still fewer.
+        loss, or one of several operands, has fewer registers for elements of each.
         """
-        if isinstance(self.loss, TangentLoss):
-            return max(4, 32 >> self.loss.heavy)
         return 16 if self.loss.heavy or len(self.tensors) > 2 else 32
 
     def summed(self, wanted: Wanted) -> Wanted:
