@@ -20,7 +20,7 @@ import cupylosses.functional
 import cupylosses.nn
 from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise import codegen as pointwise_codegen
-from cupylosses.engines.pointwise.codegen import KINDS
+from cupylosses.engines.pointwise.codegen import KINDS, PRODUCT
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax import codegen as softmax_codegen
 from cupylosses.engines.softmax.definition import SoftmaxLoss
@@ -71,7 +71,7 @@ def test_check_notices_a_stale_file(
 def test_examples_show_every_entry_point_of_two_losses(generate: ModuleType) -> None:
     """A change of the generator changes a file under tests/golden; `python scripts/generate.py` writes them."""
     examples = generate.examples()
-    assert {(x.loss.name, x.kind) for x in examples} == set(product((generate.PLAIN, generate.RICH), KINDS))
+    assert {(x.loss.name, x.kind) for x in examples} == set(product((generate.PLAIN, generate.RICH), {*KINDS, PRODUCT}))
     assert len({x.title for x in examples}) == len(examples)
     assert {x.layout for x in examples} == {"flat", "matrix", "strips", "tiles"}
     assert {x.result for x in examples} == {"float32", "bfloat16"}

@@ -241,7 +241,7 @@ def visited(layout: pointwise_layout.Layout) -> Iterator[tuple[int, list[int]]]:
         for element in range(elements):
             yield 0, [element * s for s in strides]
         return
-    rows = StridedLayout(layout.words(), streams, 1 if layout.kind == "matrix" else MAX_RANK)
+    rows = StridedLayout(layout.words(), streams, pointwise_layout.outer_rank(layout.kind, streams // 2))
     assert rows.vectors() == layout.vectors
     for vector in range(rows.vectors()):
         row, column = rows.at(vector)
@@ -274,7 +274,7 @@ def test_layout_visits_every_element_where_it_is(space: tuple[tuple[int, ...], l
         ((35, 15), ((15, 1), (1, 35)), "matrix"),
         ((36, 4), ((4, 1), (1, 36)), "matrix"),
         # Three streams, three innermost dimensions.
-        ((16, 16, 16), ((256, 16, 1), (256, 1, 16), (1, 16, 256)), "rows"),
+        ((16, 16, 16), ((256, 16, 1), (256, 1, 16), (1, 16, 256)), "planes"),
     ],
 )
 def test_streams_that_disagree_are_visited_in_tiles(
@@ -322,7 +322,8 @@ def test_advance_is_a_warp_of_vectors(space: tuple[tuple[int, ...], list[pointwi
     layout = pointwise_layout.layout(*space)
     if layout.kind in ("flat", LINEAR, *TILED):
         return
-    rows = StridedLayout(layout.words(), len(layout.strides), 1 if layout.kind == "matrix" else MAX_RANK)
+    streams = len(layout.strides)
+    rows = StridedLayout(layout.words(), streams, pointwise_layout.outer_rank(layout.kind, streams // 2))
     for vector in range(0, rows.vectors(), 7):
         assert rows.advance(rows.at(vector)) == rows.at(vector + gpu.WARP)
 
@@ -356,12 +357,14 @@ def stream(shape: Sequence[int], itemsize: int, misalignment: int = 0) -> pointw
         # A slice whose rows begin at odd places.
         ((64, 32), [pointwise_layout.Stream((33, 1), 4)], "matrix", 1),
         # Transposed and not transposed: no order suits both.
-        ((64, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 64), 4)], "tiles", 16),
-        # Of odd sizes, and of 16 bits.
-        ((63, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 63), 4)], "tiles", 4),
+        ((64, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 64), 4)], "tiles", 4),
+        # Larger ones; of odd sizes, and of 16 bits.
+        ((512, 1024), [pointwise_layout.Stream((1024, 1), 4), pointwise_layout.Stream((1, 512), 4)], "tiles", 16),
+        ((63, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 63), 4)], "tiles", 2),
         ((63, 31), [pointwise_layout.Stream((31, 1), 4), pointwise_layout.Stream((1, 63), 4)], "tiles", 1),
-        ((64, 32), [pointwise_layout.Stream((32, 1), 2), pointwise_layout.Stream((1, 64), 2)], "tiles", 32),
-        ((4, 5, 6), [pointwise_layout.Stream((100, 12, 1), 4)], "rows", 2),
+        ((4096, 512), [pointwise_layout.Stream((512, 1), 2), pointwise_layout.Stream((1, 4096), 2)], "tiles", 32),
+        ((4, 5, 6), [pointwise_layout.Stream((100, 12, 1), 4)], "planes", 2),
+        ((3, 4, 5, 6), [pointwise_layout.Stream((1000, 100, 12, 1), 4)], "rows", 2),
     ],
 )
 def test_layouts_that_matter(
@@ -369,6 +372,25 @@ def test_layouts_that_matter(
 ) -> None:
     found = pointwise_layout.layout(shape, streams)
     assert (found.kind, found.vec_size) == (kind, vec_size)
+
+
+@pytest.mark.parametrize(
+    ("side", "of_a_lane", "chunks"),
+    [(128, 4, 128), (512, 4, 2048), (1024, 16, 2048), (4096, 64, pointwise_layout.MAX_CHUNKS)],
+)
+def test_few_elements_are_spread_over_lanes(side: int, of_a_lane: int, chunks: int) -> None:
+    """By tiles, and in a batch of other layouts."""
+    turned = pointwise_layout.layout((side, side), [stream((side, side), 4), pointwise_layout.Stream((1, side), 4)])
+    assert (turned.vec_size * turned.batch, pointwise_layout.chunks_of(turned)) == (of_a_lane, chunks)
+    flat = pointwise_layout.layout((side, side), [stream((side, side), 4)] * 2)
+    assert pointwise_layout.in_short_batches(flat, True).batch == (1 if side <= 512 else flat.batch)
+    assert pointwise_layout.in_short_batches(turned, True) is turned
+
+
+def test_a_reduced_loss_of_one_block_stays_there() -> None:
+    for elements, reduced, batch in ((1024, True, 4), (1025, True, 1), (1024, False, 1)):
+        flat = pointwise_layout.layout((elements,), [stream((elements,), 4)] * 2)
+        assert pointwise_layout.in_short_batches(flat, reduced).batch == batch
 
 
 def test_too_many_dimensions_are_an_error_with_a_remedy() -> None:

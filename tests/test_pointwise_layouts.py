@@ -5,7 +5,7 @@ The kernels run on the host with checks for races, and are compared with the flo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -35,6 +35,17 @@ pytestmark = [pytest.mark.filterwarnings("ignore:.*broadcast"), pytest.mark.kern
 MSE: Loss = registry(Loss)["mse_loss"]
 
 
+@pytest.fixture(autouse=True, params=[True, False], ids=["few elements", "many elements"])
+def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The batches and micro-tiles of small tensors, and those of large ones."""
+    if not request.param:
+        monkeypatch.setattr(pointwise_layout, "FEW_OF_A_LANE", ())
+        monkeypatch.setattr(pointwise_layout, "in_short_batches", lambda found, reduced: found)
+    forget()
+    yield
+    forget()
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Operands that are not aligned
 
@@ -43,6 +54,14 @@ MSE: Loss = registry(Loss)["mse_loss"]
 def test_unaligned_operands_agree_with_the_truth(reduction: str, dtype: str) -> None:
     properties.agrees_with_truth(
         F.mse_loss, MSE, dtypes=(dtype,), layout="misaligned", reduction=reduction, device=KERNELS, shape=(67, 129)
+    )
+
+
+@pytest.mark.parametrize(("name", "dtype"), in_turn(["logistic_loss", "sigmoid_focal_loss"], FLOATING))
+def test_heavy_losses_agree_with_the_truth(name: str, dtype: str) -> None:
+    """Several vectors of a lane, of which the next is loaded ahead in 16 bits."""
+    properties.agrees_with_truth(
+        getattr(F, name), registry(Loss)[name], dtypes=(dtype,), device=KERNELS, shape=(9, 999)
     )
 
 
@@ -93,6 +112,14 @@ def test_rows_of_which_none_is_aligned_have_the_bits_of_aligned_rows(dtype: str)
         apart = x.new_full((33, 65), float("nan"))
         apart[:, part] = x
         assert all(map(torch.equal, gradients([apart[:, part], y.clone()])[1:], expected)), part
+
+
+@pytest.mark.parametrize("shape", [(3, 40, 64), (40, 3, 8), (5, 7, 260)], ids=str)
+def test_rows_of_planes_in_another_order_have_the_bits_of_contiguous_ones(shape: tuple[int, ...]) -> None:
+    x, y = drawn("float32", 2, *shape).unbind()
+    x, y = x.clone(), y.clone()
+    turned = y.transpose(0, 1).contiguous().transpose(0, 1)
+    assert all(map(torch.equal, gradients([x, turned])[1:], gradients([x, y])[1:]))
 
 
 def test_upstream_gradients_that_are_not_aligned() -> None:

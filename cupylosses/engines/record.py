@@ -154,18 +154,19 @@ class KernelRecorder:
                 self._make(call, choice, promoted, summed)
 
     def second(self, call: Call, wanted: Wanted) -> None:
-        """The products of second derivatives, of a call that is the derivative along tangents of values with
-        dimensions, for a dense upstream gradient.
+        """The products of second derivatives, of a call that is the derivative along tangents: for an upstream gradient
+        that is one number, of values with dimensions a dense one.
         """
         engine = call.loss.engine
         plan = engine.plan(call, call.arrays, engine.promoted(call), self._machine)
         if not plan.empty:
             dense = plan.upstream_strides() or dense_strides(plan.shape, (0,) * len(plan.shape))
+            upstream = None if plan.scalar else dense
             scalars = (*call.scalars, 0) if plan.takes_status else call.scalars
             launch = plan, self._device, self._operands(plan, call.arrays), scalars, plan.constant
-            execute.hvp(*launch, wanted, 0, dense, has_value=False)
-            if plan.has_product:
-                execute.hvp(*launch, wanted, 0, dense)
+            execute.hvp(*launch, wanted, 0, upstream, has_value=False)
+            if plan.fused_hvp and plan.has_product:
+                execute.hvp(*launch, wanted, 0, upstream)
 
     def _make(self, call: Call, wanted: Wanted | None, promoted: str, summed: bool) -> None:
         engine, device = call.loss.engine, self._device

@@ -15,8 +15,8 @@
 //    warp stores one partial sum per chunk.
 // 5. The block that arrives last adds the partial sums in order (reduce.cuh).
 //
-// The number of chunks follows from the number of vectors alone (engines/pointwise/layout.py). So neither the grid nor
-// the GPU nor the presence of gradients changes a bit.
+// The number of chunks and kUnroll follow from the number of vectors and their layout alone
+// (engines/pointwise/layout.py). So neither the grid nor the GPU nor the presence of gradients changes a bit.
 //
 // Gradients of broadcast operands are sums of derivatives: the same pass leaves partial sums of them (SummedSink), and
 // the check in backward, or a launch behind it, combines them (combine_sums). Where these sums are over rows or
@@ -1061,7 +1061,9 @@ __host__ __device__ constexpr int flight() {
   constexpr int kFree = kMicroTile || kMany ? 1 : kTight ? kTightFree : kHalf ? kHalved : kUnroll;
   constexpr bool kRoom =
       kNarrow && Program::Loss::kHeavy == 1 && (Program::Layout::kOuter == 0 || Program::Layout::kStrips);
-  constexpr int kElements = kWide ? (Program::kGathered ? 2 : 4) : kRoom ? 16 : 8;
+  // Of rows with two outer dimensions a third block fits into an SM so.
+  constexpr bool kFewWide = Program::kGathered || Program::Layout::kOuter == 2;
+  constexpr int kElements = kWide ? (kFewWide ? 2 : 4) : kRoom ? 16 : 8;
   constexpr int kFew = Program::kVector < kElements ? kElements / Program::kVector : 1;
   constexpr int kMost = Program::Loss::kHeavy > 0 && kFew < kFree ? kFew : kFree;
   // Second derivatives of components leave no room for a second vector.

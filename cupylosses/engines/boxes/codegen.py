@@ -12,7 +12,7 @@ from itertools import zip_longest
 
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.boxes.definition import BOX_FORMAT, COMPONENTS, FORMATS, BoxLoss
-from cupylosses.engines.pointwise.codegen import ACCESS
+from cupylosses.engines.pointwise.codegen import ACCESS, OWN_ARGUMENTS, skeleton_call
 from cupylosses.engines.pointwise.layout import (
     BLOCKS_PER_SM,
     BLOCKS_PER_SM_OTHERS,
@@ -20,6 +20,7 @@ from cupylosses.engines.pointwise.layout import (
     MAX_THREADS,
     TILED,
     max_rank,
+    outer_rank,
 )
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, loss_head, written_at
 from cupylosses.jit.kernel import Kernel
@@ -139,27 +140,11 @@ class BoxKernel(Kernel):
     @property
     def arguments(self) -> list[str]:
         # Addresses of arrays are those of their components, as in other engines.
-        result, tensors = STORAGE[self.result][0], list(zip(self.names, self.storage, self.gradients, strict=True))
-        own = {
-            "value": ["double* memory", f"{result}* value"],
-            "value_and_gradient": [
-                "double* memory",
-                f"{result}* value",
-                "const double* expected_grad_output",
-                "double* used_grad_output",
-            ],
-            "verify_gradient": [
-                f"const {result}* grad_output",
-                "const double* used_grad_output",
-                "double* expected_grad_output",
-            ],
-            "elements": [f"{result}* values"],
-            "elements_gradient": [f"const {result}* grad_output"],
-        }.get(self.kind, [f"const {result}* grad_output", "double* partials"])
+        tensors = list(zip(self.names, self.storage, self.gradients, strict=True))
         return [
             *(f"const {STORAGE[dtype][0]}* {name}_" for name, dtype, _ in tensors),
             *(f"{STORAGE[dtype][0]}* {name}_gradients" for name, dtype, wanted in tensors if wanted),
-            *own,
+            *OWN_ARGUMENTS[self.kind],
             *(f"double {x}_" for x in self.numbers),
             *(["double multiple", "const double* count"] if self.counted else ["double divisor", "double scale"]),
         ]
@@ -293,28 +278,14 @@ def _entry(kernel: BoxKernel) -> Iterator[str]:
         layout, parameter = f"FlatLayout<{kernel.vec_size}>", "int64 elements"
         local = ["  const Layout layout{elements};"]
     else:
-        rank = 1 if kernel.layout in ("matrix", TILED[0]) else max_rank(len(kernel.names))
+        rank = outer_rank(kernel.layout, len(kernel.names))
         layout = f"StridedLayout<{kernel.vec_size}, {streams}, {rank}>"
         if kernel.layout == LINEAR:
             layout = f"LinearLayout<{streams}>"
         if kernel.layout in TILED:
             layout = f"TiledLayout<{streams}, {rank}>"
         parameter, local = "const __grid_constant__ Layout layout", []
-    unroll = f"<{unroll_of(kernel.vec_size)}>"
-    element, call = {
-        "value": ("Absent{}", f"reduce_value{unroll}(program, chunks, memory, divisor, value)"),
-        "value_and_gradient": (
-            "Absent{}",
-            f"reduce_value_and_gradient{unroll}(program, chunks, memory, divisor, scale, value, expected_grad_output, "
-            "used_grad_output)",
-        ),
-        "verify_gradient": (
-            "Absent{}",
-            f"verify_gradient{unroll}(program, chunks, scale, grad_output, used_grad_output, expected_grad_output)",
-        ),
-        "elements": ("Element{values}", f"map_elements{unroll}(program, chunks, scale)"),
-        "elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, chunks, scale)"),
-    }[kernel.kind]
+    element, call = skeleton_call(kernel.kind, unroll_of(kernel.vec_size))
     yield from _types(kernel)
     yield f"using Sinks = Tuple<{', '.join(t for t, _ in sinks)}>;"
     yield f"using Layout = {layout};"

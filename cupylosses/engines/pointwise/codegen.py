@@ -21,11 +21,13 @@ from cupylosses.engines.pointwise.layout import (
     GATHERED,
     LINEAR,
     MAX_THREADS,
+    PLANES,
     STRIPS,
     TILED,
     UNROLL,
     Tile,
     max_rank,
+    outer_rank,
 )
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.glue import (
@@ -180,7 +182,7 @@ def title(loss: Loss) -> str:
 
 
 #: The arguments of each entry point that stand between the tensors and the parameters.
-_OWN_ARGUMENTS = {
+OWN_ARGUMENTS = {
     "value": ["double* memory", "Result* value"],
     "value_and_gradient": [
         "double* memory",
@@ -209,7 +211,7 @@ def _varying_arguments(variant: PointwiseKernel) -> list[str]:
     return [
         *(f"const {STORAGE[dtype][0]}* {operand.name}_" for operand, dtype, _ in tensors),
         *(f"{STORAGE[dtype][0]}* {operand.name}_gradients" for operand, dtype, wanted in tensors if wanted),
-        *_OWN_ARGUMENTS[variant.kind],
+        *OWN_ARGUMENTS[variant.kind],
         *partials,
         *(f"double {x.name}_" for x in variant.loss.parameters),
         *(["double multiple", "const double* count"] if variant.counted else ["double divisor", "double scale"]),
@@ -376,11 +378,14 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
     have an SM to themselves, and so have tiles of the heaviest, or of heavy ones in double, with the gradients of two
     operands, and tiles and sums along columns beside another gradient of what is heavier than these. Two operands that
     are shifted, with offsets of their own, take more registers, too, and so do other tiles and sums of gradients, but
-    for two dense operands of 16 bits, whose second gradient or sum fits in beside the first. What is differentiated
-    twice takes more than any of these.
+    for two dense operands of 16 bits, whose second gradient or sum fits in beside the first. Rows with two outer
+    dimensions fit with one gradient, light ones in float with two; in double a few losses spill up to 200 bytes so,
+    which costs less than a block. What is differentiated twice takes more than any of these: in double tiles of the
+    heaviest of it, or many gradients, have an SM to themselves.
     """
     if isinstance(variant.loss, TangentLoss):
-        return BLOCKS_PER_SM_OTHERS
+        heaviest = variant.loss.heavy > 2 and variant.compute == "float64"
+        return 1 if heaviest and (variant.layout in TILED or sum(variant.stored) > 2) else BLOCKS_PER_SM_OTHERS
     stored, tiled, wide = variant.vec_size * sum(variant.stored), variant.layout in TILED, variant.compute == "float64"
     most = 8 if not tiled else 4 if wide else 16
     if variant.loss.heavy > (0 if tiled and wide else 1) and variant.layout != "flat" and stored > most:
@@ -417,16 +422,38 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
         simple = variant.layout == "flat" and variant.compute == "float32"
     if variant.loss.heavy > 1:
         simple &= "splat" not in variant.access[:-1]
+    if variant.layout == PLANES:
+        simple = len(variant.storage) == 2 and not shifted and variant.loss.heavy < 2
+        small = len(widths) == 1 and sum(variant.stored) <= (1 if variant.loss.heavy or wide else 2)
     return BLOCKS_PER_SM if variant.kind in REDUCED and small and simple else BLOCKS_PER_SM_OTHERS
 
 
 def _rank(variant: PointwiseKernel) -> int:
-    """The outer dimensions that a kernel has room for: with one there is no division to find them."""
-    return 1 if variant.layout in ("matrix", TILED[0], STRIPS[0]) else max_rank(len(variant.loss.operands))
+    """The outer dimensions that a kernel has room for."""
+    return outer_rank(variant.layout, len(variant.loss.operands))
 
 
 def _tile_shape(tile: Tile | None) -> str:
     return f", TileShape<{', '.join(map(str, astuple(tile)))}>" if tile else ""
+
+
+def skeleton_call(kind: str, unroll: int) -> tuple[str, str]:
+    """The initializer of a program's ``element``, and the call of the skeleton, of a launch over all elements; a lane's
+    batch has ``unroll`` vectors.
+    """
+    element = {"elements": "Element{values}", "elements_gradient": "Element{grad_output}"}.get(kind, "Absent{}")
+    function, arguments = {
+        "value": ("reduce_value", "chunks, memory, divisor, value"),
+        "value_and_gradient": (
+            "reduce_value_and_gradient",
+            "chunks, memory, divisor, scale, value, expected_grad_output, used_grad_output",
+        ),
+        "verify_gradient": ("verify_gradient", "chunks, scale, grad_output, used_grad_output, expected_grad_output"),
+        PRODUCT: ("write_gradients", "chunks, scale, grad_output"),
+        "elements": ("map_elements", "chunks, scale"),
+        "elements_gradient": ("map_elements", "chunks, scale"),
+    }[kind]
+    return element, f"{function}<{unroll}>(program, {arguments})"
 
 
 def _pointwise_entry(variant: PointwiseKernel) -> str:
@@ -450,22 +477,7 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
             layout_type = f"StripLayout<{variant.vec_size}, {variant.strip[0]}, {variant.strip[1]}, {streams}, {rank}>"
         layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
     steps = variant.tile.steps_a * variant.tile.steps_b if variant.tile else UNROLL[variant.vec_size]
-    unroll = f"<{variant.unroll or steps}>"
-    element, call = {
-        "value": ("Absent{}", f"reduce_value{unroll}(program, chunks, memory, divisor, value)"),
-        "value_and_gradient": (
-            "Absent{}",
-            f"reduce_value_and_gradient{unroll}(program, chunks, memory, divisor, scale, value, expected_grad_output, "
-            "used_grad_output)",
-        ),
-        "verify_gradient": (
-            "Absent{}",
-            f"verify_gradient{unroll}(program, chunks, scale, grad_output, used_grad_output, expected_grad_output)",
-        ),
-        PRODUCT: ("Absent{}", f"write_gradients{unroll}(program, chunks, scale, grad_output)"),
-        "elements": ("Element{values}", f"map_elements{unroll}(program, chunks, scale)"),
-        "elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, chunks, scale)"),
-    }[variant.kind]
+    element, call = skeleton_call(variant.kind, variant.unroll or steps)
     fixed, combined = ["int64 chunks", layout_parameter], list[str]()
     if variant.kind == "verify_gradient":
         parameters, combined = _combinations(variant, "used_grad_output", "scale * widen<double>(*grad_output)")

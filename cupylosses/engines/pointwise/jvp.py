@@ -70,7 +70,7 @@ def along_tangents(loss: Loss, has_tangent: tuple[bool, ...]) -> TangentLoss:
     own = {x.name: getattr(loss, x.name) for x in fields(Loss)}
     own |= {"operands": (*loss.operands, *directions), "kinks": Loss.kinks, "cases": ({},), "warn_broadcast": False}
     # What a vector takes in registers is twice that of the loss, and more.
-    own |= {"heavy": min(loss.heavy + 1, 2), "reference": loss.reference and _reference(loss, has_tangent)}
+    own |= {"heavy": loss.heavy + 1, "reference": loss.reference and _reference(loss, has_tangent)}
     form = (
         loss
         if isinstance(loss, ModifiedLoss)

@@ -42,9 +42,9 @@ class ElementLaunch:
         found = pointwise_layout.layout(plan.full_shape, streams, plan.micro_tile)
         summed = {slot: len(plan.tensors) + slot for slot in broadcast}
         strips = pointwise_layout.in_strips(found, [*summed.values()]) if broadcast else None
-        self.layout = strips or pointwise_layout.gathered(found, streams) or found
-        wide = pointwise_layout.spread(plan.full_shape, streams, self.layout) if spread else None
-        self.layout = wide or self.layout
+        found = strips or pointwise_layout.gathered(found, streams) or found
+        wide = pointwise_layout.spread(plan.full_shape, streams, found, plan.spills) if spread else None
+        self.layout = wide or pointwise_layout.in_short_batches(found, plan.scalar)
         self.chunks = pointwise_layout.chunks_of(self.layout)
         self.threads = pointwise_layout.SPREAD_THREADS if wide else pointwise_layout.threads(self.chunks)
         self.blocks = pointwise_layout.grid(self.chunks, self.threads, processors)
@@ -293,6 +293,14 @@ class PointwisePlan(Plan):
             if written and pointwise_layout.is_out_of_order(order, stream, streams[stream].itemsize):
                 found.add(i)
         return frozenset(found)
+
+    @property
+    def spills(self) -> bool:
+        """True of second derivatives in 16 bits of which 128 registers hold no more than four elements at a time. Those
+        of a loss that is heavier still fit, and took 8 % longer by fours; in float32 spills cost less than that.
+        """
+        narrow = all([interop.ITEMSIZE[x] == 2 for x in self.storage])
+        return isinstance(self.loss, TangentLoss) and self.loss.heavy == 3 and narrow
 
     @property
     def micro_tile(self) -> int:

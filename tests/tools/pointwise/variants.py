@@ -10,8 +10,9 @@ from typing import ClassVar
 from cupylosses import checks, interop
 from cupylosses.call import Call
 from cupylosses.definition.registry import registry
-from cupylosses.engines.pointwise.codegen import COMBINED, PointwiseKernel
+from cupylosses.engines.pointwise.codegen import COMBINED, PRODUCT, PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss, modified
+from cupylosses.engines.pointwise.layout import TILED
 from cupylosses.engines.pointwise.reduction import Static
 from cupylosses.engines.record import KernelRecorder, Placeholder, placeholder
 from tools.gate_subsets import BROADEST, FAST, cover, one_of_each
@@ -54,14 +55,19 @@ class PointwiseVariants(Variants):
         return list(dict.fromkeys(found))
 
     def _of_training(self, usual: Sequence[PointwiseKernel], architecture: str) -> list[PointwiseKernel]:
-        """Forward with gradients in two dtypes; for BROADEST also with each setting of the flags, and the unreduced
-        kernels.
+        """Forward with gradients in two dtypes; for BROADEST also with each setting of the flags, the unreduced
+        kernels, and products of second derivatives.
         """
         plain = [x for x in usual if x.layout == "flat" and x.loss is self.loss]
         forward = [x for x in plain if x.kind == "value_and_gradient"]
         if architecture == BROADEST:
             elements = [x for x in plain if x.kind in ("elements", "elements_gradient")]
-            return [*one_of_each(forward, "storage", "flags"), *one_of_each(elements, "kind")]
+            products = [x for x in usual if (x.kind, x.layout) == (PRODUCT, "flat")]
+            return [
+                *one_of_each(forward, "storage", "flags"),
+                *one_of_each(elements, "kind"),
+                *one_of_each(products, "storage"),
+            ]
         return one_of_each(forward, "storage") if architecture in architectures(self.loss) else []
 
     @classmethod
@@ -86,9 +92,20 @@ class PointwiseVariants(Variants):
         """Their kernels with one setting of the flags, on which no structure depends: half as many as there are."""
         return [v for x in losses if x in whole for v in _kernels(x, False, 1)]
 
+    @classmethod
+    def may_spill(cls, variant: PointwiseKernel) -> float:
+        """Products of second derivatives may spill a little, in tiles more: with fewer elements of a lane they spill
+        nothing, and take up to a fifth longer.
+        """
+        if variant.kind != PRODUCT:
+            return cls.spills
+        return 288 if variant.layout in TILED else 16
+
     @staticmethod
     def wide_accesses(variant: PointwiseKernel) -> tuple[int, int]:
-        """Those that one vector takes. Gradients that are summed are not stored in vectors."""
+        """Those that one vector takes. Gradients that are summed are not stored in vectors, and operands on which no
+        second derivative depends are not loaded.
+        """
 
         def words(dtype: str) -> int:
             return variant.vec_size * interop.ITEMSIZE[dtype] // 16
@@ -96,9 +113,11 @@ class PointwiseVariants(Variants):
         only_combines = variant.kind == COMBINED or (variant.kind == "verify_gradient" and not any(variant.stored))
         if variant.layout != "flat" or only_combines:  # Partial sums are read one by one.
             return 0, 0
+        stores = sum(words(x) for x, stored in zip(variant.storage, variant.stored, strict=True) if stored)
+        if variant.kind == PRODUCT:
+            return 0, stores
         read = [*variant.storage, variant.result]
         loads = sum(words(x) for x, access in zip(read, variant.access, strict=True) if access not in ("splat", "none"))
-        stores = sum(words(x) for x, stored in zip(variant.storage, variant.stored, strict=True) if stored)
         return loads, stores + (words(variant.result) if variant.kind == "elements" else 0)
 
     @staticmethod
@@ -106,9 +125,10 @@ class PointwiseVariants(Variants):
         flags = [x.name for x, on in zip(variant.loss.flags, variant.flags, strict=True) if on]
         gradients = [x.name for x, wanted in zip(variant.loss.operands, variant.gradients, strict=True) if wanted]
         sums = " ".join(f"{x[0]} {x[1]}" if x else "none" for x in variant.sums)
+        batches = f", batches of {variant.unroll}" * bool(variant.unroll)
         return {
             "dtypes": " ".join(variant.storage),
-            "layout": variant.layout + " by columns" * variant.columns + f", sums {sums}" * bool(sums),
+            "layout": variant.layout + " by columns" * variant.columns + f", sums {sums}" * bool(sums) + batches,
             "access": " ".join(variant.access),
             "gradients": " ".join(gradients),
             "flags": " ".join(flags),
@@ -118,12 +138,14 @@ class PointwiseVariants(Variants):
 @cache  # Half a second for a loss, several times in a run of the tests.
 def _kernels(loss: Loss, fast: bool, settings: int | None = None) -> tuple[PointwiseKernel, ...]:
     """The kernels with all settings of the flags, or with the first few."""
-    recorder = KernelRecorder()
+    recorder, second = KernelRecorder(), KernelRecorder()
     for flags, dtypes in product(flag_settings(loss)[:settings], dtype_settings(loss, fast)):
         for tensors in layout_settings(dtypes, fast):
             _call(recorder, loss, flags, tensors, fast)
+            _second(second, loss, flags, tensors)
         _call_forms(recorder, loss, flags, tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes), fast)
-    return tuple(recorder.kernels)
+    # Their sums differ from those of gradients in the formula alone.
+    return (*recorder.kernels, *[x for x in second.kernels if x.kind == PRODUCT])
 
 
 def flag_settings(loss: Loss) -> list[tuple[int, ...]]:
@@ -183,6 +205,16 @@ def _call(
     choices = [c for c in product(*((False, True) if x else (False,) for x in floating)) if any(c)]
     for kind in ("mean", "none"):
         _rehearse(recorder, loss, flags, tensors, Static(kind), choices[-1:] if fast else choices)
+
+
+def _second(recorder: KernelRecorder, loss: Loss, flags: tuple[int, ...], tensors: tuple[Placeholder, ...]) -> None:
+    """The product of the second derivatives with a contiguous tangent of the first operand, by each operand."""
+    floating = [x.dtype in checks.FLOATING for x in tensors]
+    parameters = tuple(x.default for x in loss.parameters)
+    call = Call(loss, tensors, Static("sum", flags=flags), parameters)
+    tangent = placeholder(tensors[0].dtype, tensors[0].shape)
+    moved = loss.engine.jvp(call, tuple([i == 0 for i in range(len(tensors))]), (tangent,))
+    recorder.second(moved, (*floating, False))
 
 
 def _rehearse(
@@ -252,9 +284,13 @@ def training(loss: Loss) -> list[PointwiseKernel]:
 
 
 def structure(variant: PointwiseKernel) -> Iterator[Hashable]:
-    """Properties of a kernel that do not depend on its formula."""
+    """Properties of a kernel that do not depend on its formula. Products of second derivatives, which take the longest
+    to compile, have each layout and no more.
+    """
     how = variant.kind, variant.layout, variant.columns
     yield how
+    if variant.kind == PRODUCT:
+        return
     yield from ((*how, access) for access in variant.access)
     yield from (("storage", dtype) for dtype in variant.storage)
     yield "result", variant.kind, variant.result
