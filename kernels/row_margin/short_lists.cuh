@@ -9,8 +9,7 @@
 //    gradients of its vector, and counts the active pairs of each label in fields of a word, which the lanes add.
 // 3. Each lane adds the labels' share of its row's value, and writes the gradients of the labels.
 // 4. All lanes take the rows that are left, one after another, as list_row does: those of longer lists, with labels
-// that
-//    are no classes, or of which a score or a sum is not finite.
+//    that are no classes, or of which a score or a sum is not finite.
 //
 // A warp for each row pays for the list's length and the label's counts in every row: 142705 rows of 128 classes in 16
 // bits took 0.248 ms on an H200. Lists are read by all lanes at once here.

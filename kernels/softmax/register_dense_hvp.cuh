@@ -41,7 +41,7 @@ struct DenseHvpSums {
   T grad_log_p, along;  // of h_c, and of h_c u_c
 };
 
-// What the results of a row's classes need besides the maximum: A and B, the latter NaN in a row without a
+// Coefficients of the results of a row's classes, besides the maximum: A and B, the latter NaN in a row without a
 // distribution; and for a term that is evaluated again M, log S and the factor of the results.
 template <class T>
 struct DenseHvpCoeffs {

@@ -539,8 +539,8 @@ def _spanning(tile: Tile, sizes: Sequence[int]) -> Tile:
 
 
 def _access_of_tiles(stream: Stream, strides: Sequence[int], tile: Tile) -> str:
-    """How tiles access a stream: one that begins between two vectors is read element by element. Gradients begin at
-    vectors.
+    """The access of tiles to a stream: one that begins between two vectors is read element by element. Gradients begin
+    at vectors.
     """
     if strides[0] == 0 == strides[1]:
         return "splat"
