@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, ClassVar
 
@@ -12,8 +12,7 @@ from cupylosses.engines.record import KernelRecorder, placeholder
 from cupylosses.engines.regions.codegen import RegionKernel
 from cupylosses.engines.regions.definition import RegionLoss
 from cupylosses.jit.gpu import Chip
-from tools.gate_subsets import BROADEST, cover
-from tools.variants import Compiled, Variants
+from tools.covered_variants import CoveredVariants, Subsets
 
 #: Shapes: classes in registers, few and as many as there can be of float32 and float64, and more than that.
 SHAPES: Sequence[tuple[int, ...]] = ((2, 4, 64, 64), (2, 40, 8, 8), (2, 19, 64, 64), (2, 2, 64, 64), (2, 8, 8, 8))
@@ -31,7 +30,7 @@ OPTIONS: Sequence[Mapping[str, Any]] = (
 )
 
 
-class RegionVariants(Variants):
+class RegionVariants(CoveredVariants):
     """Each entry point, layout, dtype and setting."""
 
     Definition: ClassVar = RegionLoss
@@ -76,31 +75,9 @@ class RegionVariants(Variants):
         moved = call.loss.engine.jvp(call, tuple([i == 0 for i in range(len(call.arrays))]), call.arrays[:1])
         recorder.second(moved, tuple([i == 0 for i in range(len(moved.arrays))]))
 
-    def broad(self, architecture: str, whole: bool = True) -> list[Any]:
-        """Each kernel, layout and dtype for BROADEST; training for others."""
-        if architecture == BROADEST:
-            return cover(self.kernels(), dtypes)
-        kinds = ("value", "from_residual")
-        return cover([x for x in self.kernels(fast=True) if x.kind in kinds], structure)
-
-    @classmethod
-    def newest(
-        cls, losses: Sequence[RegionLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
-    ) -> Iterator[Compiled]:
-        """Each kernel, layout and setting; training also for the others in turn."""
-        kernels = cls.fast(losses)
-        for variant in cover(kernels, structure):
-            yield variant, broadest
-        for variant in cover([x for x in kernels if x.kind in ("value", "from_residual")], entry_point):
-            yield variant, next(others)
-
-    @classmethod
-    def older(
-        cls, losses: Sequence[RegionLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
-    ) -> Iterator[Compiled]:
-        """Each kernel, layout and kind of voxel."""
-        kernels = cls.fast(losses)
-        yield from ((x, broadest) for x in cover(kernels, entry_point))
+    @staticmethod
+    def subsets() -> Subsets:
+        return Subsets(dtypes, structure, entry_point, entry_point, ("value", "from_residual"))
 
     @staticmethod
     def wide_accesses(variant: RegionKernel) -> tuple[int, int]:

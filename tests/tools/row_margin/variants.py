@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, ClassVar
 
@@ -13,8 +13,7 @@ from cupylosses.engines.row_margin.codegen import MarginKernel
 from cupylosses.engines.row_margin.definition import MarginLoss
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.gpu import Chip
-from tools.gate_subsets import BROADEST, cover
-from tools.variants import Compiled, Variants
+from tools.covered_variants import CoveredVariants, Subsets
 
 #: Scores, places for labels in lists, and the class dimension: rows that a warp takes, that a block takes, that a lane
 #: takes, and of classes that lie apart; of several dimensions; and long lists.
@@ -30,7 +29,7 @@ SHAPES: Sequence[tuple[tuple[int, ...], int, int]] = (
 _FEW = 5
 
 
-class MarginVariants(Variants):
+class MarginVariants(CoveredVariants):
     """Each entry point, layout, dtype, class weights and mask."""
 
     Definition: ClassVar = MarginLoss
@@ -70,30 +69,9 @@ class MarginVariants(Variants):
         moved = call.loss.engine.jvp(call, call.loss.engine.floating(call), call.arrays[:1])
         recorder.second(moved, tuple([i == 0 for i in range(len(moved.arrays))]))
 
-    def broad(self, architecture: str, whole: bool = True) -> list[Any]:
-        """Each kernel, layout and dtype for BROADEST; forward with gradients for others."""
-        if architecture == BROADEST:
-            return cover(self.kernels(), dtypes)
-        return cover([x for x in self.kernels(fast=True) if x.kind == "value_and_gradient"], structure)
-
-    @classmethod
-    def newest(
-        cls, losses: Sequence[MarginLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
-    ) -> Iterator[Compiled]:
-        """Each kernel and layout; forward with gradients of each formula also for the others in turn."""
-        kernels = cls.fast(losses)
-        for variant in cover(kernels, structure):
-            yield variant, broadest
-        for variant in cover([x for x in kernels if x.kind == "value_and_gradient"], formula):
-            yield variant, next(others)
-
-    @classmethod
-    def older(
-        cls, losses: Sequence[MarginLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
-    ) -> Iterator[Compiled]:
-        """Each kernel, and each layout."""
-        kernels = cls.fast(losses)
-        yield from ((x, broadest) for x in cover(kernels, entry_point))
+    @staticmethod
+    def subsets() -> Subsets:
+        return Subsets(dtypes, structure, formula, entry_point, ("value_and_gradient",))
 
     @staticmethod
     def wide_accesses(variant: MarginKernel) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, ClassVar
 
@@ -13,8 +13,7 @@ from cupylosses.engines.record import KernelRecorder, placeholder
 from cupylosses.engines.row_statistics.codegen import RowKernel, SumKernel
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
 from cupylosses.jit.gpu import Chip
-from tools.gate_subsets import BROADEST, cover
-from tools.variants import Compiled, Variants
+from tools.covered_variants import CoveredVariants, Subsets
 
 #: Shapes of vectors: rows that a few lanes take, that a block takes, that a cluster takes, and whose parts have blocks;
 #: a last operand that is broadcast; and without whole vectors.
@@ -31,7 +30,7 @@ SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...]]] = (
 _FEW = 5
 
 
-class StatisticsVariants(Variants):
+class StatisticsVariants(CoveredVariants):
     """Each entry point, layout, dtype, weight and mask."""
 
     Definition: ClassVar = StatisticsLoss
@@ -79,30 +78,9 @@ class StatisticsVariants(Variants):
             along = call.loss.engine.jvp(call, moving, tangents)
             recorder.call(along, [(*moving, *(False,) * len(tangents))], call.loss.engine.promoted(call))
 
-    def broad(self, architecture: str, whole: bool = True) -> list[Any]:
-        """Each kernel, layout and dtype for BROADEST; forward with gradients for others."""
-        if architecture == BROADEST:
-            return cover(self.kernels(), dtypes)
-        return cover([x for x in self.kernels(fast=True) if x.kind == "value_and_gradient"], structure)
-
-    @classmethod
-    def newest(
-        cls, losses: Sequence[StatisticsLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
-    ) -> Iterator[Compiled]:
-        """Each formula, and each kernel and layout; forward with gradients also for the others in turn."""
-        kernels = cls.fast(losses)
-        for variant in cover(kernels, structure):
-            yield variant, broadest
-        for variant in cover([x for x in kernels if x.kind == "value_and_gradient"], formula):
-            yield variant, next(others)
-
-    @classmethod
-    def older(
-        cls, losses: Sequence[StatisticsLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
-    ) -> Iterator[Compiled]:
-        """Each kernel and layout."""
-        kernels = cls.fast(losses)
-        yield from ((x, broadest) for x in cover(kernels, layout))
+    @staticmethod
+    def subsets() -> Subsets:
+        return Subsets(dtypes, structure, formula, layout, ("value_and_gradient",))
 
     @staticmethod
     def wide_accesses(variant: RowKernel | SumKernel) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
@@ -12,8 +12,8 @@ from cupylosses.engines.record import KernelRecorder, placeholder
 from cupylosses.engines.sequence.codegen import PLAIN, ROLES, SOFTMAX, SequenceKernel
 from cupylosses.engines.sequence.definition import SequenceLoss
 from cupylosses.jit.gpu import Chip
+from tools.covered_variants import CoveredVariants, Subsets
 from tools.gate_subsets import BROADEST, cover
-from tools.variants import Compiled, Variants
 
 #: Frames, samples and labels, on which no kernel depends.
 FRAMES, SAMPLES, LABELS = 1200, 8, 40
@@ -23,7 +23,7 @@ CLASSES = 64, 4000, 20000
 LAYOUTS = ("stores", "many", "prepares", "keeps", "in_parts")
 
 
-class SequenceVariants(Variants):
+class SequenceVariants(CoveredVariants):
     """Each kernel, dtype, result and kind of gradient."""
 
     Definition: ClassVar = SequenceLoss
@@ -53,30 +53,15 @@ class SequenceVariants(Variants):
         call = getattr(functional, self.loss.name).prepare(**arrays, **options)
         recorder.call(call, [call.loss.engine.floating(call)])
 
+    @staticmethod
+    def subsets() -> Subsets:
+        return Subsets(dtypes, structure, kind, kind, ("second", "gradient"))
+
     def broad(self, architecture: str, whole: bool = True) -> list[Any]:
-        """Each kernel, dtype and result for BROADEST; each kernel for others."""
+        """Each kernel, dtype and result for BROADEST; each kernel for others, of training or not."""
         if architecture == BROADEST:
-            return cover(self.kernels(), dtypes)
+            return super().broad(architecture, whole)
         return cover(self.kernels(fast=True), structure)
-
-    @classmethod
-    def newest(
-        cls, losses: Sequence[SequenceLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
-    ) -> Iterator[Compiled]:
-        """Each kernel and kind of gradient; the recursion also for the others in turn."""
-        kernels = cls.fast(losses)
-        for variant in cover(kernels, structure):
-            yield variant, broadest
-        for variant in cover([x for x in kernels if x.kind in ("second", "gradient")], kind):
-            yield variant, next(others)
-
-    @classmethod
-    def older(
-        cls, losses: Sequence[SequenceLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
-    ) -> Iterator[Compiled]:
-        """Each kernel."""
-        kernels = cls.fast(losses)
-        yield from ((x, broadest) for x in cover(kernels, kind))
 
     @staticmethod
     def wide_accesses(variant: SequenceKernel) -> tuple[int, int]:
