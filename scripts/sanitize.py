@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from tools.representatives import representatives
 
 from cupylosses.definition.registry import registry
-from cupylosses.engines.pointwise.codegen import KINDS
+from cupylosses.engines.pointwise.codegen import KINDS, PRODUCT
 from cupylosses.engines.pointwise.definition import Loss, counting
 
 INSTALLED_TOOLKIT = Path("/usr/local/cuda")
@@ -136,7 +136,7 @@ def command(sanitizer: Path, tool: str, losses: Sequence[str], abilities: str) -
 def kernels(losses: Sequence[str]) -> list[str]:
     """Prefixes of our kernels' names; no other kernel's name contains them."""
     counts = [counting(weighted, masked).name for weighted, masked in ((True, False), (False, True), (True, True))]
-    return [f"{loss}_{kind}_" for loss, kind in product([*losses, *counts], KINDS)]
+    return [f"{loss}_{kind}_" for loss, kind in product([*losses, *counts], (*KINDS, PRODUCT))]
 
 
 def execute(command: Sequence[str], log: Path) -> int:

@@ -41,9 +41,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @cache
 def variants(loss: Loss) -> list[PointwiseKernel]:
-    """Every kernel that calls of a loss can reach; of thousands every seventh, since no axis has seven values."""
+    """Every kernel that calls of a loss can reach; of thousands every seventh, since no axis has seven values, and one
+    of each kind.
+    """
     found = all_variants(loss)
-    return found[:: short_or_full(7 if len(found) > 5000 else 1, 1)]
+    some = found[:: short_or_full(7 if len(found) > 5000 else 1, 1)]
+    return list(dict.fromkeys([*some, *{x.kind: x for x in found if x.loss is loss}.values()]))
 
 
 def one_of_kind(loss: Loss, kind: str) -> PointwiseKernel:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cupylosses import checks, value_and_grad
 from cupylosses.definition.registry import registry
@@ -25,14 +25,20 @@ from cupylosses.testing import check as checking
 from cupylosses.testing.check import Check
 from cupylosses.testing.layouts import LAYOUTS, WIDEST, Shape
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 #: One element; one element less and more than a vector, and than a warp takes at once.
 TAILS = (1, WIDEST - 1, WIDEST + 1, 32 * 4 * 4 - 1, 32 * 4 * 4 + 1, 32 * 4 * WIDEST + 3)
 
 #: Many blocks; and enough elements that there are fewer partial sums than batches, so that a warp takes several.
 BLOCKS: Shape = (515, 517)
 BATCHES: Shape = ((1 << 21) + 3,)
-#: Whole tiles of vectors of 16-bit operands along both dimensions.
-TILES: Shape = (64, 64)
+#: Whole tiles of vectors of 16-bit operands along both dimensions: of few elements, and of so many that lanes take the
+#: widest.
+TILES: tuple[Shape, ...] = ((64, 64), (1 << 10, 1 << 11))
+#: Rows with two outer dimensions, if they are sliced.
+PLANES: Shape = (3, 5, 64)
 #: Short dimensions, each a side of a tile, beside a long one of whole vectors.
 SHORT = (3, 5, 7)
 LONG = 1 << 10
@@ -58,7 +64,8 @@ def selection(loss: Loss, device: str) -> Iterator[Check]:
         yield from (replace(some, dtypes=("float32", x)) for x in ("bfloat16", *checks.INTEGER))
         yield from (replace(some, shape=(x,), dtypes=(y,)) for x, y in product(TAILS, ("float32", "bfloat16")))
         yield replace(some, shape=(2, WIDEST + 1))
-        yield replace(some, shape=TILES, dtypes=("bfloat16",), layout="mixed")
+        yield from (replace(some, shape=x, dtypes=("bfloat16",), layout="mixed") for x in TILES)
+        yield replace(some, shape=PLANES, layout="sliced")
         for short, dtype in product(SHORT, ("float32", "float64", "bfloat16")):
             yield replace(some, shape=(LONG, short), dtypes=(dtype,), layout="mixed")
         yield from (replace(some, shape=BLOCKS, layout=x) for x in ("contiguous", "row", "column", "scalar"))
@@ -92,6 +99,22 @@ def launch(check: Check) -> None:
         upstream.append(upstream[0].new_ones(()).expand_as(upstream[0]))
     for grad_output in upstream:
         checking.run(function, operands, check.gradients_of, grad_output)
+    if check.reduction == "mean" and check.dim is None:
+        launch_product(check, operands)
+
+
+def launch_product(check: Check, operands: Sequence[Tensor]) -> None:
+    """Launches the product of the second derivatives with a tangent of the first operand, by each wanted operand."""
+    import torch
+
+    wanted = [w and x.is_floating_point() for x, w in zip(operands, check.gradients_of, strict=True)]
+    leaves = [x.detach().requires_grad_(w) for x, w in zip(operands, wanted, strict=True)]
+    inputs = [x for x in leaves if x.requires_grad]
+    if not leaves[0].requires_grad:
+        return
+    (gradient,) = torch.autograd.grad(check.ours()(*leaves), leaves[:1], create_graph=True)
+    if gradient.requires_grad:
+        torch.autograd.grad(gradient, inputs, torch.ones_like(gradient), allow_unused=True)
 
 
 def launch_cupy(check: Check) -> None:

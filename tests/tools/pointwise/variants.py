@@ -190,6 +190,7 @@ def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeho
     yield tuple(Placeholder(x, (16, 32, 64), (1, 16 * 65, 16), 0) for x in dtypes)
     for step in (64 + 1, 64 + 16):  # No two dimensions merge, again without and with vectors.
         yield tuple(Placeholder(x, (16, 32, 64), (33 * step, step, 1), 0) for x in dtypes)
+        yield tuple(Placeholder(x, (8, 16, 32, 64), (17 * 33 * step, 33 * step, step, 1), 0) for x in dtypes)
     yield tuple(Placeholder(x, (ROWS,), (2,), 0) for x in dtypes)
     # Short rows beside columns.
     for short in (3, 5, 7):
