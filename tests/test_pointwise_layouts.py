@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from devices import KERNELS
-from grids import in_turn
+from grids import in_turn, short_or_full
 
 import cupylosses
 import cupylosses.functional as F
@@ -35,9 +35,9 @@ pytestmark = [pytest.mark.filterwarnings("ignore:.*broadcast"), pytest.mark.kern
 MSE: Loss = registry(Loss)["mse_loss"]
 
 
-@pytest.fixture(autouse=True, params=[True, False], ids=["few elements", "many elements"])
-def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The batches and micro-tiles of small tensors, and those of large ones."""
+@pytest.fixture(autouse=True, params=short_or_full([False], [True, False]), ids=str)
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The batches and micro-tiles of large tensors, whatever the size. All other tests meet those of small ones."""
     if not request.param:
         monkeypatch.setattr(pointwise_layout, "FEW_OF_A_LANE", ())
         monkeypatch.setattr(pointwise_layout, "in_short_batches", lambda found, reduced: found)
