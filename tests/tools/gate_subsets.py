@@ -1,7 +1,7 @@
 """Subsets of the compile gate, for runs that do not compile every kernel.
 
 ``broad``  of each representative 115 to 184 kernels, of every other loss the training kernels (`Variants.broad`);
-``fast``   of all losses together some 390, of which every run of the tests compiles those of the newest compiler,
+``fast``   of all losses together some 515, of which every run of the tests compiles those of the newest compiler,
            and `.ci/run` those of CUDA 11.
 """
 
