@@ -273,6 +273,19 @@ def test_a_thread_per_row(
     agree(ONE, (scores, target), reduction="none", check_targets="off")
 
 
+def noted_kinds(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The kinds of all layouts that are chosen from now on."""
+    kinds, layout = set[str](), margin_layout.layout
+
+    def noted(*given: Any) -> Any:
+        found = layout(*given)
+        kinds.add(found.kind)
+        return found
+
+    monkeypatch.setattr(margin_layout, "layout", noted)
+    return kinds
+
+
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("dtype", "classes", "places", "gap"),
@@ -287,14 +300,7 @@ def test_a_thread_per_list(
     for name in ("THREAD_LISTS", "APART_ROWS"):
         monkeypatch.setattr(margin_layout, name, 0)
     monkeypatch.setattr(margin_layout, "THREAD_WARPS", 1)
-    kinds, layout = set(), margin_layout.layout
-
-    def noted(*given: Any) -> Any:
-        found = layout(*given)
-        kinds.add(found.kind)
-        return found
-
-    monkeypatch.setattr(margin_layout, "layout", noted)
+    kinds = noted_kinds(monkeypatch)
     fresh_plans()
     scores, target = drawn(LISTS, 75, classes, dtype, labels=places, longest=min(places, 2 * classes))
     scores = torch.nn.functional.pad(scores, (0, gap))[:, :classes]
@@ -325,14 +331,7 @@ def test_short_lists(
     sizes = {"THREAD_LISTS": 0, "SHORT_CHUNKS": 2, "SUBWARP_THREADS": 64, "RESIDENT_THREADS": 64}
     for name, value in sizes.items():
         monkeypatch.setattr(margin_layout, name, value)
-    kinds, layout = set(), margin_layout.layout
-
-    def noted(*given: Any) -> Any:
-        found = layout(*given)
-        kinds.add(found.kind)
-        return found
-
-    monkeypatch.setattr(margin_layout, "layout", noted)
+    kinds = noted_kinds(monkeypatch)
     fresh_plans()
     scores, target = drawn(LISTS, 139, classes, dtype, labels=places, longest=longest)
     target[7, :3] = target[7, 0]

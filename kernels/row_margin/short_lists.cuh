@@ -70,6 +70,7 @@ __device__ __forceinline__ T sum_of_neighbours(T x) {
 template <class Program>
 struct ShortLists {
   using Record = ListRecord<typename Program::Gradient>;
+  static_assert(sizeof(Record) == 240, "engines/row_margin/layout.py: RECORD_BYTES");
   Record* records;
   unsigned* members;
   int words;  // of a row's members

@@ -114,9 +114,11 @@ class ChunkedPlan(CompositePlan):
         if self.rows <= most:
             return self.rows
         count = -(-self.rows // most)
-        if self.consumes_residual and -(-self.rows // (whole := most // KEPT_ROWS * KEPT_ROWS or most)) == count:
+        if self.consumes_residual:
             # The chunk that is kept is as large as it may be.
-            return whole
+            whole = most // KEPT_ROWS * KEPT_ROWS or most
+            if -(-self.rows // whole) == count:
+                return whole
         # Equal chunks, none of which is a small rest.
         even = -(-self.rows // count)
         for step in (ROWS, 128, 8):
