@@ -269,7 +269,8 @@ def test_gradients_of_transforms_are_those_of_kernels(monkeypatch: pytest.Monkey
     x = x.detach()
     right = torch.func.vmap(torch.func.grad(exact))(x, index)
     monkeypatch.setattr(formulas, "evaluate", None)
-    torch.testing.assert_close(torch.func.vmap(torch.func.grad(packed))(x, index), right, rtol=1e-5, atol=1e-6)
+    # A gradient is a difference of products of log-probabilities and entropies, which reach 10.
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(packed))(x, index), right, rtol=1e-5, atol=4e-6)
 
 
 @kernels
