@@ -558,17 +558,30 @@ def test_lanes_do_not_leave_a_short_run_for_elements_far_away() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "length", "apart", "slices"),
-    [(4, 15780, True, 61), (64, 4096, False, 1), (1 << 11, 1 << 13, True, 1), (4, 4096, True, 16)],
+    ("outputs", "length", "apart", "slices", "warps"),
+    [(4, 15780, True, 61, 1), (4, 8192, True, 32, 1), (4, 4096, True, 1, 8), (4, 1 << 15, False, 32, 1)]
+    + [(64, 4096, False, 1, 8), (64, 1024, False, 1, 1), (1 << 11, 1 << 13, True, 1, 1)],
 )
-def test_sums_to_few_outputs_are_cut_into_slices(outputs: int, length: int, apart: bool, slices: int) -> None:
+def test_sums_to_few_outputs_are_shared_by_warps_or_cut_into_slices(
+    outputs: int, length: int, apart: bool, slices: int, warps: int
+) -> None:
     """If a lane had many rounds of terms, one by one where another operand lies otherwise, or in vectors."""
     shape, result = (outputs, length), (1, 0)
     streams = [stream(shape, 4), pointwise_layout.Stream((1, outputs), 4) if apart else stream(shape, 4)]
     found = pointwise_layout.sum_layout(shape, [x.strides for x in streams], result)
     found = pointwise_layout.sum_in_vectors(found, streams, pointwise_layout.Stream(result, 4))
-    assert not found.columns and found.slices == slices
+    assert not found.columns and (found.slices, found.warps) == (slices, warps)
     assert (found.slices - 1) * found.slice_length < length <= found.slices * found.slice_length
+
+
+def test_terms_that_are_not_aligned_leave_the_others_their_vectors() -> None:
+    shape, result = (64, 4096), (1, 0)
+    streams = [pointwise_layout.Stream((4097, 1), 2), stream(shape, 2), pointwise_layout.Stream((0, 0), 2)]
+    sums = pointwise_layout.sum_layout(shape, [x.strides for x in streams], result)
+    to = pointwise_layout.Stream(result, 2)
+    found = pointwise_layout.sum_in_vectors(sums, streams, to, singles=True)
+    assert (found.vec_size, found.access) == (8, ("singles", "stream", "splat"))
+    assert pointwise_layout.sum_in_vectors(sums, streams, to).vec_size == 1
 
 
 def test_dimension_words_are_padded_to_the_kernels_rank() -> None:

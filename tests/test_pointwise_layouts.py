@@ -221,6 +221,16 @@ def test_gradient_of_a_broadcast_operand_for_a_grad_output_per_element(
     assert torch.equal(of_t, (2 * (t - x) * upstream).sum_to_size(target))
 
 
+@pytest.mark.parametrize(("length", "gap", "dtype"), [(3000, 0, "float32"), (2600, 1, "bfloat16")], ids=str)
+def test_sum_of_few_long_rows_that_the_warps_of_a_block_share(length: int, gap: int, dtype: str) -> None:
+    """Of aligned operands and of one that is not, whose elements are loaded one by one beside vectors of the other."""
+    x = torch.nn.functional.pad(torch.arange(3 * length, device=KERNELS).reshape(3, length) % 5, (0, gap))
+    y = torch.arange(3 * length, device=KERNELS).reshape(3, length) % 3
+    x, y = x.to(getattr(torch, dtype))[:, :length], y.to(getattr(torch, dtype))
+    expected = (x.double() - y.double()).square().sum(1)
+    assert torch.equal(F.mse_loss(x, y, reduction="sum", dim=1, out_dtype=torch.float64), expected)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gathered_operands_have_the_gradients_of_contiguous_ones(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that no vector divides, with gaps, expanded, in another order, and every third element; parts of a batch."""

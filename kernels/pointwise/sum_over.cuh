@@ -11,11 +11,12 @@
 // 2. A warp takes a slice of some outputs. Two mappings, by which of m and r is innermost in memory
 //    (engines/pointwise/layout.py):
 //   kColumns   lanes along m: consecutive lanes read consecutive addresses of consecutive outputs. With few outputs
-//              some of the lanes, and with long slices all warps of a block, share the terms instead.
+//              some of the lanes share the terms instead.
 //   otherwise  lanes along r: one output per warp, or per part of a warp where slices are short
-//    A lane takes kVecSize neighbours along its direction at once if they are contiguous. A butterfly adds the lanes of
-//    an output, shared memory its warps. The components of an operand are a dimension of m, along which other streams
-//    have the stride 0; a stream of its own counts them.
+//    With few outputs and long slices all warps of a block share the terms of an output. A lane takes kVecSize
+//    neighbours along its direction at once if they are contiguous. A butterfly adds the lanes of an output, shared
+//    memory its warps. The components of an operand are a dimension of m, along which other streams have the stride
+//    0; a stream of its own counts them.
 // 3. With one slice the result is stored at once. With several, partials[slice * outputs + m] holds the sums, and a
 //    second launch (combine_slices) adds them in order.
 //
@@ -159,8 +160,8 @@ struct Deposit {
 // With kShared, `lanes` lanes of a warp, and `warps` warps of a block, take terms of an output in turn; the other lanes
 // and warps have other outputs. Without, an output has a lane (kColumns) or a warp: as constants they take a third
 // fewer registers. Preconditions: every thread of every block calls it once. blockDim.x is 32 * kMostWarps; `lanes` is
-// a power of two up to 32; `warps` is 1 or, with kColumns, kMostWarps. If kVecSize > 1, it divides `outputs` (kColumns)
-// or `length` and `slice_length`.
+// a power of two up to 32; `warps` is 1 or kMostWarps. If kVecSize > 1, it divides `outputs` (kColumns) or `length` and
+// `slice_length`.
 template <bool kColumns, bool kShared, class Program, class Storage, class Result>
 __device__ __forceinline__ void sum_slices(const Program& program, const Deposit<Storage, Result>& deposit,
                                            int64 outputs, int64 length, int64 slices, int64 slice_length,
@@ -174,8 +175,7 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
   constexpr int kInFlight = vectors_in_flight(kMost, sizeof(typename Program::Terms) / 4, kMostTermWords);
   constexpr int kTotals = kColumns ? kVecSize : 1;
   constexpr int kStep = kColumns ? 1 : kVecSize;
-  constexpr bool kWarpsShare = kColumns && kShared;
-  __shared__ double warp_totals[kWarpsShare ? kMostWarps : 1][kWarpsShare ? kWarp * kTotals : 1];
+  __shared__ double warp_totals[kShared ? kMostWarps : 1][kShared ? kWarp * kTotals : 1];
   const int lanes = kShared ? static_cast<int>(lanes_shared) : kColumns ? 1 : kWarp;
   const int warps = kShared ? static_cast<int>(warps_shared) : 1;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -228,7 +228,7 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
 #pragma unroll
       for (int v = 0; v < kTotals; ++v) total[v] += __shfl_xor_sync(0xffffffffu, total[v], offset);
     }
-    if constexpr (kWarpsShare) {
+    if constexpr (kShared) {
       if (warps > 1) {
         __syncthreads();  // the sums of the round before have been read
         if (along == 0) {

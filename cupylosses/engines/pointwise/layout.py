@@ -55,9 +55,11 @@ SLICE_TERMS = 128
 SLICE_TERMS_OF_ROWS = 256
 TARGET_WARPS = 1 << 14
 
-#: Rounds of terms of a lane, above which sums to few outputs are cut into more slices, and those of a slice at least: a
-#: lane that waits for memory so often takes longer than a second launch.
+#: Rounds of terms of a lane, above which sums to few outputs are cut into slices, of a warp or of one that shares them
+#: with the others of its block, and those of a slice at least: a lane that waits for memory so often takes longer than
+#: a second launch.
 MANY_ROUNDS = 8
+MANY_SHARED_ROUNDS = 4
 FEWEST_ROUNDS = 2
 
 #: Warps that keep a GPU busy: with fewer, all warps of a block share the terms of their outputs.
@@ -916,23 +918,30 @@ def _offsets(sizes: Sequence[int], strides: Sequence[int], count: int) -> set[in
     return set(found[:count])
 
 
-def sum_in_vectors(x: SumLayout, streams: Sequence[Stream], result: Stream) -> SumLayout:
+def sum_in_vectors(x: SumLayout, streams: Sequence[Stream], result: Stream, singles: bool = False) -> SumLayout:
     """The same sums with as many neighbouring elements in a lane as sizes, strides and addresses allow.
 
-    Neighbours along whatever lanes run along: outputs, which are stored together, or terms, which are added.
+    Neighbours along whatever lanes run along: outputs, which are stored together, or terms, which are added. With
+    ``singles``, terms that are not aligned are loaded one by one beside others.
     """
     streams = [replace(s, read=False) for s in streams]
     along = x.kept if x.columns else x.reduced
     strides = list(zip(*((x.kept_strides, x.reduced_strides) if x.columns else (x.reduced_strides, x.kept_strides))))
     everything = [*streams, result] if x.columns else list(streams)
     inner = [strides[i][0][0] for i in range(len(everything))]
-    vec_size = 1
+    vec_size, alone = 1, set()
     if all(s in (0, 1) for s in inner):
-        others = [(*a[1:], *b) for a, b in strides[: len(everything)]]
-        vec_size = _widest((along[0],), [(i, *o) for i, o in zip(inner, others, strict=True)], everything, False)
+        of_all = [(i, *a[1:], *b) for i, (a, b) in zip(inner, strides, strict=False)]
+        if singles and not x.columns:
+            alone = {i for i, s in enumerate(of_all) if s[0] == 1 and not _aligned(everything[i], s, 2)}
+        vectors = [i for i in range(len(everything)) if i not in alone]
+        vec_size = _widest((along[0],), [of_all[i] for i in vectors], [everything[i] for i in vectors], False)
     access = ["stream"] * len(streams)
     if vec_size > 1:
-        access = [_access((*a, *b), vec_size, False) for a, b in strides[: len(streams)]]
+        access = [
+            "singles" if i in alone else _access((*a, *b), vec_size, False)
+            for i, (a, b) in enumerate(strides[: len(streams)])
+        ]
     return _shared_sums(replace(x, vec_size=vec_size, access=tuple(access)))
 
 
@@ -952,14 +961,20 @@ def _shared_sums(x: SumLayout) -> SumLayout:
         length = -(-x.length // slices)
     else:
         length, round_ = x.slice_length, x.vec_size * WARP * TERMS_IN_FLIGHT
-        if length > MANY_ROUNDS * round_:
+        warps, most = 1, MANY_ROUNDS * round_
+        if x.slices > 1:
+            most = FEWEST_ROUNDS * round_
+        elif x.outputs < ENOUGH_WARPS and length > FEWEST_ROUNDS * round_:
+            warps = MAX_THREADS // WARP
+            most = MANY_SHARED_ROUNDS * warps * round_
+        if length > most:
             more = min(ENOUGH_WARPS // x.outputs, x.length // (FEWEST_ROUNDS * round_), MAX_PARTIALS // x.outputs)
-            length = -(-x.length // max(x.slices, more))
+            length, warps = -(-x.length // max(x.slices, more)), 1
         length = -(-length // x.vec_size) * x.vec_size
         lanes = WARP
         while lanes > 1 and lanes * TERMS_IN_FLIGHT > max(length // x.vec_size, TERMS_IN_FLIGHT):
             lanes //= 2
-        x = replace(x, lanes=lanes)
+        x = replace(x, lanes=lanes, warps=warps)
     return replace(x, slice_length=length, slices=-(-x.length // length))
 
 
