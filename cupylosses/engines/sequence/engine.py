@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, ClassVar
 
 from cupylosses import checks, interop
@@ -31,6 +32,10 @@ from cupylosses.engines.sequence.plan import SequencePlan
 from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax.engine import row_major
 
+#: Logits from which on those whose classes lie apart are copied, and the number of classes at which they are not: a
+#: copy takes as long as reading them apart.
+APART_ELEMENTS = 1 << 10
+APART_CLASSES = range(9, 33)
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
 
@@ -132,7 +137,8 @@ class SequenceEngine(Engine):
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
         """Labels, lengths, weights and masks are contiguous. The first operand has any strides, but batches of batches
-        lie one after another, in it and in its gradient.
+        lie one after another, in it and in its gradient. Of logits all classes are read, so those that lie apart are
+        copied.
         """
         found = {}
         x, batches, tangent = tensors[0], call.static.batches, len(names(call.loss, call.static))
@@ -140,7 +146,12 @@ class SequenceEngine(Engine):
             whole = contiguous(y.dtype, y.shape).strides
             if y.strides != whole and 0 not in y.shape:
                 found[i] = whole
-        if 0 not in x.shape and not all([_is_even(x.shape, s, batches) for s in (x.strides, x.gradient.strides)]):
+        loss: Any = call.loss
+        apart = loss.logits and not call.static.has_tangent and x.strides[-1] != 1 < x.shape[-1]
+        apart = apart and prod(x.shape) >= APART_ELEMENTS and x.shape[-1] not in APART_CLASSES
+        if 0 in x.shape:
+            return found
+        if apart or not all([_is_even(x.shape, s, batches) for s in (x.strides, x.gradient.strides)]):
             found[0] = contiguous(x.dtype, x.shape).strides
         return found
 
