@@ -17,6 +17,8 @@ import cupylosses.functional
 from cupylosses import interop, nn
 from cupylosses.backends.torch import device as torch_device
 from cupylosses.backends.torch import formulas
+from cupylosses.engines.base import TensorSpec
+from cupylosses.engines.linear_softmax.engine import contiguous_copies
 from cupylosses.engines.linear_softmax.plan import LinearPlan
 
 F: Any = cupylosses.functional
@@ -115,6 +117,31 @@ LAYER_OPTIONS = ("max_memory", "logits_dtype", "accumulate_dtype", "skip_ignored
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 def test_chunks_agree_with_the_loss_of_the_logits(dtype: str) -> None:
     agrees(operands(dtype=dtype), dtype=dtype, max_memory=SMALL)
+
+
+@kernels
+@pytest.mark.parametrize("gap", [0, 8, 3])
+def test_weight_with_gaps(gap: int) -> None:
+    """Between its rows, or its columns, read where it lies."""
+    given = operands(dtype="bfloat16")
+    weight = torch.nn.functional.pad(given["linear_weight"].detach(), (0, gap))[:, :24]
+    agrees(given | {"linear_weight": weight.requires_grad_()}, dtype="bfloat16", max_memory=SMALL)
+    columns = torch.nn.functional.pad(weight.detach().t(), (0, gap))[:, :300].t()
+    agrees(given | {"linear_weight": columns.requires_grad_()}, dtype="bfloat16", max_memory=SMALL)
+
+
+def test_large_weights_are_copied_where_products_would_take_longer() -> None:
+    """Those that are not aligned because of gaps."""
+    rows, labels = TensorSpec("bfloat16", (8, 1024), (1024, 1)), TensorSpec("int64", (8,), (1,))
+
+    def is_copied(shape: tuple[int, int], strides: tuple[int, int], misalignment: int = 0) -> bool:
+        return 1 in contiguous_copies((rows, TensorSpec("bfloat16", shape, strides, misalignment), labels))
+
+    large = (4096, 1024)
+    assert not is_copied(large, (1032, 1)) and not is_copied(large, (1, 4104)) and not is_copied(large, (1, 4096))
+    assert is_copied(large, (1025, 1)) and is_copied(large, (1, 4097)) and is_copied(large, (1032, 1), 2)
+    assert is_copied(large, (2048, 2)) and is_copied(large, (0, 1))
+    assert not is_copied((128, 1024), (1025, 1)) and not is_copied((128, 1024), (1024, 1), 2)
 
 
 @kernels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 from cupylosses import checks, interop
@@ -34,6 +35,8 @@ from cupylosses.engines.softmax.engine import SoftmaxEngine, checked_settings, r
 from cupylosses.engines.strides import dense_strides
 from cupylosses.interop import ITEMSIZE
 
+#: Elements of a weight with gaps that is no copy though these leave it unaligned, at most.
+SMALL_WEIGHT = 1 << 17
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
 
@@ -105,7 +108,7 @@ class LinearSoftmaxEngine(SoftmaxEngine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
-        """Everything is contiguous, but a weight may be transposed."""
+        """Everything is contiguous, but a weight may be transposed, or have gaps."""
         return contiguous_copies(tensors)
 
     # Formulas
@@ -267,15 +270,26 @@ def layer_of(at: Mapping[str, int], arrays: Sequence[Any]) -> dict[str, Any]:
 
 def contiguous_copies(tensors: tuple[TensorSpec, ...]) -> dict[int, tuple[int, ...]]:
     """The arrays of a linear layer and its rows that are copied: everything is contiguous, but a weight, the second,
-    may be transposed.
+    may be transposed, and have gaps between its rows or columns where products of it take no longer for that.
     """
     found = {}
     for i, x in enumerate(tensors):
         wanted = dense_strides(x.shape, (0,) * len(x.shape))
-        transposed = i == 1 and len(x.shape) == 2 and x.strides == (1, x.shape[0])
-        if x.strides != wanted and not transposed and 0 not in x.shape:
+        if x.strides != wanted and not (i == 1 and _is_matrix(x)) and 0 not in x.shape:
             found[i] = wanted
     return found
+
+
+def _is_matrix(x: TensorSpec) -> bool:
+    """True of a matrix whose rows or columns are contiguous, and aligned if there are gaps between them. Small ones
+    take less time unaligned than a copy.
+    """
+    if x.ndim != 2 or 1 not in x.strides:
+        return False
+    inner = 1 if x.strides[1] == 1 else 0
+    step, length = x.strides[1 - inner], x.shape[inner]
+    aligned = x.misalignment == 0 and step * ITEMSIZE[x.dtype] % 16 == 0
+    return step == length or (step > length and (aligned or prod(x.shape) <= SMALL_WEIGHT))
 
 
 LINEAR_SOFTMAX = LinearSoftmaxEngine()
