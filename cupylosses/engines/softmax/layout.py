@@ -213,6 +213,9 @@ SECOND_LANE_MOST = {2: 32, 4: 32, 8: 8}
 SECOND_STAGED_CLASSES = 16
 SECOND_APART_CLASSES = 24
 SECOND_ORDER_CLASSES = 8
+#: Rows with a target for each of more classes that lie apart that are copied, at most: of more of them memory is busy
+#: though a thread reads its row twice.
+SECOND_COPIED_ROWS = 1 << 16
 #: Threads of a block of them.
 SECOND_REGISTER_THREADS = 128
 #: Elements whose classes may lie apart though warps share rows, at most: copies of so few take longer.
@@ -694,6 +697,8 @@ def copied(
             return False
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
+    if registers and read == 2 and classes > _alone(tensors[0].itemsize) and rows <= SECOND_COPIED_ROWS:
+        return rows * classes > SECOND_APART
     if softmax and read == 1 and shares and _near(sizes, strides) and tiled(rows, classes, tensors[0].itemsize):
         return False
     if not softmax:
@@ -1105,8 +1110,7 @@ def _register_layout(
         while width < WARP and rows * width < SECOND_THREADS and vectors > width:
             width *= 2
         per_thread = max(1, -(-vectors // width))
-    alone = SECOND_APART_CLASSES // max(1, itemsize // 4)
-    if per_thread * vec_size > (SECOND_LANE_MOST[itemsize] if shares else alone):
+    if per_thread * vec_size > (SECOND_LANE_MOST[itemsize] if shares else _alone(itemsize)):
         return None
     partial = edges or classes != width * per_thread * vec_size
     threads = SECOND_REGISTER_THREADS
@@ -1118,6 +1122,11 @@ def _register_layout(
         resident=second_resident(per_thread, vec_size, itemsize), per_thread=per_thread, shifted=shifted, edges=edges,
         partial=partial,
     )  # fmt: skip
+
+
+def _alone(itemsize: int) -> int:
+    """Classes that lie apart of a row of second derivatives that a thread takes to registers alone, at most."""
+    return SECOND_APART_CLASSES // max(1, itemsize // 4)
 
 
 def second_resident(per_thread: int, vec_size: int, itemsize: int) -> int:
