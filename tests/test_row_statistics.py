@@ -19,11 +19,14 @@ import cupylosses
 from cupylosses import functional as F
 from cupylosses import nn
 from cupylosses.backends.torch import formulas, plans
+from cupylosses.call import Call
 from cupylosses.definition.expressions import factors
 from cupylosses.definition.registry import registry
+from cupylosses.engines.base import Machine, TensorSpec
 from cupylosses.engines.row_statistics import codegen
 from cupylosses.engines.row_statistics import layout as row_layout
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
+from cupylosses.jit.gpu import Chip
 from cupylosses.testing import host
 from cupylosses.testing.check import Check, perform
 from cupylosses.testing.row_statistics.check import LAYOUTS
@@ -299,6 +302,18 @@ def test_strides_change_no_bit(layout: str, rows: tuple[int, ...], features: int
     assert placed.stride() != first.stride()
     for a, b in zip(found, plain, strict=True):
         assert same_bits(a.contiguous(), b.contiguous())
+
+
+@pytest.mark.parametrize(("rows", "count"), [(14, 1), (4, 0), (1024, 1)])
+def test_vectors_whose_features_lie_apart_are_copied(rows: int, count: int) -> None:
+    """Of many rows by tiles, of few ones as they are; those of fewer still are read from the same sectors."""
+    shape = (rows, 1 << 17)
+    vectors = [TensorSpec("bfloat16", shape, (1, rows)), TensorSpec("bfloat16", shape, (1 << 17, 1))]
+    loss = registry()["pearson_loss"]
+    tensors = [torch.empty(x.shape, device="meta") for x in vectors]
+    call = Call(*loss.engine.bind(loss, (*tensors, None, None, None), loss.default_settings))
+    copies = loss.engine.copies(call, tuple(vectors), Machine(132, Chip()), True)
+    assert len(copies) == count and 1 not in copies
 
 
 #: Shapes of vectors and labels.

@@ -39,6 +39,9 @@ from cupylosses.reference_math import divide
 #: Distance of the features of a vector, and its elements, from which on a copy is read where it would be read twice.
 SPARSE_STEP = 3
 SPARSE_ELEMENTS = 1 << 20
+#: The same where few rows lie next to each other.
+SHORT_STEP = 8
+SHORT_ELEMENTS = 1 << 18
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
 
@@ -140,8 +143,9 @@ class StatisticsEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
-        """Vectors whose rows are next to each other in place of their features are read from copies by tiles; so are,
-        from plain ones, large ones that would be read twice from a third of their sectors or less.
+        """Vectors whose rows are next to each other in place of their features are read from copies by tiles, or from
+        plain ones if there are few rows; so are large ones that would be read twice from a third of their sectors or
+        less.
         """
         loss: Any = call.loss
         if call.static.has_tangent:
@@ -153,8 +157,10 @@ class StatisticsEngine(Engine):
             if dim < 0 or x.strides[dim] <= 1 or 0 in x.strides:
                 continue
             strides = classes_last(x.shape, dim)
-            sparse = twice and x.strides[dim] >= SPARSE_STEP and prod(x.shape) >= SPARSE_ELEMENTS
-            if sparse or relayout.tiles(x.shape, x.strides, strides, ITEMSIZE[x.dtype], x.misalignment):
+            elements, step = prod(x.shape), x.strides[dim]
+            sparse = twice and step >= SPARSE_STEP and elements >= SPARSE_ELEMENTS
+            short = 1 in x.strides and step >= SHORT_STEP and elements >= SHORT_ELEMENTS
+            if sparse or short or relayout.tiles(x.shape, x.strides, strides, ITEMSIZE[x.dtype], x.misalignment):
                 found[i] = strides
         return found
 
