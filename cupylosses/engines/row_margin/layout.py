@@ -38,6 +38,8 @@ from cupylosses.jit.gpu import DECLARED_BYTES, WARP, Chip
 VECTORS = 8
 WHOLE_VECTORS = 4
 LIST_VECTORS = 4
+#: Vectors of a row of one label without edges of which a lane takes one each, at most.
+SINGLE_VECTORS = 8
 #: Vectors that a thread reads together, at most, and their elements: of one label in rows that a warp shares and in
 #: those that a block does, and of lists (a quarter in float64).
 TOGETHER = 8
@@ -201,6 +203,9 @@ def layout(
     width = power_of_two(max(1, 2 * (vec_size - 1), -(-vectors // VECTORS)))
     if whole and width <= WARP // 4:
         width = power_of_two(max(1, -(-vectors // WHOLE_VECTORS)))
+    single = labels is None and whole and classes > 1 and vectors <= SINGLE_VECTORS
+    if single:
+        width = power_of_two(vectors)
     kind, elements = "subwarp", ELEMENTS if labels is None else LIST_ELEMENTS * 16 // max(4, scores.itemsize) ** 2
     capacity = mask_words = shared = 0
     if labels is None:
@@ -247,7 +252,7 @@ def layout(
     one_block = threads // WARP < chunks <= ONE_BLOCK_CHUNKS
     if kind == "subwarp" and not shared and (chunks == MAX_CHUNKS or one_block):
         threads = MANY_CHUNKS_THREADS
-    rank, together = space_rank(rows, sizes), min(elements // vec_size, TOGETHER)
+    rank, together = space_rank(rows, sizes), 1 if single else min(elements // vec_size, TOGETHER)
     return Layout(kind, vec_size, width, threads, chunks, rank, words, together, capacity, mask_words, shared)
 
 

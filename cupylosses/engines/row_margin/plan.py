@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 
@@ -155,6 +156,9 @@ class MarginPlan(Plan):
 
     def _load(self, stage: str, counted: bool) -> compiler.Launcher:
         x, static, loss = self.layout, self.static, self.loss
+        if stage == "unreduced" and x.chunks <= margin_layout.ONE_BLOCK_CHUNKS and x.kind == "subwarp" and not x.shared:
+            # Nothing is added up, so that one block is no better than several.
+            x = replace(x, threads=margin_layout.SUBWARP_THREADS)
         kind, width, threads, shared = x.kind, x.width, x.threads, x.shared
         chunks, blocks = x.chunks, x.blocks(self.machine.processors)
         if stage == "denominator":
