@@ -125,6 +125,7 @@ class Case:
         """The part of a call to measure: forward and backward, or a product with the Hessian alone.
 
         With ``copied`` the loss gets contiguous copies of the operands, and making them is part of what is measured.
+        The vector of a product lies as the first operand does either way.
         """
 
         def contiguous(operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -136,7 +137,7 @@ class Case:
         value = apply(*operands)
         value = value.sum() if value.dim() else value
         (gradient,) = torch.autograd.grad(value, operands[0], create_graph=True)
-        vector = torch.randn_like(gradient)
+        vector = torch.randn_like(operands[0])
 
         def product() -> None:
             if copied:
