@@ -23,9 +23,12 @@ import gpu_stand_ins
 import benchmark
 from benchmarking import cliffs, plot, pointwise_cliffs, random_cases, reasons, records, report, softmax_cliffs, timing
 from benchmarking.cases import Case, Layout, channels_last, transposed
+from benchmarking.draw import Draw
 from benchmarking.figures import HVP
+from benchmarking.softmax import SoftmaxWorkload
 from benchmarking.workloads import Workload
 from cupylosses.definition.registry import registry
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 
 pytestmark = pytest.mark.programs
 
@@ -200,6 +203,15 @@ def test_random_cases_run_and_a_seed_draws_them_again(
     assert benchmark.main(arguments) == 0
     rows = records.read(tmp_path / "random_cases.csv")
     assert [r["status"] for r in rows] == ["ok"] * 30
+
+
+def test_random_rows_have_options_of_their_targets() -> None:
+    loss = registry(SoftmaxLoss)["cross_entropy"]
+    drawn = [SoftmaxWorkload.random(loss, Draw(seed)) for seed in range(200)]
+    of_kind = {x.kind: [y for y in drawn if y.kind == x.kind] for x in drawn}
+    assert len(of_kind) == 2 and all(any(x.case for x in y) for y in of_kind.values())
+    for x in drawn:
+        assert x.kind == "indices" or not x.case.keys() & {*loss.only_of_indices}, x.case
 
 
 def test_a_run_without_sections_leaves_the_cases_out() -> None:

@@ -164,6 +164,8 @@ class SoftmaxWorkload(Workload):
         shape = (samples, classes, *(draw.pixels(max(1, count // samples)) if image else ()))
         kind = draw.choice(loss.targets)
         case = draw.choice(loss.cases) if draw.random() < 0.4 else {}
+        if kind != "indices":
+            case = {k: v for k, v in case.items() if k not in loss.only_of_indices}
         found = rows(loss, shape, draw.dtype(), RANDOM, case, kind=kind)
         return replace(found, reduction=draw.choice(REDUCTIONS))
 
