@@ -213,9 +213,6 @@ SECOND_LANE_MOST = {2: 32, 4: 32, 8: 8}
 SECOND_STAGED_CLASSES = 16
 SECOND_APART_CLASSES = 24
 SECOND_ORDER_CLASSES = 8
-#: Rows with a target for each of more classes that lie apart that are copied, at most: of more of them memory is busy
-#: though a thread reads its row twice.
-SECOND_COPIED_ROWS = 1 << 16
 #: Threads of a block of them.
 SECOND_REGISTER_THREADS = 128
 #: Elements whose classes may lie apart though warps share rows, at most: copies of so few take longer.
@@ -697,7 +694,7 @@ def copied(
             return False
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
-    if registers and read == 2 and classes > _alone(tensors[0].itemsize) and rows <= SECOND_COPIED_ROWS:
+    if registers and read == 2 and classes > _alone(tensors[0].itemsize):
         return rows * classes > SECOND_APART
     if softmax and read == 1 and shares and _near(sizes, strides) and tiled(rows, classes, tensors[0].itemsize):
         return False
