@@ -2582,8 +2582,8 @@ def linear_cross_entropy(
             of that dtype, or that of the weight, which is rounded once per chunk. Default None: that of the weight for
             up to four chunks, float32 for more.
         max_memory: Bytes that a chunk of logits may take; a chunk has one row at least. Less memory means more chunks,
-            and products of fewer than some 2000 rows are slower. Default None: the size of the weight, at least 256
-            MiB.
+            and products of fewer than some 2000 rows are slower. With room for all logits, they are kept for backward
+            where there is no reduction. Default None: the size of the weight, at least 256 MiB.
         skip_ignored: If True, rows that do not count are left out of the matrix products too. Their number is read by
             the host, which waits for the GPU. Default False. Default False.
         token_weight: Weight of each row, floating, which broadcasts to the shape of the rows: a factor of its loss,
@@ -5860,8 +5860,8 @@ def linear_token_log_probs(
             of that dtype, or that of the weight, which is rounded once per chunk. Default None: that of the weight for
             up to four chunks, float32 for more.
         max_memory: Bytes that a chunk of logits may take; a chunk has one row at least. Less memory means more chunks,
-            and products of fewer than some 2000 rows are slower. Default None: the size of the weight, at least 256
-            MiB.
+            and products of fewer than some 2000 rows are slower. With room for all logits, they are kept for backward
+            where there is no reduction. Default None: the size of the weight, at least 256 MiB.
         main_grad: Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to
             which the products of backward add the gradient of `linear_weight`, in place of memory for it;
             `linear_weight.grad` stays as it is. DistributedDataParallel does not reduce it: leave the weight out with

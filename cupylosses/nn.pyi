@@ -2059,8 +2059,8 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             of that dtype, or that of the weight, which is rounded once per chunk. Default None: that of the weight for
             up to four chunks, float32 for more.
         max_memory: Bytes that a chunk of logits may take; a chunk has one row at least. Less memory means more chunks,
-            and products of fewer than some 2000 rows are slower. Default None: the size of the weight, at least 256
-            MiB.
+            and products of fewer than some 2000 rows are slower. With room for all logits, they are kept for backward
+            where there is no reduction. Default None: the size of the weight, at least 256 MiB.
         skip_ignored: If True, rows that do not count are left out of the matrix products too. Their number is read by
             the host, which waits for the GPU. Default False. Default False.
         options: Accepted for torch's signature. Its chunking is replaced by that of `max_memory`.
