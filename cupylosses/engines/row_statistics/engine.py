@@ -39,7 +39,7 @@ from cupylosses.reference_math import divide
 #: Distance of the features of a vector, and its elements, from which on a copy is read where it would be read twice.
 SPARSE_STEP = 3
 SPARSE_ELEMENTS = 1 << 20
-#: The same where few rows lie next to each other.
+#: Distance of the features of vectors that lie next to each other, and elements, from which on few of them are copied.
 SHORT_STEP = 8
 SHORT_ELEMENTS = 1 << 18
 #: Settings that were checked before.
