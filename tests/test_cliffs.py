@@ -28,6 +28,7 @@ from benchmarking.figures import HVP
 from benchmarking.softmax import SoftmaxWorkload
 from benchmarking.workloads import Workload
 from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 
 pytestmark = pytest.mark.programs
@@ -212,6 +213,17 @@ def test_random_rows_have_options_of_their_targets() -> None:
     assert len(of_kind) == 2 and all(any(x.case for x in y) for y in of_kind.values())
     for x in drawn:
         assert x.kind == "indices" or not x.case.keys() & {*loss.only_of_indices}, x.case
+
+
+@pytest.mark.filterwarnings("ignore:.*is broadcast against:UserWarning")
+def test_torch_computes_what_random_cases_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reduction of the case, whether operands are broadcast or keep their default numbers."""
+    gpu_stand_ins.stand_ins(monkeypatch)
+    for case in random_cases.cases(list(registry(Loss).values()), 60, 11):
+        case = small(replace(case, layouts={}))
+        operands = [x.detach().double() for x in case.operands()]
+        found, right = case.workload.ours()(*operands), case.eager()(*operands)
+        torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-7, msg=case.title)
 
 
 def test_a_run_without_sections_leaves_the_cases_out() -> None:
