@@ -2585,7 +2585,7 @@ def linear_cross_entropy(
             and products of fewer than some 2000 rows are slower. With room for all logits, they are kept for backward
             where there is no reduction. Default None: the size of the weight, at least 256 MiB.
         skip_ignored: If True, rows that do not count are left out of the matrix products too. Their number is read by
-            the host, which waits for the GPU. Default False. Default False.
+            the host, which waits for the GPU. Default False.
         token_weight: Weight of each row, floating, which broadcasts to the shape of the rows: a factor of its loss,
             without a gradient of its own. A mean divides by the sum of the weights of the rows that count, times their
             class weights if there are any. Forward then reads the logits of a chunk twice. Default None, weights of 1.

@@ -2062,7 +2062,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             and products of fewer than some 2000 rows are slower. With room for all logits, they are kept for backward
             where there is no reduction. Default None: the size of the weight, at least 256 MiB.
         skip_ignored: If True, rows that do not count are left out of the matrix products too. Their number is read by
-            the host, which waits for the GPU. Default False. Default False.
+            the host, which waits for the GPU. Default False.
         options: Accepted for torch's signature. Its chunking is replaced by that of `max_memory`.
 
     Call:

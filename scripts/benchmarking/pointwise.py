@@ -133,12 +133,9 @@ class PointwiseWorkload(Workload):
         shape = draw.shape(draw.size(1 << 10, 1 << 26), draw.choice((1, 2, 2, 3, 4)))
         needed = [x for x in loss.operands if x.default is None]
         others = tuple(1 if draw.random() < 0.5 else n for n in shape) if draw.random() < 0.3 else shape
-        shapes, dtype, reduction = (
-            (shape, *(others,) * (len(needed) - 1)),
-            draw.dtype(),
-            draw.choice(figures.REDUCTIONS),
-        )
-        return replace(loss_of(loss.name, shapes, dtype, reduction), title=figures.RANDOM)
+        reduction = draw.choice(figures.REDUCTIONS)
+        found = loss_of(loss.name, (shape, *(others,) * (len(needed) - 1)), draw.dtype(), reduction)
+        return replace(found, title=figures.RANDOM)
 
     def __str__(self) -> str:
         where = f"2^{self.elements.bit_length() - 1}" if self.title == SWEEP else f"({self.title})"

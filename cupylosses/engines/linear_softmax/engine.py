@@ -35,7 +35,7 @@ from cupylosses.engines.softmax.engine import SoftmaxEngine, checked_settings, r
 from cupylosses.engines.strides import dense_strides
 from cupylosses.interop import ITEMSIZE
 
-#: Elements of a weight with gaps that is no copy though these leave it unaligned, at most.
+#: Elements of a weight that is read where it lies though gaps leave it unaligned, at most.
 SMALL_WEIGHT = 1 << 17
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
@@ -275,14 +275,14 @@ def contiguous_copies(tensors: tuple[TensorSpec, ...]) -> dict[int, tuple[int, .
     found = {}
     for i, x in enumerate(tensors):
         wanted = dense_strides(x.shape, (0,) * len(x.shape))
-        if x.strides != wanted and not (i == 1 and _is_matrix(x)) and 0 not in x.shape:
+        if x.strides != wanted and not (i == 1 and _is_read_in_place(x)) and 0 not in x.shape:
             found[i] = wanted
     return found
 
 
-def _is_matrix(x: TensorSpec) -> bool:
-    """True of a matrix whose rows or columns are contiguous, and aligned if there are gaps between them. Small ones
-    take less time unaligned than a copy.
+def _is_read_in_place(x: TensorSpec) -> bool:
+    """True of a matrix whose rows or columns are contiguous, and aligned if there are gaps between them. A copy of a
+    small one takes longer than what its products lose.
     """
     if x.ndim != 2 or 1 not in x.strides:
         return False

@@ -131,7 +131,8 @@ def sum_step(
         *plan.streams[:operands],
         grad_output or pointwise_layout.Stream(none, interop.ITEMSIZE[plan.result]),
     ]
-    x = pointwise_layout.sum_in_vectors(x, streams, pointwise_layout.Stream(result, interop.ITEMSIZE[dtype]), True)
+    to = pointwise_layout.Stream(result, interop.ITEMSIZE[dtype])
+    x = pointwise_layout.sum_in_vectors(x, streams, to, singles=True)
     partials = x.slices * x.outputs if x.slices > 1 else 0
     most = pointwise_layout.max_rank(operands)
     kept_rank, reduced_rank = (1 if len(sizes) <= 1 else most for sizes in (x.kept, x.reduced))
