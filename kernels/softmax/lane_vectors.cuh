@@ -1,5 +1,6 @@
 // Rows of second derivatives in registers: the classes of a lane. Lane l of the `width` neighbouring lanes that share a
-// row has its vectors l, width + l, ..., kHeld at most, and at most one element at an edge of the row.
+// row, or of the warps that do (ColumnWarps), has its vectors l, width + l, ..., kHeld at most, and at most one element
+// at an edge of the row.
 //
 // Traffic: that of the functors. Preconditions: vectors are those of the results, and of the operands unless kShifted;
 // a vector of one class may have strides.
@@ -84,15 +85,18 @@ struct LargestTangent {
   }
 };
 
-// The largest logit of a row among the packs of its lanes. Preconditions: those of subwarp_reduce; `active` is the same
-// in all lanes of a row.
-template <class T, class Lanes, class Pack, int kHeld, class Single>
-__device__ __forceinline__ MaxWithTangent<T> largest_of_lanes(const Lanes& lanes, Pack (&held)[kHeld], Single& single,
-                                                              bool active) {
+// The largest logit of a row among the packs of its lanes. Preconditions: those of row_reduce; `active` is the same in
+// all lanes of a row.
+template <class T, class Group, class Lanes, class Pack, int kHeld, class Single>
+__device__ __forceinline__ MaxWithTangent<T> largest_of_lanes(const Group& group, const Lanes& lanes,
+                                                              Pack (&held)[kHeld], Single& single, bool active) {
   LargestLogit<T> logit;
   if (active) lanes.for_each(held, single, logit);
-  LargestTangent<T> tangent{{subwarp_reduce(logit.logit, lanes.width, MaxOp{}), -scalar_infinity(T())}};
+  T largest[] = {logit.logit};
+  row_reduce(group, largest, MaxOp{});
+  LargestTangent<T> tangent{{largest[0], -scalar_infinity(T())}};
   if (active) lanes.for_each(held, single, tangent);
-  tangent.max.tangent = subwarp_reduce(tangent.max.tangent, lanes.width, MaxOp{});
-  return tangent.max;
+  T along[] = {tangent.max.tangent};
+  row_reduce(group, along, MaxOp{});
+  return {largest[0], along[0]};
 }

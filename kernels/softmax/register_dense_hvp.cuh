@@ -11,8 +11,9 @@
 // As u_m is 0, nothing cancels at the largest logit either. A term whose derivatives sum to 0 needs no sum of its own:
 // the tangent of its derivative is evaluated on nested numbers, without targets.
 //
-// 1. Lane l of the `width` neighbouring lanes that share a row loads its vectors l, width + l, ... of all operands at
-//    once, kHeld at most, and an element at an edge of the row.
+// 1. Lane l of the `width` neighbouring lanes that share a row, or of the warps that do, loads its vectors l, width +
+// l,
+//    ... of all operands at once, kHeld at most, and an element at an edge of the row.
 // 2. The lanes find the largest logit, then its tangent (the largest one of equal logits), then the sums.
 // 3. Each lane writes its results from the exponentials, which it has kept.
 //
@@ -34,12 +35,8 @@ struct DenseHvpPack {
   decltype(typename Program::Compute().value) e[kVecSize];
 };
 
-// Sums over the classes of a row.
-template <class T>
-struct DenseHvpSums {
-  T exp_sum, changed;   // of e_c, and of e_c u_c
-  T grad_log_p, along;  // of h_c, and of h_c u_c
-};
+// Sums over the classes of a row: of e_c, of e_c u_c, of h_c, and of h_c u_c.
+enum DenseHvpSum { kExpSum, kChanged, kGradLogP, kAlong };
 
 // Coefficients of the results of a row's classes, besides the maximum: A and B, the latter NaN in a row without a
 // distribution; and for a term that is evaluated again M, log S and the factor of the results.
@@ -57,6 +54,7 @@ struct DenseHvpLane {
   using Input = typename Program::InputStorage;
   // True if the terms of a row add up to nothing that its results need.
   static constexpr bool kSkipsSums = Program::kSkipsSums;
+  static constexpr int kSums = kSkipsSums ? 2 : Program::kValued ? 4 : 3;
 
   const Program& program;
   const int64 (&offset)[kRowStreams];
@@ -83,7 +81,7 @@ struct DenseHvpLane {
   struct Add {
     const DenseHvpLane& lane;
     const MaxWithTangent<T> max;
-    DenseHvpSums<T> sums{T(0), T(0), T(0), T(0)};
+    T sums[kSums] = {};
 
     template <int kCount>
     __device__ __forceinline__ void operator()(int first, DenseHvpPack<Program, kCount>& pack) {
@@ -95,13 +93,13 @@ struct DenseHvpLane {
       for (int i = 0; i < kCount; ++i) {
         u[i] -= max.tangent;
         pack.e[i] = exponential(x[i]);
-        sums.exp_sum += pack.e[i];
+        sums[kExpSum] += pack.e[i];
         changed = scalar_fma(pack.e[i], u[i], changed);
         if constexpr (!kSkipsSums) {
           const auto y = lane.program.evaluate_at(lane.row, Number(0), Number(t[i], T(0)), first + i);
           const T h = tangent_or_zero(y, 0).value;
-          sums.grad_log_p += h;
-          if constexpr (Program::kValued) sums.along += scaled_tangent(h, u[i]);
+          sums[kGradLogP] += h;
+          if constexpr (Program::kValued) sums[kAlong] += scaled_tangent(h, u[i]);
         }
       }
       if (changed != changed) {
@@ -109,7 +107,7 @@ struct DenseHvpLane {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) changed += scaled_tangent(pack.e[i], u[i]);
       }
-      sums.changed += changed;
+      sums[kChanged] += changed;
     }
 
    private:
@@ -209,7 +207,7 @@ struct RegisterDenseHvpReader {
       typename Lane::Load load{lane};
       if (active) lanes.for_each(held, single, load);
       const T factor = exists ? static_cast<Number>(grad_factor(scale, offset)).value : T(0);
-      const MaxWithTangent<T> max = largest_of_lanes<T>(lanes, held, single, active);
+      const MaxWithTangent<T> max = largest_of_lanes<T>(group, lanes, held, single, active);
       typename Lane::Add add{lane, max};
       if (active) lanes.for_each(held, single, add);
 
@@ -225,29 +223,25 @@ struct RegisterDenseHvpReader {
     }
 
    private:
-    // The coefficients of a row from the sums of a lane, and its jvp. Precondition: that of subwarp_reduce.
-    __device__ __forceinline__ DenseHvpCoeffs<T> coeffs_of(const MaxWithTangent<T>& max, DenseHvpSums<T> sums, T factor,
-                                                           T& value) const {
-      const int width = group.num_threads();
-      sums.exp_sum = subwarp_reduce(sums.exp_sum, width, AddOp{});
-      sums.changed = subwarp_reduce(sums.changed, width, AddOp{});
-      const T of_logit = program.logit.scale.value, inverse = scalar_divide_closely(T(1), sums.exp_sum);
-      const T mean = sums.changed * inverse, log_sum = scalar_log(sums.exp_sum);
+    // The coefficients of a row from the sums of a lane, and its jvp. Precondition: that of row_reduce.
+    __device__ __forceinline__ DenseHvpCoeffs<T> coeffs_of(const MaxWithTangent<T>& max, T (&sums)[Lane::kSums],
+                                                           T factor, T& value) const {
+      row_reduce(group, sums, AddOp{});
+      const T of_logit = program.logit.scale.value, inverse = scalar_divide_closely(T(1), sums[kExpSum]);
+      const T mean = sums[kChanged] * inverse, log_sum = scalar_log(sums[kExpSum]);
       // Without a distribution, its largest logit being infinite, a row is NaN.
       const T no_distribution = max.logit - max.logit;
       if constexpr (Lane::kSkipsSums) {
         return {T(0), no_distribution, mean, log_sum, factor * of_logit};
       } else {
-        sums.grad_log_p = subwarp_reduce(sums.grad_log_p, width, AddOp{});
         const Number lse{scalar_fma(of_logit, max.logit, log_sum), of_logit * (max.tangent + mean)};
         const Number slope = tangent_or_zero(program.penalty(variable<1u, 0>(lse)), 0);
         if constexpr (Program::kValued) {
-          sums.along = subwarp_reduce(sums.along, width, AddOp{});
-          value = scalar_fma(of_logit, scalar_fma(-sums.grad_log_p, mean, sums.along),
+          value = scalar_fma(of_logit, scalar_fma(-sums[kGradLogP], mean, sums[kAlong]),
                              scaled_tangent(slope.value, lse.tangent));
         }
         const T common = factor * of_logit * inverse;
-        const T coeff = common * (slope.value - sums.grad_log_p) * of_logit;
+        const T coeff = common * (slope.value - sums[kGradLogP]) * of_logit;
         const T constant = scalar_fma(-coeff, mean, scaled_tangent(common, slope.tangent));
         return {coeff, constant + no_distribution, mean, log_sum, factor};
       }

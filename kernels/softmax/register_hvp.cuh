@@ -107,7 +107,7 @@ struct RegisterHvpReader {
         load(static_cast<int>(t.label), of_label);
         z = {of_logit * widen<T>(of_label.x.element[0]), widen<T>(of_label.v.element[0])};
       }
-      const MaxWithTangent<T> max = largest_of_lanes<T>(lanes, held, single, t.active);
+      const MaxWithTangent<T> max = largest_of_lanes<T>(group, lanes, held, single, t.active);
       const Number max_logit{t.active ? of_logit * max.logit : T(0), t.active ? max.tangent : T(0)};
       typename Lane::Add add{lane, z, {{max_logit, Number(T(0))}, Number(T(0)), Number(T(0))}};
       if (t.active) lanes.for_each(held, single, add);

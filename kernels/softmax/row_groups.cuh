@@ -1,7 +1,9 @@
 // Thread groups: which threads share a row of logits, how they exchange values, and how they claim work.
 //
-//   group    shares one row: 1 to 32 lanes of a warp (a subwarp), a block, or a cluster of blocks
-//   worker   claims chunks of rows: a warp (SubwarpGroup), a block (BlockOfSubwarps), a block or cluster (ClusterGroup)
+//   group    shares one row: 1 to 32 lanes of a warp (a subwarp), a lane of each warp of a block, a block, or a cluster
+//            of blocks
+//   worker   claims chunks of rows: a warp (SubwarpGroup), a block (BlockOfSubwarps, ColumnWarps), a block or cluster
+//            (ClusterGroup)
 //   chunk    the rows that share one partial sum and one record of the speculative scale
 //
 // 1. A worker starts with chunk worker(); then it takes chunks worker() + workers() and so on, or claims them from a
@@ -154,12 +156,62 @@ struct BlockOfSubwarps : SubwarpGroup {
     return rolled_warp_sum(lane < static_cast<int>(blockDim.x / kWarp) ? sums[buffer][lane] : 0.0);
   }
 
- private:
+ protected:
   static __device__ __forceinline__ unsigned* claim_slots() {
     __shared__ unsigned claimed[2];
     return claimed;
   }
 };
+
+// The kWarps warps of a block share 32 neighbouring rows whose classes lie apart: lane l of each warp has a part of row
+// l, so that of each class a warp reads whole sectors. The worker is the block. Preconditions: blockDim.x is 32 kWarps;
+// every thread of the block calls each function, together.
+template <int kWarps>
+struct ColumnWarps : BlockOfSubwarps {
+  __device__ __forceinline__ int thread_rank() const {
+    return threadIdx.x / kWarp;
+  }
+  __device__ __forceinline__ int num_threads() const {
+    return kWarps;
+  }
+  __device__ __forceinline__ int rows_at_once() const {
+    return kWarp;
+  }
+  __device__ __forceinline__ int row_slot() const {
+    return threadIdx.x % kWarp;
+  }
+  // As of BlockOfSubwarps; the first warp has the rows' values.
+  __device__ __forceinline__ double worker_sum(double x, SyncState& sync) const {
+    if (threadIdx.x == 0) claim_slots()[sync.syncs & 1] = sync.claimed;
+    __syncthreads();
+    ++sync.syncs;
+    return threadIdx.x < kWarp ? rolled_warp_sum(x) : 0.0;
+  }
+};
+
+// Reduces each of kCount numbers over the threads that share a row; every one of them gets the results. Preconditions:
+// those of subwarp_reduce.
+template <class Op, class T, int kCount>
+__device__ __forceinline__ void row_reduce(const SubwarpGroup& group, T (&x)[kCount], Op op) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = subwarp_reduce(x[i], group.num_threads(), op);
+}
+// In the order of the warps.
+template <class Op, class T, int kCount, int kWarps>
+__device__ __forceinline__ void row_reduce(const ColumnWarps<kWarps>&, T (&x)[kCount], Op op) {
+  __shared__ T of_warps[kWarps][kCount][kWarp];
+  const int lane = threadIdx.x % kWarp;
+  __syncthreads();  // the numbers of the call before have been read
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) of_warps[threadIdx.x / kWarp][i][lane] = x[i];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    x[i] = of_warps[0][i][lane];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) x[i] = op(x[i], of_warps[w][i][lane]);
+  }
+}
 
 // The kClusterSize blocks of a cluster share a row (1: a single block). The worker is the cluster. Preconditions:
 // blockDim.x is a multiple of 32, at most 32 kWarpsOfBlock; every thread calls each function, together.

@@ -484,7 +484,8 @@ def _register_bounds(kernel: SoftmaxKernel) -> str:
     """Launch bounds of second derivatives of rows in registers."""
     size = max(ITEMSIZE[x] for x in (kernel.input, *(() if kernel.indices else (kernel.target,))))
     resident = second_resident(kernel.per_thread, kernel.vec_size, size)
-    return f"{SECOND_REGISTER_THREADS}, {resident // SECOND_REGISTER_THREADS}"
+    threads = kernel.warps * WARP if kernel.warps > 1 else SECOND_REGISTER_THREADS
+    return f"{threads}, {resident // threads}"
 
 
 class _Indices:
@@ -727,6 +728,8 @@ class _Dense:
         # As for class indices.
         width = "width" if kernel.layout == "subwarp" else str(max(1, kernel.lanes))
         group = _cluster_group(kernel) if block else f"SubwarpGroup group{{{width}}}"
+        if kernel.layout == "register_rows" and kernel.warps > 1:
+            group = f"ColumnWarps<{kernel.warps}> group{{{{{{{1}}}}}}}"
         vectors = _second_vectors(kernel) if kernel.kind == "hvp" else TWO_PASS_DENSE_VECTORS
         long = f"DenseReader<TwoPassDense<{kernel.vec_size}, {vectors}>>"
         registers, word = in_registers(kernel), kernel.vec_size * ITEMSIZE[kernel.input]

@@ -15,7 +15,8 @@ thread_per_row_two_pass    a thread takes a row and reads it again from memory: 
 staged_thread_per_row      the same of few strided classes: in shared memory, with their tangents
 staged_packed_rows         the same of many rows of few contiguous classes, which a warp moves together
 register_rows              second derivatives of rows that lanes of a warp have in registers; against dense targets,
-                           those by the logits alone, where a lane also takes a row of few classes that lie apart
+                           those by the logits alone, where a lane also takes a row of few classes that lie apart, and
+                           the warps of a block share 32 neighbouring rows of more
 label_only                 only the label's class is read: log-probabilities
 label_only_tiles           the same where gradients have no gaps: warps write tiles of them, whatever the rows
 label_only_few             the same of few rows: a single warp adds up their losses
@@ -213,6 +214,11 @@ SECOND_LANE_MOST = {2: 32, 4: 32, 8: 8}
 SECOND_STAGED_CLASSES = 16
 SECOND_APART_CLASSES = 24
 SECOND_ORDER_CLASSES = 8
+#: Warps of a block that share such rows, with a target for each class, at most; classes of each as long as there are
+#: other warps to take them, numbers of 4 bytes; and rows at least.
+SECOND_COLUMN_WARPS = 8
+SECOND_COLUMN_CLASSES = 16
+SECOND_COLUMN_ROWS = 1 << 12
 #: Threads of a block of them.
 SECOND_REGISTER_THREADS = 128
 #: Elements whose classes may lie apart though warps share rows, at most: copies of so few take longer.
@@ -695,7 +701,8 @@ def copied(
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
     if registers and read == 2 and classes > _alone(tensors[0].itemsize):
-        return rows * classes > SECOND_APART
+        in_columns = rows >= SECOND_COLUMN_ROWS and classes <= SECOND_COLUMN_WARPS * _alone(tensors[0].itemsize)
+        return rows * classes > SECOND_APART and not in_columns
     if softmax and read == 1 and shares and _near(sizes, strides) and tiled(rows, classes, tensors[0].itemsize):
         return False
     if not softmax:
@@ -1082,7 +1089,26 @@ def register_second_layout(
     apart = [x.class_stride for x in (logits, gradients, targets)]
     words = space_words(rows, classes, (*apart, 0, 0, target_gradients.class_stride), sizes, strides)
     size = max(logits.itemsize, targets.itemsize)
+    if not shares and classes > _alone(size):
+        return _column_layout(rows, classes, sizes, words, size) if rows >= SECOND_COLUMN_ROWS else None
     return _register_layout(rows, classes, sizes, words, vec_size, size, edges, shifted, SECOND_LANE_CLASSES, shares)
+
+
+def _column_layout(rows: int, classes: int, sizes: Sequence[int], words: list[int], itemsize: int) -> RowLayout | None:
+    """The layout of such rows whose classes lie apart, of which the warps of a block share 32; None if they do not
+    fit.
+    """
+    warps, each = 2, SECOND_COLUMN_CLASSES // max(1, itemsize // 4)
+    while warps < SECOND_COLUMN_WARPS and classes > warps * each:
+        warps *= 2
+    per_thread = -(-classes // warps)
+    if per_thread > _alone(itemsize):
+        return None
+    return RowLayout(
+        "register_rows", 1, 1, warps * WARP, _chunks(-(-rows // WARP)), 1, 0, space_rank(rows, sizes), words,
+        resident=second_resident(per_thread, 1, itemsize), per_thread=per_thread, warps=warps,
+        partial=classes != warps * per_thread,
+    )  # fmt: skip
 
 
 def _register_layout(
