@@ -4,8 +4,7 @@
 // 2. They find the largest logit and its tangent, then the sums, which nothing rescales.
 // 3. Each lane writes the results of its classes.
 //
-// Traffic: logits and tangents are read once, each result is written once. Preconditions: those of lane_vectors.cuh;
-// the tangents have contiguous classes.
+// Traffic: logits and tangents are read once, each result is written once. Preconditions: those of lane_vectors.cuh.
 #pragma once
 #include "softmax/hvp_rows.cuh"
 #include "softmax/lane_vectors.cuh"
@@ -43,8 +42,9 @@ struct HvpLane {
     __device__ __forceinline__ void operator()(int first, HvpPack<Storage, kCount>& pack) const {
       const Program& program = lane.program;
       const int64(&offset)[kRowStreams] = lane.target.offset;
-      pack.x = load_of_lane<kCount, kShifted>(program.input + offset[kLogits], 1, first);
-      pack.v = load_of_lane<kCount, kShifted>(program.tangents + offset[kTangents], 1, first);
+      const auto& step = program.space.class_stride;
+      pack.x = load_of_lane<kCount, kShifted>(program.input + offset[kLogits], step[kLogits], first);
+      pack.v = load_of_lane<kCount, kShifted>(program.tangents + offset[kTangents], step[kTangents], first);
     }
   };
   struct Add {
@@ -62,7 +62,8 @@ struct HvpLane {
     // As a Source of store_hvp.
     template <int kCount>
     __device__ __forceinline__ void store(int64 first, const Pack<Storage, kCount>& g) const {
-      store_stream<kCount>(lane.program.gradients + lane.target.offset[kGradients] + first, g);
+      const int64 at = kCount == 1 ? first * lane.program.space.class_stride[kGradients] : first;
+      store_stream<kCount>(lane.program.gradients + lane.target.offset[kGradients] + at, g);
     }
     template <int kCount>
     __device__ __forceinline__ void operator()(int first, const HvpPack<Storage, kCount>& pack) const {
@@ -111,7 +112,7 @@ struct RegisterHvpReader {
       const Number max_logit{t.active ? of_logit * max.logit : T(0), t.active ? max.tangent : T(0)};
       typename Lane::Add add{lane, z, {{max_logit, Number(T(0))}, Number(T(0)), Number(T(0))}};
       if (t.active) lanes.for_each(held, single, add);
-      subwarp_add(add.sums, lanes.width);
+      row_add(group, add.sums);
       Number value(T(0));
       typename Lane::Store store{lane,
                                  hvp_coeffs(program, t, z, add.sums, scale, exists && group.thread_rank() == 0, value)};

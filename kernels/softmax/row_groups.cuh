@@ -199,17 +199,18 @@ __device__ __forceinline__ void row_reduce(const SubwarpGroup& group, T (&x)[kCo
 // In the order of the warps.
 template <class Op, class T, int kCount, int kWarps>
 __device__ __forceinline__ void row_reduce(const ColumnWarps<kWarps>&, T (&x)[kCount], Op op) {
-  __shared__ T of_warps[kWarps][kCount][kWarp];
-  const int lane = threadIdx.x % kWarp;
+  // An array of words, because T may have constructors.
+  alignas(16) __shared__ unsigned words[kWarps * kCount * kWarp * (sizeof(T) / 4)];
+  T* const of_lane = reinterpret_cast<T*>(words) + threadIdx.x % kWarp;
   __syncthreads();  // the numbers of the call before have been read
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) of_warps[threadIdx.x / kWarp][i][lane] = x[i];
+  for (int i = 0; i < kCount; ++i) of_lane[(threadIdx.x / kWarp * kCount + i) * kWarp] = x[i];
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    x[i] = of_warps[0][i][lane];
+    x[i] = of_lane[i * kWarp];
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) x[i] = op(x[i], of_warps[w][i][lane]);
+    for (int w = 1; w < kWarps; ++w) x[i] = op(x[i], of_lane[(w * kCount + i) * kWarp]);
   }
 }
 

@@ -333,6 +333,22 @@ __device__ __forceinline__ void subwarp_add(RowSums<Compute, kSmoothed>& sums, i
   subwarp_add_smoothing(sums, width);
 }
 
+// The same for the threads that share a row. Preconditions: those of row_reduce.
+template <class Group, class Compute, bool kSmoothed>
+__device__ __forceinline__ void row_add(const Group& group, RowSums<Compute, kSmoothed>& sums) {
+  if constexpr (kSmoothed) {
+    Compute x[] = {sums.softmax.exp_sum, sums.weighted_gap, sums.weight_sum};
+    row_reduce(group, x, AddOp{});
+    sums.softmax.exp_sum = x[0];
+    sums.weighted_gap = x[1];
+    sums.weight_sum = x[2];
+  } else {
+    Compute x[] = {sums.softmax.exp_sum};
+    row_reduce(group, x, AddOp{});
+    sums.softmax.exp_sum = x[0];
+  }
+}
+
 // dL/dx_c = common_slope() slope(x_c) (exp_coeff exp(z_c - max_logit) - weight_coeff w_c); at the target, `target`
 // replaces the bracket. All coefficients are 0 for an inactive row, whatever its logits hold.
 template <class Compute>

@@ -480,6 +480,15 @@ def _lane_vectors(kernel: SoftmaxKernel) -> str:
     return f"{kernel.vec_size}, {kernel.per_thread}, {ways}"
 
 
+def _register_group(kernel: SoftmaxKernel) -> str:
+    """The threads that share rows of second derivatives in registers."""
+    return (
+        f"ColumnWarps<{kernel.warps}> group{{{{{{1}}}}}}"
+        if kernel.warps > 1
+        else f"SubwarpGroup group{{{kernel.lanes}}}"
+    )
+
+
 def _register_bounds(kernel: SoftmaxKernel) -> str:
     """Launch bounds of second derivatives of rows in registers."""
     size = max(ITEMSIZE[x] for x in (kernel.input, *(() if kernel.indices else (kernel.target,))))
@@ -570,7 +579,7 @@ class _Indices:
         alone = kernel.layout in ("thread_per_row_two_pass", *STAGED_SECOND)
         group = f"SubwarpGroup group{{{'1' if alone else 'width'}}}"
         if kernel.layout == "register_rows":
-            return f"SubwarpGroup group{{{kernel.lanes}}}", f"RegisterHvpReader<{_lane_vectors(kernel)}>"
+            return _register_group(kernel), f"RegisterHvpReader<{_lane_vectors(kernel)}>"
         if kernel.layout == "subwarp" and kernel.kind not in ("from_residual", "hvp"):
             group = "BlockOfSubwarps group{{width}}"
         elif kernel.layout == "streamed":
@@ -728,8 +737,8 @@ class _Dense:
         # As for class indices.
         width = "width" if kernel.layout == "subwarp" else str(max(1, kernel.lanes))
         group = _cluster_group(kernel) if block else f"SubwarpGroup group{{{width}}}"
-        if kernel.layout == "register_rows" and kernel.warps > 1:
-            group = f"ColumnWarps<{kernel.warps}> group{{{{{{{1}}}}}}}"
+        if kernel.layout == "register_rows":
+            group = _register_group(kernel)
         vectors = _second_vectors(kernel) if kernel.kind == "hvp" else TWO_PASS_DENSE_VECTORS
         long = f"DenseReader<TwoPassDense<{kernel.vec_size}, {vectors}>>"
         registers, word = in_registers(kernel), kernel.vec_size * ITEMSIZE[kernel.input]

@@ -219,6 +219,8 @@ SECOND_ORDER_CLASSES = 8
 SECOND_COLUMN_WARPS = 8
 SECOND_COLUMN_CLASSES = 16
 SECOND_COLUMN_ROWS = 1 << 12
+#: The same with a label: classes at least, since threads keep fewer in shared memory.
+SECOND_LABEL_COLUMNS = 17
 #: Threads of a block of them.
 SECOND_REGISTER_THREADS = 128
 #: Elements whose classes may lie apart though warps share rows, at most: copies of so few take longer.
@@ -669,6 +671,7 @@ def copied(
     second: bool = False,
     room: int = 0,
     registers: bool = False,
+    columns: bool = False,
 ) -> bool:
     """True of rows that are copied, their classes next to each other, before kernels take them.
 
@@ -679,7 +682,8 @@ def copied(
     digits in a long sum of number after number; few rows of some classes are copied for that reason, too.
     ``shares`` is False of what is computed by threads alone; ``second`` derivatives of few rows are too slow then.
     On a ``chip`` rows that lie in memory of their own may be gathered. A row of up to ``room`` bytes stays on chip.
-    Where lanes take rows of few classes to ``registers``, these are read as they lie, in whole lines.
+    Where lanes take rows of few classes to ``registers``, these are read as they lie, in whole lines; so are those of
+    more that warps share, if there are kernels of ``columns``.
     """
     rows = prod(shape)
     if not softmax:
@@ -700,9 +704,11 @@ def copied(
             return False
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
-    if registers and read == 2 and classes > _alone(tensors[0].itemsize):
-        in_columns = rows >= SECOND_COLUMN_ROWS and classes <= SECOND_COLUMN_WARPS * _alone(tensors[0].itemsize)
-        return rows * classes > SECOND_APART and not in_columns
+    least = SECOND_LABEL_COLUMNS if read == 1 else _alone(tensors[0].itemsize) + 1
+    if columns and second_in_columns(rows, classes, tensors[0].itemsize, least):
+        return False
+    if registers and read == 2 and classes >= least:
+        return rows * classes > SECOND_APART
     if softmax and read == 1 and shares and _near(sizes, strides) and tiled(rows, classes, tensors[0].itemsize):
         return False
     if not softmax:
@@ -1000,6 +1006,8 @@ def second_layout(
         found = _register_layout(*given, SECOND_LABEL_CLASSES)
         if found:
             return found
+    if softmax and not (together or capped) and second_in_columns(rows, classes, logits.itemsize, SECOND_LABEL_COLUMNS):
+        return _column_layout(rows, classes, sizes, words, logits.itemsize)
     row = per_thread = 0  # bytes of a row in shared memory
     alone = softmax and not capped and kind == "thread_per_row_two_pass"
     if alone and together:
@@ -1090,20 +1098,22 @@ def register_second_layout(
     words = space_words(rows, classes, (*apart, 0, 0, target_gradients.class_stride), sizes, strides)
     size = max(logits.itemsize, targets.itemsize)
     if not shares and classes > _alone(size):
-        return _column_layout(rows, classes, sizes, words, size) if rows >= SECOND_COLUMN_ROWS else None
+        in_columns = second_in_columns(rows, classes, size, 1)
+        return _column_layout(rows, classes, sizes, words, size) if in_columns else None
     return _register_layout(rows, classes, sizes, words, vec_size, size, edges, shifted, SECOND_LANE_CLASSES, shares)
 
 
-def _column_layout(rows: int, classes: int, sizes: Sequence[int], words: list[int], itemsize: int) -> RowLayout | None:
-    """The layout of such rows whose classes lie apart, of which the warps of a block share 32; None if they do not
-    fit.
-    """
+def second_in_columns(rows: int, classes: int, itemsize: int, least: int) -> bool:
+    """True of rows of ``least`` classes or more whose second derivatives the warps of a block share where they lie."""
+    return rows >= SECOND_COLUMN_ROWS and least <= classes <= SECOND_COLUMN_WARPS * _alone(itemsize)
+
+
+def _column_layout(rows: int, classes: int, sizes: Sequence[int], words: list[int], itemsize: int) -> RowLayout:
+    """The layout of such rows. Precondition: `second_in_columns`."""
     warps, each = 2, SECOND_COLUMN_CLASSES // max(1, itemsize // 4)
     while warps < SECOND_COLUMN_WARPS and classes > warps * each:
         warps *= 2
     per_thread = -(-classes // warps)
-    if per_thread > _alone(itemsize):
-        return None
     return RowLayout(
         "register_rows", 1, 1, warps * WARP, _chunks(-(-rows // WARP)), 1, 0, space_rank(rows, sizes), words,
         resident=second_resident(per_thread, 1, itemsize), per_thread=per_thread, warps=warps,

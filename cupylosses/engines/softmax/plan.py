@@ -400,4 +400,6 @@ def copied(static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chi
     gathers = None if static.reduction == "none" else chip
     shares, room = not (second or static.inplace), softmax_layout.room_of_rows(chip)
     given = without(shape, dim), shape[dim], rows, len(operands), loss.softmax
-    return softmax_layout.copied(*given, shares, gathers, second, room, second_in_registers(loss, static))
+    registers = second_in_registers(loss, static)
+    columns = registers or (second and static.kind == "indices" and not static.capped)
+    return softmax_layout.copied(*given, shares, gathers, second, room, registers, columns)
