@@ -359,6 +359,9 @@ IN_REGISTERS = [
     ("cross_entropy, smoothed", (3, 5, 66), ("bfloat16", "bfloat16"), ("sliced", "apart"), True),
     ("distillation_loss", (5, 145), ("bfloat16", "bfloat16"), ("contiguous", "contiguous"), False),
     ("distillation_loss", (4, 100), ("float32", "float32"), ("contiguous", "contiguous"), False),
+    ("cross_entropy, smoothed", (2, 40, 5, 9), ("float32", "float32"), ("contiguous", "contiguous"), True),
+    ("kl_div_with_logits", (2, 100, 35), ("bfloat16", "bfloat16"), ("contiguous", "sliced"), False),
+    ("distillation_loss", (2, 50, 5, 9), ("float64", "float64"), ("apart", "contiguous"), False),
 ]
 
 
@@ -366,8 +369,9 @@ IN_REGISTERS = [
 def test_targets_per_class_in_registers(
     case: int, reduction: str, no_formula: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Second derivatives by the first operand alone, of rows that few lanes share."""
+    """Second derivatives by the first operand alone, of rows that few lanes share, or the warps of a block."""
     monkeypatch.setattr(softmax_layout, "SECOND_THREADS", 1)
+    monkeypatch.setattr(softmax_layout, "SECOND_COLUMN_ROWS", 1)
     row_loss, shape, dtypes, places, valued = IN_REGISTERS[case]
     smoothed = {"label_smoothing": 0.2, "z_loss": 0.1} if "smoothed" in row_loss else {}
     call = draw_terms(row_loss.split(", ")[0], shape, KERNELS, dtypes, places, reduction=reduction, **smoothed)
@@ -383,6 +387,24 @@ def test_targets_per_class_in_registers(
         assert expected is not None
         comparison = compare(a.cpu(), expected)
         assert comparison.ok, str(comparison)
+
+
+@pytest.mark.parametrize(
+    ("classes", "dtype", "place"),
+    [
+        (30, "float32", "contiguous"),
+        (47, "bfloat16", "misaligned"),
+        (60, "float64", "apart"),
+        (190, "float16", "contiguous"),
+    ],
+)
+def test_images_whose_rows_warps_share(
+    classes: int, dtype: str, place: str, no_formula: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With and without as many classes for each warp; the last rows of a block are missing."""
+    monkeypatch.setattr(softmax_layout, "SECOND_COLUMN_ROWS", 1)
+    given = row_properties.draw((2, classes, 5, 7), 1, dtype, KERNELS, place)
+    second_agrees_with_truth(given, "alike", "mean")
 
 
 def test_impossible_classes_and_masked_rows_in_registers(no_formula: None) -> None:

@@ -102,9 +102,9 @@ def test_copies_lie_as_kernels_read_fast() -> None:
     assert strides_of_copies(image, plain, (4800, 1, 120, 3), has_tangent=(True, False)) == {}
     assert strides_of_copies(image, plain, last, has_tangent=(True, True)) == {1: plain}
     assert strides_of_copies(image, stepped, stepped) == {0: plain, 1: plain}
-    # Second derivatives of classes that a thread would read twice.
-    for pixels, count in ((71, 2), (256, 2), (16, 0)):
-        many, strides = (4, 52, pixels, pixels), (52 * pixels**2, pixels**2, pixels, 1)
+    # Second derivatives of classes that a thread would read twice, and that warps do not share.
+    for classes, pixels, count in ((52, 71, 0), (200, 71, 2), (52, 40, 2), (52, 16, 0)):
+        many, strides = (2, classes, pixels, pixels), (classes * pixels**2, pixels**2, pixels, 1)
         assert len(strides_of_copies(many, strides, strides, has_tangent=(True, False))) == count
     assert strides_of_copies((6, 333), (1, 6)) == {0: (333, 1)}
     assert strides_of_copies((16, 40000), (40001, 1), (1, 16)) == {1: (40000, 1)}
