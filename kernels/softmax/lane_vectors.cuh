@@ -7,7 +7,8 @@
 #pragma once
 #include "softmax/second_derivatives.cuh"
 
-// kEdges: rows have single elements at their ends. kPartial: not all lanes have kHeld vectors.
+// kEdges: rows have single elements at their ends. kPartial: not all lanes have kHeld vectors. Precondition: they have
+// kHeld - 1 at least, unless rows have edges.
 template <class Storage, int kVecSize, int kHeld, bool kEdges, bool kPartial>
 struct LaneVectors {
   const RowVectors<Storage, kVecSize, int> view;
@@ -26,7 +27,8 @@ struct LaneVectors {
   __device__ __forceinline__ void for_each(Pack (&held)[kHeld], Single& single, F& f) const {
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
-      if (!kPartial || rank + k * width < view.vectors) f(view.first(rank + k * width), held[k]);
+      const bool certain = !kPartial || (!kEdges && k + 1 < kHeld);
+      if (certain || rank + k * width < view.vectors) f(view.first(rank + k * width), held[k]);
     }
     if (kEdges && edge >= 0) f(edge, single);
   }

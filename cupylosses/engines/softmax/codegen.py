@@ -35,6 +35,7 @@ from cupylosses.engines.softmax.layout import (
     TWO_PASS_VECTORS,
     VECTORS,
     block_blocks,
+    column_blocks,
     dense_register_classes,
     packed_buffers,
     packed_rows_of_lane,
@@ -492,9 +493,12 @@ def _register_group(kernel: SoftmaxKernel) -> str:
 def _register_bounds(kernel: SoftmaxKernel) -> str:
     """Launch bounds of second derivatives of rows in registers."""
     size = max(ITEMSIZE[x] for x in (kernel.input, *(() if kernel.indices else (kernel.target,))))
+    if kernel.warps > 1:
+        heavy = kernel.smoothed or not kernel.indices
+        blocks = column_blocks(kernel.warps, kernel.per_thread, size, heavy)
+        return f"{kernel.warps * WARP}, {blocks}"
     resident = second_resident(kernel.per_thread, kernel.vec_size, size)
-    threads = kernel.warps * WARP if kernel.warps > 1 else SECOND_REGISTER_THREADS
-    return f"{threads}, {resident // threads}"
+    return f"{SECOND_REGISTER_THREADS}, {resident // SECOND_REGISTER_THREADS}"
 
 
 class _Indices:

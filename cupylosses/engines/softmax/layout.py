@@ -214,13 +214,18 @@ SECOND_LANE_MOST = {2: 32, 4: 32, 8: 8}
 SECOND_STAGED_CLASSES = 16
 SECOND_APART_CLASSES = 24
 SECOND_ORDER_CLASSES = 8
-#: Warps of a block that share such rows, with a target for each class, at most; classes of each as long as there are
-#: other warps to take them, numbers of 4 bytes; and rows at least.
-SECOND_COLUMN_WARPS = 8
-SECOND_COLUMN_CLASSES = 16
-SECOND_COLUMN_ROWS = 1 << 12
+#: Warps of a block that share such rows of more, and classes of each, by the bytes of a number, at most; and rows at
+#: least.
+SECOND_COLUMN_WARPS = {2: 16, 4: 16, 8: 12}
+SECOND_COLUMN_CLASSES = {2: 19, 4: 19, 8: 8}
+SECOND_COLUMN_ROWS = 1 << 10
 #: The same with a label: classes at least, since threads keep fewer in shared memory.
-SECOND_LABEL_COLUMNS = 17
+SECOND_LABEL_COLUMNS = 25
+#: Registers of a thread of them, and of each of its classes, with a label, and with smoothing or a target each; all of
+#: a thread that computes in float64.
+SECOND_COLUMN_REGISTERS = {False: 30, True: 36}
+SECOND_CLASS_REGISTERS = {False: 3, True: 4}
+SECOND_DOUBLE_REGISTERS = 168
 #: Threads of a block of them.
 SECOND_REGISTER_THREADS = 128
 #: Elements whose classes may lie apart though warps share rows, at most: copies of so few take longer.
@@ -982,6 +987,7 @@ def second_layout(
     others: Sequence[Sequence[int]],
     directions: RowStrides,
     softmax: bool,
+    heavy: bool = False,
     capped: bool = False,
     chip: Chip | None = None,
 ) -> RowLayout:
@@ -1007,7 +1013,7 @@ def second_layout(
         if found:
             return found
     if softmax and not (together or capped) and second_in_columns(rows, classes, logits.itemsize, SECOND_LABEL_COLUMNS):
-        return _column_layout(rows, classes, sizes, words, logits.itemsize)
+        return _column_layout(rows, classes, sizes, words, logits.itemsize, heavy)
     row = per_thread = 0  # bytes of a row in shared memory
     alone = softmax and not capped and kind == "thread_per_row_two_pass"
     if alone and together:
@@ -1099,26 +1105,42 @@ def register_second_layout(
     size = max(logits.itemsize, targets.itemsize)
     if not shares and classes > _alone(size):
         in_columns = second_in_columns(rows, classes, size, 1)
-        return _column_layout(rows, classes, sizes, words, size) if in_columns else None
+        return _column_layout(rows, classes, sizes, words, size, True) if in_columns else None
     return _register_layout(rows, classes, sizes, words, vec_size, size, edges, shifted, SECOND_LANE_CLASSES, shares)
 
 
 def second_in_columns(rows: int, classes: int, itemsize: int, least: int) -> bool:
     """True of rows of ``least`` classes or more whose second derivatives the warps of a block share where they lie."""
-    return rows >= SECOND_COLUMN_ROWS and least <= classes <= SECOND_COLUMN_WARPS * _alone(itemsize)
+    most = SECOND_COLUMN_WARPS[itemsize] * SECOND_COLUMN_CLASSES[itemsize]
+    return rows >= SECOND_COLUMN_ROWS and least <= classes <= most
 
 
-def _column_layout(rows: int, classes: int, sizes: Sequence[int], words: list[int], itemsize: int) -> RowLayout:
-    """The layout of such rows. Precondition: `second_in_columns`."""
-    warps, each = 2, SECOND_COLUMN_CLASSES // max(1, itemsize // 4)
-    while warps < SECOND_COLUMN_WARPS and classes > warps * each:
-        warps *= 2
-    per_thread = -(-classes // warps)
+def _column_layout(
+    rows: int, classes: int, sizes: Sequence[int], words: list[int], itemsize: int, heavy: bool
+) -> RowLayout:
+    """The layout of such rows, ``heavy`` ones with smoothing or a target per class: as many blocks are resident as can
+    be, of as few warps, which have less to exchange. Precondition: `second_in_columns`.
+    """
+    fewest = max(2, -(-classes // SECOND_COLUMN_CLASSES[itemsize]))
+
+    def blocks(warps: int) -> int:
+        return column_blocks(warps, -(-classes // warps), itemsize, heavy)
+
+    warps = max(range(fewest, SECOND_COLUMN_WARPS[itemsize] + 1), key=blocks)
+    per_thread, threads = -(-classes // warps), warps * WARP
     return RowLayout(
-        "register_rows", 1, 1, warps * WARP, _chunks(-(-rows // WARP)), 1, 0, space_rank(rows, sizes), words,
-        resident=second_resident(per_thread, 1, itemsize), per_thread=per_thread, warps=warps,
-        partial=classes != warps * per_thread,
+        "register_rows", 1, 1, threads, _chunks(-(-rows // WARP)), 1, 0, space_rank(rows, sizes), words,
+        resident=blocks(warps) * threads, per_thread=per_thread, warps=warps, partial=classes != warps * per_thread,
     )  # fmt: skip
+
+
+def column_blocks(warps: int, per_thread: int, itemsize: int, heavy: bool) -> int:
+    """Blocks of a multiprocessor whose warps share such rows, each with so many classes of a row."""
+    registers = SECOND_COLUMN_REGISTERS[heavy] + SECOND_CLASS_REGISTERS[heavy] * per_thread
+    if itemsize == 8:
+        registers = SECOND_DOUBLE_REGISTERS
+    # Each quarter of a multiprocessor has 512 registers a lane, and gives them to warps by eight.
+    return 4 * (512 // (-(-registers // 8) * 8)) // warps
 
 
 def _register_layout(

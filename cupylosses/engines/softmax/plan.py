@@ -138,7 +138,8 @@ class SoftmaxPlan(Plan):
         if static.has_tangent:
             (tangent,) = self._tangents
             along = rows_of(tangent.strides, static.class_dim, size, tangent.misalignment)
-            return softmax_layout.second_layout(*given, along, self.loss.softmax, static.capped, chip)
+            options = self.loss.softmax, static.smoothed, static.capped
+            return softmax_layout.second_layout(*given, along, *options, chip)
         if not self.loss.softmax:
             return softmax_layout.label_only_layout(*given, chip)
         kept = ITEMSIZE[self.compute] if self._once else 0
