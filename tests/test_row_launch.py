@@ -134,10 +134,10 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
     """Asserts that the layout has room for classes of this many bytes, for logits alone or with dense targets."""
     vector = layout.vec_size * size
     assert layout.vec_size in (1, 2, 4, 8)
-    assert layout.threads % WARP == 0 and layout.threads & (layout.threads - 1) == 0
-    assert layout.threads <= (
-        chip.threads if layout.kind in ("block", "two_pass", "column_tiles_two_pass") else THREADS
-    )
+    assert layout.threads % WARP == 0
+    assert layout.warps > 1 or layout.threads & (layout.threads - 1) == 0
+    large = layout.warps > 1 or layout.kind in ("block", "two_pass", "column_tiles_two_pass")
+    assert layout.threads <= (chip.threads if large else THREADS)
     assert 1 <= layout.chunks <= MAX_CHUNKS
     assert layout.cluster in (1, 2, 4, ODD_CLUSTER, 8) if chip.clusters else layout.cluster == 1
     tiles = ("column_tiles", "column_tiles_two_pass")
@@ -169,7 +169,11 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
     if layout.kind == "packed_rows":
         assert WARP <= layout.threads <= PACKED_THREADS and layout.per_thread == classes
         assert layout.threads * classes * size <= layout.shared <= SHARED_BYTES
-    if layout.kind == "columns" and not alone:
+    if layout.kind == "columns" and layout.warps > 1:
+        # The rows of another block have room, too.
+        assert classes * size * WARP == layout.shared and 2 * layout.shared <= chip.shared - DECLARED_BYTES
+        assert layout.threads == layout.warps * WARP <= layout.resident
+    elif layout.kind == "columns" and not alone:
         assert classes * size * layout.threads == layout.shared <= SHARED_BYTES
     elif layout.kind == "columns":
         assert layout.per_thread == classes and layout.threads == COLUMN_THREADS
@@ -180,7 +184,7 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
     if layout.kind == "column_tiles":
         assert layout.shared * layout.cluster >= classes * WARP * vector and layout.shared < chip.shared
     together = ("block", "two_pass", *tiles, *["subwarp"] * alone)
-    assert layout.per_block == (1 if layout.kind in together else layout.threads // WARP)
+    assert layout.per_block == (1 if layout.kind in together or layout.warps > 1 else layout.threads // WARP)
 
 
 @given(logits(), st.sampled_from(FLOATING), st.sampled_from(PLACES), st.sampled_from(CHIPS))
@@ -201,7 +205,8 @@ def test_rows_with_a_target_per_class(x: Logits, dtype: str, place: tuple[int, i
     rows = without(shape, class_dim)
     operands = [RowStrides(without(s, class_dim), s[class_dim], ITEMSIZE[d], at) for s, d, at in tensors]
     size = ITEMSIZE[first] + ITEMSIZE[dtype]
-    assume(all(x.class_stride == 1 for x in operands) or fits_columns(shape[class_dim], size))
+    shared = softmax_layout.dense_in_columns(shape[class_dim], size, chip)
+    assume(all(x.class_stride == 1 for x in operands) or shared or fits_columns(shape[class_dim], size))
     others = dense_strides(rows, (0,) * len(rows))
     layout = softmax_layout.dense_layout(rows, shape[class_dim], operands, [others] * 2, chip)
     fits(layout, shape[class_dim], ITEMSIZE[first] + ITEMSIZE[dtype], chip)

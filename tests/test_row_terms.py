@@ -28,6 +28,8 @@ from torch import Tensor
 
 import cupylosses.functional
 from cupylosses.backends.torch import device as torch_device
+from cupylosses.engines.softmax import layout as softmax_layout
+from cupylosses.jit.gpu import DECLARED_BYTES
 from cupylosses.testing import host
 from cupylosses.testing.host.execution import HostDevice
 from cupylosses.testing.softmax.properties import (
@@ -61,6 +63,7 @@ MIXED_TERMS = (
     ("float32", "float16"),
     ("bfloat16", "float32"),
     ("bfloat16", "bfloat16"),
+    ("float32", "float32"),
     ("bfloat16", "bfloat16"),
     ("float32", "float16"),
     ("float32", "float64"),
@@ -112,14 +115,36 @@ def results(call: SoftmaxCall) -> list[Tensor]:
 def test_layouts_are_what_they_are_called(layout: str, fresh_plans: Callable[[], None]) -> None:
     with noted_layouts() as found:
         drawn("cross_entropy", layout)()
-    assert {(x.kind, x.cluster > 1) for x in found} == {
-        (layout.partition(",")[0], layout in ("block, cluster", "two_pass"))
+    assert {(x.kind, x.cluster > 1, x.warps > 1) for x in found} == {
+        (layout.partition(",")[0], layout in ("block, cluster", "two_pass"), "warps" in layout)
     }
 
 
 @pytest.mark.parametrize(("of", "reduction"), in_turn(EACH_LOSS, ["mean", "none"]), ids=identity)
 def test_values_and_gradients(of: tuple[str, str], reduction: str) -> None:
     agrees_with_truth(drawn(*of, reduction=reduction))
+
+
+#: Images of so many classes that several warps share a row on a GPU of usual size: a loss, a shape, dtypes, and the
+#: warps. Pixels are moved in words, or one by one.
+OF_WARPS = [
+    ("cross_entropy", (2, 60, 6, 14), ("float32", "float32"), 2),
+    ("distillation_loss, mixed", (1, 150, 5, 7), ("bfloat16", "bfloat16"), 2),
+    ("kl_div_with_logits", (2, 131, 4, 6), ("bfloat16", "float32"), 3),
+    ("distillation_loss, mixed", (1, 93, 6, 6), ("float64", "float64"), 6),
+]
+
+
+@pytest.mark.parametrize("case", range(len(OF_WARPS)))
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_images_of_many_classes(case: int, reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row_loss, shape, dtypes, warps = OF_WARPS[case]
+    usual = dataclasses.replace(TERM_CHIP, shared=DECLARED_BYTES + (1 << 17))
+    with monkeypatch.context() as patch, noted_layouts() as found:
+        patch.setattr(torch_device.devices[torch.cuda.current_device() if GPU else -1], "chip", usual)
+        patch.setattr(softmax_layout, "DENSE_COLUMN_TILES", 16)
+        agrees_with_truth(draw_terms(row_loss, shape, KERNELS, dtypes, reduction=reduction))
+    assert {(x.kind, x.warps) for x in found} == {("columns", warps)}
 
 
 @pytest.mark.parametrize("row_loss", FEW)

@@ -27,8 +27,8 @@ from cupylosses.testing.tolerance import same_bits
 
 F: Any = cupylosses.functional
 
-#: More classes than a thread keeps of a row, and few enough to be quick.
-SHAPE = (6, 333)
+#: More classes than warps keep of a row with a target for each, and few enough to be quick.
+SHAPE = (6, 433)
 
 
 def copied(
@@ -39,6 +39,7 @@ def copied(
     softmax: bool = True,
     operands: int = 1,
     room: int = 0,
+    tile: int = 0,
 ) -> bool:
     """True if operands with these strides are copied."""
     strides = strides or dense_strides(shape, (0,) * len(shape))
@@ -46,7 +47,7 @@ def copied(
     gradient = rows_of(dense_strides(shape, strides), class_dim, size, 0)
     rows = tuple(n for d, n in enumerate(shape) if d != class_dim)
     tensors = [own] * operands + [gradient] * operands
-    return softmax_layout.copied(rows, shape[class_dim], tensors, operands, softmax, room=room)
+    return softmax_layout.copied(rows, shape[class_dim], tensors, operands, softmax, room=room, tile=tile)
 
 
 def test_which_rows_are_copied() -> None:
@@ -64,6 +65,8 @@ def test_which_rows_are_copied() -> None:
     assert not copied((1024, 32000), (1, 1024)) and copied((256, 32000), (1, 256))
     assert copied((1000, 81), (1, 1000)) and not copied((1000, 80), (1, 1000)) and not copied((1024, 81), (1, 1024))
     assert copied((8, 97, 64, 64), operands=2) and not copied((8, 96, 64, 64), operands=2)
+    # With a target per class, the warps of a block share those of which 32 fit into shared memory twice.
+    assert not copied((8, 97, 64, 64), operands=2, tile=97 * 8 * 32) and copied((8, 98, 64, 64), operands=2, tile=24832)
     # Rows with gaps are read as they lie.
     assert not copied((64, 1000), (1001, 1), size=2)
     # Many rows of few classes are not: warps move them together, if they have no gaps.
@@ -103,7 +106,7 @@ def test_copies_lie_as_kernels_read_fast() -> None:
     assert strides_of_copies(image, plain, last, has_tangent=(True, True)) == {1: plain}
     assert strides_of_copies(image, stepped, stepped) == {0: plain, 1: plain}
     # Second derivatives of classes that a thread would read twice, and that warps do not share.
-    for classes, pixels, count in ((52, 71, 0), (200, 71, 2), (52, 40, 2), (52, 16, 0)):
+    for classes, pixels, count in ((52, 71, 0), (304, 71, 0), (305, 71, 2), (100, 22, 2), (52, 16, 0)):
         many, strides = (2, classes, pixels, pixels), (classes * pixels**2, pixels**2, pixels, 1)
         assert len(strides_of_copies(many, strides, strides, has_tangent=(True, False))) == count
     assert strides_of_copies((6, 333), (1, 6)) == {0: (333, 1)}

@@ -1,16 +1,16 @@
-// Dense targets of images: classes lie apart, neighbouring rows between them. A lane takes a row, and its warp moves 32
-// rows together. Value and gradients of dense_rows.cuh.
+// Dense targets of images: classes lie apart, neighbouring rows between them. A lane takes a row, or the lanes of the
+// warps of a block do, and the worker moves 32 rows together. Value and gradients of dense_rows.cuh.
 //
 //   x[n, c, h, w]: a row is (n, :, h, w); a tile is 32 neighbouring rows
 //
-// 1. A warp copies all classes of a tile to shared memory, those of kVecSize rows in a word: 32 kVecSize classes and
-//    rows at once.
-// 2. Each lane makes the passes of dense_rows.cuh over its row. The last one leaves gradients in place of what they are
-//    gradients of.
-// 3. The warp writes the gradients that are wanted, in the same words.
+// 1. The worker, a warp or a block (ColumnWarps), copies all classes of a tile to shared memory, those of kVecSize rows
+//    in a word: kVecSize classes and 32 rows at once in each warp.
+// 2. Each lane makes the passes of dense_rows.cuh over its classes of a row. The last one leaves gradients in place of
+//    what they are gradients of.
+// 3. The worker writes the gradients that are wanted, in the same words.
 //
 // Moved by one lane each, elements of 16 bits take a load and a store to shared memory, because asynchronous copies
-// have four bytes at least. A warp owns its tile; only __syncwarp separates the steps.
+// have four bytes at least. A worker owns its tile; only its barrier separates the steps.
 //
 // Traffic: each logit and target is read once, each gradient written once. Preconditions: kVecSize divides the number
 // of rows; rows of a word are contiguous and aligned in all operands and gradients; gradients have the dtypes of their
@@ -18,22 +18,23 @@
 #pragma once
 #include "softmax/dense_rows.cuh"
 
-// One operand of a warp's tile in shared memory: class c of the tile's row r is element 32 c + r.
+// One operand of a worker's tile in shared memory: class c of the tile's row r is element 32 c + r. `thread` of
+// `threads` moves its words.
 template <class Storage, int kVecSize>
 struct ColumnsOfTile {
   using Word = Pack<Storage, kVecSize>;
   static constexpr int kWords = kWarp / kVecSize;  // of a class
   Storage* stage;
+  int thread, threads;
 
-  // f(c, word) for each class c of the rows whose words this lane moves.
+  // f(c, word) for each class c of the rows whose words this thread moves.
   template <class F>
   __device__ __forceinline__ void each(int classes, const F& f) const {
-    const int lane = threadIdx.x % kWarp;
-    Word* word = reinterpret_cast<Word*>(stage) + lane;
+    Word* word = reinterpret_cast<Word*>(stage) + thread;
 #pragma unroll 4
-    for (int c = lane / kWords; c < classes; c += kVecSize, word += kWarp) f(c, word);
+    for (int c = thread / kWords; c < classes; c += threads / kWords, word += threads) f(c, word);
   }
-  // `from` and `to`: the first class of the rows that this lane moves.
+  // `from` and `to`: the first class of the rows that this thread moves.
   __device__ __forceinline__ void copy_in(const Storage* from, int64 stride, int classes) const {
     each(classes, [&](int c, Word* word) { cp_async(word, reinterpret_cast<const Word*>(from + c * stride)); });
   }
@@ -42,7 +43,7 @@ struct ColumnsOfTile {
   }
 };
 
-// The row of a lane in shared memory.
+// The row of a lane in shared memory, whose packs of classes `threads` lanes take in turn.
 template <class Program>
 struct ColumnDenseClasses {
   static constexpr bool kContiguous = false;
@@ -54,7 +55,7 @@ struct ColumnDenseClasses {
   static constexpr int kEach = 4;
   Input* x;
   Target* t;
-  int classes;
+  int classes, rank, threads;
   bool exists, active;
 
   __device__ __forceinline__ void prefetch_next() const {
@@ -62,11 +63,12 @@ struct ColumnDenseClasses {
   // Packs of kEach classes, which share what is rare; then the other classes.
   template <class F>
   __device__ __forceinline__ void visit(F& f) const {
-    int c = 0;
 #pragma unroll 1
-    for (; c + kEach <= classes; c += kEach) f(c, gather<kEach>(x, c), gather<kEach>(t, c));
+    for (int c = rank * kEach; c + kEach <= classes; c += threads * kEach) {
+      f(c, gather<kEach>(x, c), gather<kEach>(t, c));
+    }
 #pragma unroll 1
-    for (; c < classes; ++c) f(c, gather<1>(x, c), gather<1>(t, c));
+    for (int c = classes / kEach * kEach + rank; c < classes; c += threads) f(c, gather<1>(x, c), gather<1>(t, c));
   }
   template <class F>
   __device__ __forceinline__ void for_each(F& f) const {
@@ -104,58 +106,64 @@ struct ColumnDenseClasses {
   }
 };
 
-// As TwoPassReader.
 template <int kVecSize>
 struct DenseColumnReader {
-  template <bool kGradient, class Program, class Scale>
-  static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
-                                               int64 chunks, const Workspace& work) {
+  template <bool kGradient, class Group, class Program, class Scale>
+  struct Visit {
+    static constexpr bool kNeedsNextRow = false;
     using Input = typename Program::Input;
     using Target = typename Program::Target;
     using Inputs = ColumnsOfTile<Input, kVecSize>;
     using Targets = ColumnsOfTile<Target, kVecSize>;
-    static_assert(kSameType<Input, typename Program::Gradient>, "gradients take the place of logits");
-    extern __shared__ uint4 staged[];
-    const int64 rows = program.space.rows, tiles = (rows + kWarp - 1) / kWarp;
-    const int lane = threadIdx.x % kWarp, classes = static_cast<int>(program.space.classes);
-    const auto& stride = program.space.class_stride;
-    constexpr int kRowBytes = static_cast<int>(sizeof(Input) + sizeof(Target));
-    char* const own = reinterpret_cast<char*>(staged) + threadIdx.x / kWarp * (kWarp * kRowBytes * classes);
-    const Inputs inputs{reinterpret_cast<Input*>(own)};
-    const Targets targets{reinterpret_cast<Target*>(inputs.stage + kWarp * classes)};
-    SyncState sync{0, 0};
-    for_each_chunk(group, scale, chunks, work, [&](int chunk) {
-      double total = 0.0;
-#pragma unroll 1
-      for (int64 tile = chunk; tile < tiles; tile += chunks) {
-        // The lane's row, and the first of the rows whose words it moves.
-        const int64 row = tile * kWarp + lane, moved_row = tile * kWarp + lane % Inputs::kWords * kVecSize;
-        const bool exists = row < rows, moves = moved_row < rows;
-        int64 offset[kRowStreams], moved[kRowStreams];
-        program.space.offsets(exists ? row : 0, offset);
-        program.space.offsets(moves ? moved_row : 0, moved);
-        const bool active = exists && program.active(offset);
-        const int moved_classes = moves ? classes : 0;
-        inputs.copy_in(program.input + moved[kLogits], stride[kLogits], moved_classes);
-        targets.copy_in(program.targets + moved[kLabels], stride[kLabels], moved_classes);
-        cp_async_wait_all();
-        __syncwarp();
-        const ColumnDenseClasses<Program> own_row{inputs.stage + lane, targets.stage + lane, classes, exists, active};
-        total += visit_dense_row<kGradient>(program, group, offset, own_row, exists, sync, scale);
-        __syncwarp();
-        if constexpr (kGradient) {
-          if constexpr (Program::kInputGradient) {
-            inputs.copy_out(program.gradients + moved[kGradients], stride[kGradients], moved_classes);
-          }
-          if constexpr (Program::kTargetGradient) {
-            targets.copy_out(program.target_gradients + moved[kTargetGradients], stride[kTargetGradients],
-                             moved_classes);
-          }
-          // The next rows are copied to the same place.
-          __syncwarp();
+    const Program& program;
+    const Group& group;
+    Scale& scale;
+
+    __device__ __forceinline__ auto operator()(int64 row, bool exists, int64, SyncState& sync) const {
+      static_assert(kSameType<Input, typename Program::Gradient>, "gradients take the place of logits");
+      extern __shared__ uint4 staged[];
+      const int thread = group.worker_thread(), threads = group.worker_threads();
+      const int lane = group.row_slot(), classes = static_cast<int>(program.space.classes);
+      const auto& stride = program.space.class_stride;
+      constexpr int kRowBytes = static_cast<int>(sizeof(Input) + sizeof(Target));
+      char* const own = reinterpret_cast<char*>(staged) + group.worker_offset(kWarp * kRowBytes * classes);
+      const Inputs inputs{reinterpret_cast<Input*>(own), thread, threads};
+      const Targets targets{reinterpret_cast<Target*>(inputs.stage + kWarp * classes), thread, threads};
+      // The first of the rows whose words this thread moves.
+      const int64 moved_row = row - lane + thread % Inputs::kWords * kVecSize;
+      const bool moves = moved_row < program.space.rows;
+      int64 offset[kRowStreams], moved[kRowStreams];
+      program.space.offsets(exists ? row : 0, offset);
+      program.space.offsets(moves ? moved_row : 0, moved);
+      const bool active = exists && program.active(offset);
+      const int moved_classes = moves ? classes : 0;
+      inputs.copy_in(program.input + moved[kLogits], stride[kLogits], moved_classes);
+      targets.copy_in(program.targets + moved[kLabels], stride[kLabels], moved_classes);
+      cp_async_wait_all();
+      group.worker_barrier();
+      const ColumnDenseClasses<Program> of_lane{
+          inputs.stage + lane, targets.stage + lane, classes, group.thread_rank(), group.num_threads(), exists, active};
+      const auto value = visit_dense_row<kGradient>(program, group, offset, of_lane, exists, sync, scale);
+      group.worker_barrier();
+      if constexpr (kGradient) {
+        if constexpr (Program::kInputGradient) {
+          inputs.copy_out(program.gradients + moved[kGradients], stride[kGradients], moved_classes);
         }
+        if constexpr (Program::kTargetGradient) {
+          targets.copy_out(program.target_gradients + moved[kTargetGradients], stride[kTargetGradients], moved_classes);
+        }
+        // The next rows are copied to the same place.
+        group.worker_barrier();
       }
-      return total;
-    });
+      return value;
+    }
+  };
+
+  // As TwoPassReader::sweep. For a SubwarpGroup of width 1, or ColumnWarps.
+  template <bool kGradient, class Group, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
+                                               const Workspace& work) {
+    for_each_row(group, scale, program.space.rows, chunks, work,
+                 Visit<kGradient, Group, Program, Scale>{program, group, scale});
   }
 };

@@ -944,6 +944,14 @@ __device__ __forceinline__ void group_reduce_sums(const Group& group, DenseSums<
   }
 }
 
+template <class Sums, int kWarps, class Compute>
+__device__ __forceinline__ void group_reduce_sums(const ColumnWarps<kWarps>& group, DenseSums<Compute>& sums,
+                                                  SyncState&) {
+  Compute x[] = {sums.value, sums.grad_log_p, sums.grad_log_q};
+  row_reduce(group, x, AddOp{});
+  sums = {x[0], x[1], x[2]};
+}
+
 // The pass in front of the gradients, which is the last one if there are none.
 template <bool kGradient, class Classes, class Pass>
 __device__ __forceinline__ void visit_before_gradient(Classes& classes, Pass& pass) {
@@ -969,7 +977,7 @@ __device__ __forceinline__ void visit_before_gradient(Classes& classes, Pass& pa
 //   classes.for_each_kept(f)     f(first, x, t, kept) for every class of this thread, and keeps what f leaves in `kept`
 //   classes.final_kept_pass(f)   f(first, kept) in the last pass, also for an inactive row, whose numbers are anything
 //
-// Precondition: all threads of the group call it together, with a SubwarpGroup every lane of the warp.
+// Precondition: all threads of the worker call it together.
 template <bool kGradient, class Group, class Program, class Classes, class Scale>
 __device__ __forceinline__ typename Program::Compute visit_dense_row(const Program& program, const Group& group,
                                                                      const int64 (&offset)[kRowStreams],

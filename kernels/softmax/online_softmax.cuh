@@ -174,3 +174,15 @@ __device__ __forceinline__ void group_combine(const Group& group, Part& part, Sy
     part = combine_warp_partials<Group::kClusterSize * kWarp>(all, group.num_warps());
   }
 }
+// The same of ColumnWarps, whose threads have parts of different rows: in the order of the warps.
+template <int kWarps, class Part>
+__device__ __forceinline__ void group_combine(const ColumnWarps<kWarps>& group, Part& part, SyncState&) {
+  const unsigned* const parts = group.exchange(part);
+  Part other = part;
+  group.part_of(parts, 0, part);
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) {
+    group.part_of(parts, w, other);
+    combine(part, other);
+  }
+}

@@ -104,6 +104,19 @@ struct SubwarpGroup {
   __device__ __forceinline__ bool is_leader() const {
     return threadIdx.x % kWarp == 0;
   }
+  // The worker's threads, and the bytes of dynamic shared memory before its own, if each worker has so many.
+  __device__ __forceinline__ int worker_thread() const {
+    return threadIdx.x % kWarp;
+  }
+  __device__ __forceinline__ int worker_threads() const {
+    return kWarp;
+  }
+  __device__ __forceinline__ int worker_offset(int bytes) const {
+    return static_cast<int>(threadIdx.x / kWarp) * bytes;
+  }
+  __device__ __forceinline__ void worker_barrier() const {
+    __syncwarp();
+  }
   // Before all other exchanges: nothing to do.
   __device__ __forceinline__ void cluster_start() const {
   }
@@ -180,12 +193,46 @@ struct ColumnWarps : BlockOfSubwarps {
   __device__ __forceinline__ int row_slot() const {
     return threadIdx.x % kWarp;
   }
+  __device__ __forceinline__ int worker_thread() const {
+    return threadIdx.x;
+  }
+  __device__ __forceinline__ int worker_threads() const {
+    return kWarps * kWarp;
+  }
+  __device__ __forceinline__ int worker_offset(int) const {
+    return 0;
+  }
+  __device__ __forceinline__ void worker_barrier() const {
+    __syncthreads();
+  }
   // As of BlockOfSubwarps; the first warp has the rows' values.
   __device__ __forceinline__ double worker_sum(double x, SyncState& sync) const {
     if (threadIdx.x == 0) claim_slots()[sync.syncs & 1] = sync.claimed;
     __syncthreads();
     ++sync.syncs;
     return threadIdx.x < kWarp ? rolled_warp_sum(x) : 0.0;
+  }
+  // Gives `mine` to the threads that share the row. The parts of all, which part_of() reads, stay until the next call.
+  template <class Part>
+  __device__ __forceinline__ const unsigned* exchange(const Part& mine) const {
+    static_assert(sizeof(Part) % 4 == 0, "what is shared travels in words of 4 bytes");
+    constexpr int kWords = sizeof(Part) / 4;
+    __shared__ unsigned words[kWarps * kWords * kWarp];
+    unsigned* const parts = words + threadIdx.x % kWarp;
+    const unsigned* const own = reinterpret_cast<const unsigned*>(&mine);
+    __syncthreads();  // the parts of the call before have been read
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) parts[(thread_rank() * kWords + k) * kWarp] = own[k];
+    __syncthreads();
+    return parts;
+  }
+  // Sets `part` to that of a warp.
+  template <class Part>
+  static __device__ __forceinline__ void part_of(const unsigned* parts, int warp, Part& part) {
+    constexpr int kWords = sizeof(Part) / 4;
+    unsigned* const to = reinterpret_cast<unsigned*>(&part);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) to[k] = parts[(warp * kWords + k) * kWarp];
   }
 };
 
@@ -198,19 +245,15 @@ __device__ __forceinline__ void row_reduce(const SubwarpGroup& group, T (&x)[kCo
 }
 // In the order of the warps.
 template <class Op, class T, int kCount, int kWarps>
-__device__ __forceinline__ void row_reduce(const ColumnWarps<kWarps>&, T (&x)[kCount], Op op) {
-  // An array of words, because T may have constructors.
-  alignas(16) __shared__ unsigned words[kWarps * kCount * kWarp * (sizeof(T) / 4)];
-  T* const of_lane = reinterpret_cast<T*>(words) + threadIdx.x % kWarp;
-  __syncthreads();  // the numbers of the call before have been read
+__device__ __forceinline__ void row_reduce(const ColumnWarps<kWarps>& group, T (&x)[kCount], Op op) {
+  const unsigned* const parts = group.exchange(x);
+  group.part_of(parts, 0, x);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) of_lane[(threadIdx.x / kWarp * kCount + i) * kWarp] = x[i];
-  __syncthreads();
+  for (int w = 1; w < kWarps; ++w) {
+    T other[kCount];
+    group.part_of(parts, w, other);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    x[i] = of_lane[i * kWarp];
-#pragma unroll
-    for (int w = 1; w < kWarps; ++w) x[i] = op(x[i], of_lane[(w * kCount + i) * kWarp]);
+    for (int i = 0; i < kCount; ++i) x[i] = op(x[i], other[i]);
   }
 }
 

@@ -36,6 +36,7 @@ from cupylosses.engines.softmax.layout import (
     VECTORS,
     block_blocks,
     column_blocks,
+    dense_column_blocks,
     dense_register_classes,
     packed_buffers,
     packed_rows_of_lane,
@@ -741,7 +742,7 @@ class _Dense:
         # As for class indices.
         width = "width" if kernel.layout == "subwarp" else str(max(1, kernel.lanes))
         group = _cluster_group(kernel) if block else f"SubwarpGroup group{{{width}}}"
-        if kernel.layout == "register_rows":
+        if kernel.layout == "register_rows" or kernel.warps > 1:
             group = _register_group(kernel)
         vectors = _second_vectors(kernel) if kernel.kind == "hvp" else TWO_PASS_DENSE_VECTORS
         long = f"DenseReader<TwoPassDense<{kernel.vec_size}, {vectors}>>"
@@ -777,6 +778,9 @@ class _Dense:
         block = kernel.layout in ("block", "two_pass")
         if in_registers(kernel):
             return f"{PACKED_THREADS}, {DENSE_REGISTER_RESIDENT // PACKED_THREADS}"
+        if kernel.layout == "columns" and kernel.warps > 1:
+            size = max(ITEMSIZE[kernel.input], ITEMSIZE[kernel.target])
+            return f"{kernel.warps * WARP}, {dense_column_blocks(kernel.warps, size)}"
         if kernel.layout == "register_rows":
             return _register_bounds(kernel)
         return f"{MAX_THREADS if block and kernel.kind != 'hvp' else THREADS}"

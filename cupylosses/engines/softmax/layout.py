@@ -228,6 +228,13 @@ SECOND_CLASS_REGISTERS = {False: 3, True: 4}
 SECOND_DOUBLE_REGISTERS = 168
 #: Threads of a block of them.
 SECOND_REGISTER_THREADS = 128
+#: Warps of a block share 32 rows with a target per class that lie apart where a multiprocessor has shared memory for
+#: fewer such tiles; warps that then take all of its tiles together, warps of a block at most, and threads of a
+#: multiprocessor that there are registers for.
+DENSE_COLUMN_TILES = 16
+DENSE_COLUMN_WARPS = 24
+DENSE_COLUMN_MOST = 16
+DENSE_COLUMN_RESIDENT = 1024
 #: Elements whose classes may lie apart though warps share rows, at most: copies of so few take longer.
 SECOND_APART = 1 << 16
 #: Threads of a block that are no unit of their own.
@@ -677,6 +684,7 @@ def copied(
     room: int = 0,
     registers: bool = False,
     columns: bool = False,
+    tile: int = 0,
 ) -> bool:
     """True of rows that are copied, their classes next to each other, before kernels take them.
 
@@ -725,7 +733,10 @@ def copied(
         return tensors[0].itemsize == 2
     if second and rows < MANY_ROWS and classes > SECOND_FEW_CLASSES:
         return rows * classes > SECOND_APART
-    return classes * sum(x.itemsize for x in tensors[:read]) * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
+    size = classes * sum(x.itemsize for x in tensors[:read])
+    if read == 2 and not second and size * WARP <= tile:
+        return False
+    return size * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
 
 
 def room_of_rows(chip: Chip) -> int:
@@ -850,6 +861,7 @@ def dense_layout(
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
     sizes, strides = merge(shape, rows_of)
     rows, size, cluster, per_thread, shifted = prod(shape), logits.itemsize + targets.itemsize, 1, 0, False
+    warps = 1
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
     of_operands = [strides[0], strides[1], strides[2], strides[5]]
     registers = classes <= dense_register_classes("packed_rows", affine, capped)
@@ -875,6 +887,10 @@ def dense_layout(
             # Rows that are read again go through no shared memory.
             shifted = False
         shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vec_size * size
+    elif not together and dense_in_columns(classes, size, chip):
+        kind, width, vec_size = "columns", 1, max(1, _column_words(sizes, of_operands, operands))
+        shared, warps = classes * size * WARP, _dense_column_warps(classes, size)
+        threads = warps * WARP
     else:
         vec_size, threads, shared = _thread_per_row(classes, 1, size)
         kind, width = "thread_per_row", 1
@@ -887,7 +903,7 @@ def dense_layout(
             kind, vec_size, threads = "columns", moved, min(threads, PACKED_THREADS)
             shared = classes * size * threads
     in_warps = kind not in ("block", "two_pass")
-    per_block = threads // WARP if in_warps else 1
+    per_block = threads // WARP if in_warps and warps == 1 else 1
     units = -(-rows // (WARP // width)) if in_warps else rows
     registers = per_thread > 0 and classes <= dense_register_classes(kind, affine, capped)
     if registers:
@@ -904,11 +920,36 @@ def dense_layout(
     rank = space_rank(rows, sizes)
     # Kernels of blocks have up to 64 registers.
     resident = DENSE_REGISTER_RESIDENT if registers else 2048 if in_warps else RESIDENT_THREADS
+    if warps > 1:
+        resident = dense_column_blocks(warps, max(logits.itemsize, targets.itemsize)) * threads
     chunks = _chunks(units, _most_chunks(resident))
     return RowLayout(
         kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident,
-        per_thread=per_thread, shifted=shifted,
+        per_thread=per_thread, warps=warps, shifted=shifted,
     )  # fmt: skip
+
+
+def dense_in_columns(classes: int, size: int, chip: Chip) -> bool:
+    """True of rows of so many classes, of ``size`` bytes each in both operands, of which the warps of a block can take
+    32 while those of another block wait for theirs.
+    """
+    tile = classes * size * WARP
+    return _room(tile) < DENSE_COLUMN_TILES and tile <= room_of_tiles(chip)
+
+
+def room_of_tiles(chip: Chip) -> int:
+    """Bytes of 32 such rows, at most."""
+    return (chip.shared - DECLARED_BYTES) // 2
+
+
+def _dense_column_warps(classes: int, size: int) -> int:
+    """Warps that share such rows: as many as keep a multiprocessor busy with the rows that its shared memory holds."""
+    return max(2, min(DENSE_COLUMN_MOST, DENSE_COLUMN_WARPS // _room(classes * size * WARP)))
+
+
+def dense_column_blocks(warps: int, itemsize: int) -> int:
+    """Blocks of a multiprocessor whose warps share such rows, as many as there are registers for."""
+    return DENSE_COLUMN_RESIDENT // (2 if itemsize == 8 else 1) // (warps * WARP)
 
 
 def dense_register_classes(kind: str, affine: bool, capped: bool) -> int:

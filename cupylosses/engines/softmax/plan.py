@@ -403,4 +403,5 @@ def copied(static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chi
     given = without(shape, dim), shape[dim], rows, len(operands), loss.softmax
     registers = second_in_registers(loss, static)
     columns = registers or (second and static.kind == "indices" and not static.capped)
-    return softmax_layout.copied(*given, shares, gathers, second, room, registers, columns)
+    tile = softmax_layout.room_of_tiles(chip)
+    return softmax_layout.copied(*given, shares, gathers, second, room, registers, columns, tile)

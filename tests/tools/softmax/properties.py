@@ -33,6 +33,8 @@ TERM_LOSSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 #: many: threads that take turns at each memory access are slow.
 TERM_CHIP = Chip(DECLARED_BYTES + (4 << 10), clusters=True, threads=512)
 TERM_MANY_ROWS = 320
+#: Warps of a block share rows of seven classes there.
+TERM_COLUMN_TILES = 48
 
 #: Operand shapes that such a GPU takes in each layout, in float32, with the classes in dimension 1.
 TERM_LAYOUTS: Mapping[str, tuple[int, ...]] = {
@@ -43,6 +45,7 @@ TERM_LAYOUTS: Mapping[str, tuple[int, ...]] = {
     "thread_per_row": (3, 4, 5, 7),
     "columns": (3, 5, 4, 8),
     "columns, in registers": (3, 5, 8, 16),
+    "columns, shared by warps": (3, 7, 4, 8),
     "packed_rows": (333, 5),
     "packed_rows, of many classes": (333, 17),
     "subwarp, copied": (2, 199, 5, 3),
@@ -54,7 +57,11 @@ def term_chip() -> Iterator[None]:
     """Within this context, executions on the host have such a GPU, and few rows count as many."""
     # By name: the package has a function of that name.
     execution = import_module("cupylosses.testing.host.execution")
-    with mock.patch.object(execution, "SMALL", TERM_CHIP), mock.patch.object(layout, "MANY_ROWS", TERM_MANY_ROWS):
+    with (
+        mock.patch.object(execution, "SMALL", TERM_CHIP),
+        mock.patch.object(layout, "MANY_ROWS", TERM_MANY_ROWS),
+        mock.patch.object(layout, "DENSE_COLUMN_TILES", TERM_COLUMN_TILES),
+    ):
         yield
 
 
