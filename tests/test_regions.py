@@ -17,7 +17,9 @@ import cupylosses.functional as F
 from cupylosses import nn
 from cupylosses.backends.torch import formulas, plans
 from cupylosses.definition.registry import registry
+from cupylosses.engines.base import TensorSpec
 from cupylosses.engines.record import KernelRecorder, placeholder
+from cupylosses.engines.regions import engine as regions_engine
 from cupylosses.engines.regions.definition import RegionLoss
 from cupylosses.engines.regions.layout import (
     GRADIENT_THREADS,
@@ -448,6 +450,48 @@ def test_tiles_in_shared_memory(name, case, dtypes, lies):
     with host.execution() as device:
         device.chip = Chip(99 << 10)
         assert perform(Check(getattr(F, name).loss, case, dtypes, "mean", lies, "cpu")).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("strides", "dim", "copied"),
+    [
+        ((1, 5, 10, 30), 1, True),  # samples last
+        ((2, 1, 80, 10), 1, True),  # samples before the classes, which are last
+        ((42, 1, 14, 2), 1, False),  # channels last
+        ((42, 21, 7, 1), 1, False),
+        ((42, 21, 1, 3), 1, False),
+        ((1, 5, 35), None, True),
+        ((21, 7, 1), None, False),
+        ((0, 7, 1), None, False),
+    ],
+)
+def test_samples_between_voxels(strides, dim, copied, monkeypatch):
+    monkeypatch.setattr(regions_engine, "INTERLEAVED_ELEMENTS", 1)
+    shape = (5, 2, 3, 7) if dim else (5, 3, 7)
+    assert regions_engine.is_interleaved(TensorSpec("float32", shape, strides), dim) == copied
+    assert not regions_engine.is_interleaved(TensorSpec("float32", (0, *shape[1:]), strides), dim)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("kind", ["labels", "dense"])
+def test_samples_between_voxels_are_copied_for_gradients(kind, monkeypatch):
+    monkeypatch.setattr(regions_engine, "INTERLEAVED_ELEMENTS", 1)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 2, 3, 7, generator=generator).to(KERNELS)
+    y = torch.randint(2, (5, 3, 7), generator=generator).to(KERNELS)
+    if kind == "dense":
+        y = torch.nn.functional.one_hot(y, 2).movedim(-1, 1).float()
+    last = x.movedim(0, -1).contiguous().movedim(-1, 0)
+    other = y.movedim(0, -1).contiguous().movedim(-1, 0)
+    found = []
+    for one, target in ((x, y), (last, y), (last, other)):
+        leaf = one.clone(memory_format=torch.preserve_format).requires_grad_()
+        value = F.dice_loss(leaf, target)
+        (gradient,) = torch.autograd.grad(value, leaf)
+        found.append((value.detach(), gradient))
+        assert gradient.stride() == leaf.stride()
+    for value, gradient in found[1:]:
+        assert same_bits(value, found[0][0]) and same_bits(gradient, found[0][1])
 
 
 def test_tiles_are_as_large_as_shared_memory_allows():

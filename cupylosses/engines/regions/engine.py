@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import nan
+from math import nan, prod
 from typing import Any, ClassVar
 
 from cupylosses import checks, interop
@@ -23,6 +23,10 @@ from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax.engine import row_major
 from cupylosses.engines.strides import dense_strides
 
+#: Distance of neighbouring voxels of a sample in elements, or in voxels of all classes, and elements, from which on a
+#: copy is read in which samples follow each other.
+INTERLEAVED_STEP = 4
+INTERLEAVED_ELEMENTS = 1 << 16
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
 
@@ -77,10 +81,16 @@ class RegionEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
-        """Class weights with gaps; of second derivatives a tangent that does not lie as the gradient of the input does,
-        and both where the voxels of many classes lie apart and no tile of them is in shared memory.
+        """Class weights with gaps; input and target whose samples lie between the voxels of each other; of second
+        derivatives a tangent that does not lie as the gradient of the input does, and both where the voxels of many
+        classes lie apart and no tile of them is in shared memory.
         """
         last, found = 2 + call.static.class_weighted + call.static.weighted, {}
+        if writes and not any(call.static.has_tangent):
+            dims = call.static.class_dim, None if call.static.kind == "labels" else call.static.class_dim
+            for i, (x, dim) in enumerate(zip(tensors, dims, strict=False)):
+                if is_interleaved(x, dim):
+                    found[i] = dense_strides(x.shape, (0,) * x.ndim)
         if any(call.static.has_tangent[:1]):
             x, strides = tensors[0], tensors[0].gradient.strides
             in_order = dense_strides(x.shape, (0,) * x.ndim)
@@ -232,3 +242,13 @@ def checked_settings(
 
 
 REGIONS = RegionEngine()
+
+
+def is_interleaved(x: TensorSpec, class_dim: int | None) -> bool:
+    """True if samples lie between the voxels of each other, so that a block uses a small part of what it reads."""
+    if prod(x.shape) < INTERLEAVED_ELEMENTS:
+        return False
+    dims = [d for d in range(x.ndim) if d != class_dim]
+    step = min([abs(x.strides[d]) for d in dims[1:] if x.shape[d] > 1], default=1)
+    inside = class_dim is not None and abs(x.strides[class_dim]) < step
+    return step >= INTERLEAVED_STEP * (x.shape[class_dim] if inside and class_dim is not None else 1)
