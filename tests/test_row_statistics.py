@@ -24,6 +24,7 @@ from cupylosses.definition.expressions import factors
 from cupylosses.definition.registry import registry
 from cupylosses.engines.base import Machine, TensorSpec
 from cupylosses.engines.row_statistics import codegen
+from cupylosses.engines.row_statistics import engine as row_engine
 from cupylosses.engines.row_statistics import layout as row_layout
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
 from cupylosses.jit.gpu import Chip
@@ -314,6 +315,37 @@ def test_vectors_whose_features_lie_apart_are_copied(rows: int, count: int) -> N
     call = Call(*loss.engine.bind(loss, (*tensors, None, None, None), loss.default_settings))
     copies = loss.engine.copies(call, tuple(vectors), Machine(132, Chip()), True)
     assert len(copies) == count and 1 not in copies
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "count"), [("bfloat16", 8, 2), ("bfloat16", 4, 0), ("float32", 4, 2), ("float32", 3, 0)]
+)
+def test_second_derivatives_copy_vectors_and_tangents(dtype: str, rows: int, count: int) -> None:
+    """Few long ones, of which a vector uses a small part of each sector."""
+    shape = (rows, 1 << 18)
+    lies = TensorSpec(dtype, shape, (1, rows))
+    tensors = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta")] * 3
+    loss = registry()["pearson_loss"]
+    call = Call(*loss.engine.bind(loss, (*tensors[:2], None, None, None), loss.default_settings))
+    along = loss.engine.jvp(call, (True, False), (tensors[2],))
+    copies = loss.engine.copies(along, (lies, TensorSpec(dtype, shape, (1 << 18, 1)), lies), Machine(132, Chip()), True)
+    assert copies == dict.fromkeys((0, 2)[:count], (1 << 18, 1))
+
+
+@pytest.mark.kernels
+def test_second_derivatives_of_copies(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]) -> None:
+    """They are those of contiguous vectors, to the last bit."""
+    monkeypatch.setattr(row_engine, "SHORT_ELEMENTS", 1)
+    first, second, _ = drawn(COSINE, (5,), 40, torch.float32)
+    v = torch.randn(5, 40, generator=torch.Generator().manual_seed(1)).to(KERNELS)
+    found = []
+    for apart in (False, True):
+        x, y, along = [z.t().contiguous().t() if apart else z for z in (first.detach(), second.detach(), v)]
+        leaves = [x.requires_grad_(), y.requires_grad_()]
+        (gradient,) = torch.autograd.grad(F.pearson_loss(*leaves), leaves[:1], create_graph=True)
+        found.append(torch.autograd.grad(gradient, leaves, along))
+    for a, b in zip(*found, strict=True):
+        assert same_bits(a.contiguous(), b.contiguous())
 
 
 #: Shapes of vectors and labels.

@@ -39,9 +39,12 @@ from cupylosses.reference_math import divide
 #: Distance of the features of a vector, and its elements, from which on a copy is read where it would be read twice.
 SPARSE_STEP = 3
 SPARSE_ELEMENTS = 1 << 20
-#: Distance of the features of vectors that lie next to each other, and elements, from which on few of them are copied.
+#: Distance of the features of vectors that lie next to each other, and elements, from which on few of them are copied;
+#: and for second derivatives, the distance, and the bytes of it.
 SHORT_STEP = 8
 SHORT_ELEMENTS = 1 << 18
+SHORT_STEP_ALONG = 4
+SHORT_BYTES_ALONG = 16
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
 
@@ -145,11 +148,11 @@ class StatisticsEngine(Engine):
     ) -> Mapping[int, tuple[int, ...]]:
         """Vectors whose rows are next to each other in place of their features are read from copies by tiles, or from
         plain ones if there are few rows; so are large ones that would be read twice from a third of their sectors or
-        less.
+        less. Of second derivatives, vectors and tangents are copied that lie like few long vectors next to each other.
         """
         loss: Any = call.loss
         if call.static.has_tangent:
-            return {}
+            return _copies_along(call, tensors)
         found, twice = {}, writes and call.static.reduction == "none"
         for i in loss.vector_slots:
             x = tensors[i]
@@ -320,3 +323,18 @@ class StatisticsEngine(Engine):
 
 
 ROW_STATISTICS = StatisticsEngine()
+
+
+def _copies_along(call: Call, tensors: tuple[TensorSpec, ...]) -> Mapping[int, tuple[int, ...]]:
+    """The copies of a derivative along tangents."""
+    loss: Any = call.loss
+    moving = [i for i, x in enumerate(call.static.has_tangent) if x]
+    found, slots = {}, [*range(len(tensors) - len(moving)), *moving]
+    for i, (x, slot) in enumerate(zip(tensors, slots, strict=True)):
+        dim = call.static.feature_dim + x.ndim
+        if slot not in loss.vector_slots or dim < 0 or 1 not in x.strides or prod(x.shape) < SHORT_ELEMENTS:
+            continue
+        step = x.strides[dim]
+        if step >= SHORT_STEP_ALONG and step * ITEMSIZE[x.dtype] >= SHORT_BYTES_ALONG and 0 not in x.strides:
+            found[i] = classes_last(x.shape, dim)
+    return found
