@@ -387,6 +387,16 @@ def test_few_elements_are_spread_over_lanes(side: int, of_a_lane: int, chunks: i
     assert pointwise_layout.in_short_batches(turned, True) is turned
 
 
+@pytest.mark.parametrize(
+    ("elements", "behind", "batch"), [(1 << 20, 0, 4), (1 << 20, 2, 1), (1 << 22, 2, 1), (1 << 23, 2, 4)]
+)
+def test_shifted_vectors_are_spread_over_lanes(elements: int, behind: int, batch: int) -> None:
+    """An operand begins so many bytes behind an aligned address."""
+    streams = [stream((elements,), 2), pointwise_layout.Stream((1,), 2, behind, read=True)]
+    found = pointwise_layout.in_short_batches(pointwise_layout.layout((elements,), streams), False)
+    assert (found.vec_size, found.batch) == (8, batch)
+
+
 def test_a_reduced_loss_of_one_block_stays_there() -> None:
     for elements, reduced, batch in ((1024, True, 4), (1025, True, 1), (1024, False, 1)):
         flat = pointwise_layout.layout((elements,), [stream((elements,), 4)] * 2)
