@@ -301,6 +301,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "dense, two_pass": terms(row_properties.agrees_with_truth, "cross_entropy", "two_pass"),
     "dense, packed": terms(row_properties.agrees_with_truth, "cross_entropy", "packed_rows"),
     "dense, thread_per_row": terms(row_properties.agrees_with_truth, "cross_entropy", "thread_per_row"),
+    "dense, shared by warps": terms(row_properties.agrees_with_truth, "cross_entropy", "columns, shared by warps"),
     "dense, everything": terms(row_properties.agrees_with_truth, "cross_entropy with everything", "subwarp"),
     "dense, second": terms(row_properties.second_agrees_with_truth, "distillation_loss, mixed", "subwarp"),
     "dense, second, equal": terms(term_properties.terms_second_of_equal_logits, "distillation_loss, mixed", "subwarp"),

@@ -237,6 +237,14 @@ MUTANTS: tuple[Mutant, ...] = (
         races=True,
     ),
     Mutant(
+        "no barrier behind the parts of the warps that share rows",
+        ROW_GROUPS,
+        "exchange",
+        r"own\[k\];\n +__syncthreads\(\);",
+        "own[k];",
+        ("dense, shared by warps",),
+    ),
+    Mutant(
         "sum not moved to a new largest logit",
         "kernels/softmax/online_softmax.cuh",
         "rescaled",
@@ -384,6 +392,23 @@ MUTANTS: tuple[Mutant, ...] = (
         r"leads \? Compute\(0\) : power",
         "power",
         ("dense, packed",),
+    ),
+    Mutant(
+        "last classes of a row left to the first warp",
+        "kernels/softmax/dense_columns.cuh",
+        "visit",
+        r"kEach \* kEach \+ rank;",
+        "kEach * kEach;",
+        ("dense, shared by warps",),
+    ),
+    Mutant(
+        "gradients stored before all warps have written theirs",
+        "kernels/softmax/dense_columns.cuh",
+        "DenseColumnReader",
+        r"(exists, sync, scale\);\n +)group\.worker_barrier\(\);",
+        r"\1;",
+        ("dense, shared by warps",),
+        races=True,
     ),
     Mutant(
         "gradient without the penalty's",
