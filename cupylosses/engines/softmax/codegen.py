@@ -482,8 +482,8 @@ def _lane_vectors(kernel: SoftmaxKernel) -> str:
     return f"{kernel.vec_size}, {kernel.per_thread}, {ways}"
 
 
-def _register_group(kernel: SoftmaxKernel) -> str:
-    """The threads that share rows of second derivatives in registers."""
+def _row_group(kernel: SoftmaxKernel) -> str:
+    """The lanes that share a row, or the warps that share rows whose classes lie apart."""
     return (
         f"ColumnWarps<{kernel.warps}> group{{{{{{1}}}}}}"
         if kernel.warps > 1
@@ -584,7 +584,7 @@ class _Indices:
         alone = kernel.layout in ("thread_per_row_two_pass", *STAGED_SECOND)
         group = f"SubwarpGroup group{{{'1' if alone else 'width'}}}"
         if kernel.layout == "register_rows":
-            return _register_group(kernel), f"RegisterHvpReader<{_lane_vectors(kernel)}>"
+            return _row_group(kernel), f"RegisterHvpReader<{_lane_vectors(kernel)}>"
         if kernel.layout == "subwarp" and kernel.kind not in ("from_residual", "hvp"):
             group = "BlockOfSubwarps group{{width}}"
         elif kernel.layout == "streamed":
@@ -743,7 +743,7 @@ class _Dense:
         width = "width" if kernel.layout == "subwarp" else str(max(1, kernel.lanes))
         group = _cluster_group(kernel) if block else f"SubwarpGroup group{{{width}}}"
         if kernel.layout == "register_rows" or kernel.warps > 1:
-            group = _register_group(kernel)
+            group = _row_group(kernel)
         vectors = _second_vectors(kernel) if kernel.kind == "hvp" else TWO_PASS_DENSE_VECTORS
         long = f"DenseReader<TwoPassDense<{kernel.vec_size}, {vectors}>>"
         registers, word = in_registers(kernel), kernel.vec_size * ITEMSIZE[kernel.input]

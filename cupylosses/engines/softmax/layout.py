@@ -7,7 +7,8 @@ thread_per_row             a thread takes a row (or neighbouring rows) of stride
 thread_per_row_packed      a thread takes a row of few contiguous classes; its warp moves all its rows together
 interleaved_rows           the same of many rows that no vector divides: the rows of a thread are a warp apart
 packed_rows                the same of many rows: they go to registers, and the number of classes is a constant
-columns                    many rows of few strided classes: a lane takes neighbouring rows, to registers
+columns                    many rows of few strided classes: a lane takes neighbouring rows, to registers; of more,
+                           with a target for each, the warps of a block share 32 rows in shared memory
 column_tiles               many rows of more strided classes: the warps of a block, or of a cluster, share neighbouring
                            rows, which stay in shared memory
 column_tiles_two_pass      the same of rows too long for shared memory: they are read twice
@@ -696,7 +697,7 @@ def copied(
     ``shares`` is False of what is computed by threads alone; ``second`` derivatives of few rows are too slow then.
     On a ``chip`` rows that lie in memory of their own may be gathered. A row of up to ``room`` bytes stays on chip.
     Where lanes take rows of few classes to ``registers``, these are read as they lie, in whole lines; so are those of
-    more that warps share, if there are kernels of ``columns``.
+    more that warps share, if there are kernels of ``columns``, or if 32 of two operands have up to ``tile`` bytes.
     """
     rows = prod(shape)
     if not softmax:
@@ -717,8 +718,9 @@ def copied(
             return False
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
-    least = SECOND_LABEL_COLUMNS if read == 1 else _alone(tensors[0].itemsize) + 1
-    if columns and second_in_columns(rows, classes, tensors[0].itemsize, least):
+    widest = max(x.itemsize for x in tensors[:read])
+    least = SECOND_LABEL_COLUMNS if read == 1 else _alone(widest) + 1
+    if columns and second_in_columns(rows, classes, widest, least):
         return False
     if registers and read == 2 and classes >= least:
         return rows * classes > SECOND_APART
