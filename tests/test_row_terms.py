@@ -131,6 +131,7 @@ OF_WARPS = [
     ("cross_entropy", (2, 60, 6, 14), ("float32", "float32"), 2),
     ("distillation_loss, mixed", (1, 150, 5, 7), ("bfloat16", "bfloat16"), 2),
     ("kl_div_with_logits", (2, 131, 4, 6), ("bfloat16", "float32"), 3),
+    ("cross_entropy", (1, 93, 5, 6), ("float64", "float32"), 3),
     ("distillation_loss, mixed", (1, 93, 6, 6), ("float64", "float64"), 6),
 ]
 

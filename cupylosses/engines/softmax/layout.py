@@ -230,11 +230,12 @@ SECOND_DOUBLE_REGISTERS = 168
 #: Threads of a block of them.
 SECOND_REGISTER_THREADS = 128
 #: Warps of a block share 32 rows with a target per class that lie apart where a multiprocessor has shared memory for
-#: fewer such tiles; warps that then take all of its tiles together, warps of a block at most, and threads of a
-#: multiprocessor that there are registers for.
+#: fewer such tiles; warps that then take all of its tiles together, and those of affine terms in float64; warps of a
+#: block at most; and threads of a multiprocessor that there are registers for.
 DENSE_COLUMN_TILES = 16
 DENSE_COLUMN_WARPS = 24
-DENSE_COLUMN_MOST = 16
+DENSE_COLUMN_DOUBLE_WARPS = 16
+DENSE_COLUMN_MOST = 10
 DENSE_COLUMN_RESIDENT = 1024
 #: Elements whose classes may lie apart though warps share rows, at most: copies of so few take longer.
 SECOND_APART = 1 << 16
@@ -863,7 +864,7 @@ def dense_layout(
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
     sizes, strides = merge(shape, rows_of)
     rows, size, cluster, per_thread, shifted = prod(shape), logits.itemsize + targets.itemsize, 1, 0, False
-    warps = 1
+    warps, widest = 1, max(logits.itemsize, targets.itemsize)
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
     of_operands = [strides[0], strides[1], strides[2], strides[5]]
     registers = classes <= dense_register_classes("packed_rows", affine, capped)
@@ -891,7 +892,7 @@ def dense_layout(
         shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vec_size * size
     elif not together and dense_in_columns(classes, size, chip):
         kind, width, vec_size = "columns", 1, max(1, _column_words(sizes, of_operands, operands))
-        shared, warps = classes * size * WARP, _dense_column_warps(classes, size)
+        shared, warps = classes * size * WARP, _dense_column_warps(classes, size, affine and widest == 8)
         threads = warps * WARP
     else:
         vec_size, threads, shared = _thread_per_row(classes, 1, size)
@@ -923,7 +924,7 @@ def dense_layout(
     # Kernels of blocks have up to 64 registers.
     resident = DENSE_REGISTER_RESIDENT if registers else 2048 if in_warps else RESIDENT_THREADS
     if warps > 1:
-        resident = dense_column_blocks(warps, max(logits.itemsize, targets.itemsize)) * threads
+        resident = dense_column_blocks(warps, widest) * threads
     chunks = _chunks(units, _most_chunks(resident))
     return RowLayout(
         kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident,
@@ -944,9 +945,10 @@ def room_of_tiles(chip: Chip) -> int:
     return (chip.shared - DECLARED_BYTES) // 2
 
 
-def _dense_column_warps(classes: int, size: int) -> int:
+def _dense_column_warps(classes: int, size: int, double: bool) -> int:
     """Warps that share such rows: as many as keep a multiprocessor busy with the rows that its shared memory holds."""
-    return max(2, min(DENSE_COLUMN_MOST, DENSE_COLUMN_WARPS // _room(classes * size * WARP)))
+    together = DENSE_COLUMN_DOUBLE_WARPS if double else DENSE_COLUMN_WARPS
+    return max(2, min(DENSE_COLUMN_MOST, together // _room(classes * size * WARP)))
 
 
 def dense_column_blocks(warps: int, itemsize: int) -> int:
