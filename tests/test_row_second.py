@@ -395,7 +395,6 @@ def test_targets_per_class_in_registers(
         (30, "float32", "contiguous"),
         (47, "bfloat16", "misaligned"),
         (60, "float64", "apart"),
-        (190, "float16", "contiguous"),
     ],
 )
 def test_images_whose_rows_warps_share(

@@ -136,8 +136,7 @@ OF_WARPS = [
 ]
 
 
-@pytest.mark.parametrize("case", range(len(OF_WARPS)))
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(("case", "reduction"), in_turn(range(len(OF_WARPS)), ["mean", "none"]), ids=str)
 def test_images_of_many_classes(case: int, reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     row_loss, shape, dtypes, warps = OF_WARPS[case]
     usual = dataclasses.replace(TERM_CHIP, shared=DECLARED_BYTES + (1 << 17))
