@@ -9,7 +9,8 @@
 // 1. A worker starts with chunk worker(); then it takes chunks worker() + workers() and so on, or claims them from a
 //    WorkQueue.
 // 2. The threads of a group read every num_threads()-th vector of a row.
-// 3. They exchange partial results: subwarp_reduce within a warp, all_gather between warps and blocks.
+// 3. They exchange partial results: subwarp_reduce within a warp, all_gather between warps and blocks, exchange between
+//    warps whose lanes have different rows.
 // 4. At the end of a chunk, worker_sum adds the values of its rows, and the scale is recorded.
 //
 // Reduction trees are fixed, so a row with the same layout has the same bits on any GPU; which worker takes a chunk
