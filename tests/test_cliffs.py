@@ -217,7 +217,7 @@ def test_random_rows_have_options_of_their_targets() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*is broadcast against:UserWarning")
 def test_torch_computes_what_random_cases_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the reduction of the case, whether operands are broadcast or keep their default numbers."""
+    """Eager has the reduction of the case, whether operands are broadcast or keep their default numbers."""
     gpu_stand_ins.stand_ins(monkeypatch)
     for case in random_cases.cases(list(registry(Loss).values()), 60, 11):
         case = small(replace(case, layouts={}))

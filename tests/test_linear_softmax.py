@@ -122,7 +122,7 @@ def test_chunks_agree_with_the_loss_of_the_logits(dtype: str) -> None:
 @kernels
 @pytest.mark.parametrize("gap", [0, 8, 3])
 def test_weight_with_gaps(gap: int) -> None:
-    """Between its rows, or its columns, read where it lies."""
+    """A weight with gaps between its rows or its columns is read where it lies."""
     given = operands(dtype="bfloat16")
     weight = torch.nn.functional.pad(given["linear_weight"].detach(), (0, gap))[:, :24]
     agrees(given | {"linear_weight": weight.requires_grad_()}, dtype="bfloat16", max_memory=SMALL)
@@ -131,7 +131,7 @@ def test_weight_with_gaps(gap: int) -> None:
 
 
 def test_large_weights_are_copied_where_products_would_take_longer() -> None:
-    """Those that are not aligned because of gaps."""
+    """Products of a weight that gaps leave unaligned take longer."""
     rows, labels = TensorSpec("bfloat16", (8, 1024), (1024, 1)), TensorSpec("int64", (8,), (1,))
 
     def is_copied(shape: tuple[int, int], strides: tuple[int, int], misalignment: int = 0) -> bool:

@@ -223,7 +223,7 @@ def test_gradient_of_a_broadcast_operand_for_a_grad_output_per_element(
 
 @pytest.mark.parametrize(("length", "gap", "dtype"), [(3000, 0, "float32"), (2600, 1, "bfloat16")], ids=str)
 def test_sum_of_few_long_rows_that_the_warps_of_a_block_share(length: int, gap: int, dtype: str) -> None:
-    """Of aligned operands and of one that is not, whose elements are loaded one by one beside vectors of the other."""
+    """Both operands are aligned, or one of them is not and loads its elements one by one beside the other's vectors."""
     x = torch.nn.functional.pad(torch.arange(3 * length, device=KERNELS).reshape(3, length) % 5, (0, gap))
     y = torch.arange(3 * length, device=KERNELS).reshape(3, length) % 3
     x, y = x.to(getattr(torch, dtype))[:, :length], y.to(getattr(torch, dtype))

@@ -16,8 +16,9 @@ import cupylosses
 import cupylosses.functional as F
 from cupylosses import nn
 from cupylosses.backends.torch import formulas, plans
+from cupylosses.call import Call
 from cupylosses.definition.registry import registry
-from cupylosses.engines.base import TensorSpec
+from cupylosses.engines.base import Machine, TensorSpec
 from cupylosses.engines.record import KernelRecorder, placeholder
 from cupylosses.engines.regions import engine as regions_engine
 from cupylosses.engines.regions.definition import RegionLoss
@@ -472,9 +473,20 @@ def test_samples_between_voxels(strides, dim, copied, monkeypatch):
     assert not regions_engine.is_interleaved(TensorSpec("float32", (0, *shape[1:]), strides), dim)
 
 
+def test_copies_are_made_for_gradients(monkeypatch):
+    monkeypatch.setattr(regions_engine, "INTERLEAVED_ELEMENTS", 1)
+    loss, shape = registry()["dice_loss"], (5, 2, 3, 7)
+    arrays = [torch.empty(shape), torch.empty((5, 3, 7), dtype=torch.int64)]
+    names = [dict(zip(("input", "target"), arrays, strict=True)).get(x) for x in loss.array_names]
+    call = Call(*loss.engine.bind(loss, tuple(names), loss.default_settings))
+    tensors = TensorSpec("float32", shape, (1, 5, 10, 30)), TensorSpec("int64", (5, 3, 7), (1, 5, 15))
+    for writes, copies in ((True, {0: (42, 21, 7, 1), 1: (21, 7, 1)}), (False, {})):
+        assert loss.engine.copies(call, tensors, Machine(132, Chip()), writes) == copies
+
+
 @pytest.mark.kernels
 @pytest.mark.parametrize("kind", ["labels", "dense"])
-def test_samples_between_voxels_are_copied_for_gradients(kind, monkeypatch):
+def test_copies_of_interleaved_samples_have_the_bits_of_contiguous_ones(kind, monkeypatch, fresh_plans):
     monkeypatch.setattr(regions_engine, "INTERLEAVED_ELEMENTS", 1)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 2, 3, 7, generator=generator).to(KERNELS)

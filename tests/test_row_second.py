@@ -400,7 +400,7 @@ def test_targets_per_class_in_registers(
 def test_images_whose_rows_warps_share(
     classes: int, dtype: str, place: str, no_formula: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With and without as many classes for each warp; the last rows of a block are missing."""
+    """Warps have equal numbers of classes or not; the last rows of a block are missing."""
     monkeypatch.setattr(softmax_layout, "SECOND_COLUMN_ROWS", 1)
     given = row_properties.draw((2, classes, 5, 7), 1, dtype, KERNELS, place)
     second_agrees_with_truth(given, "alike", "mean")

@@ -307,7 +307,7 @@ def test_strides_change_no_bit(layout: str, rows: tuple[int, ...], features: int
 
 @pytest.mark.parametrize(("rows", "count"), [(14, 1), (4, 0), (1024, 1)])
 def test_vectors_whose_features_lie_apart_are_copied(rows: int, count: int) -> None:
-    """Of many rows by tiles, of few ones as they are; those of fewer still are read from the same sectors."""
+    """Many rows are copied by tiles, few ones as they are; fewer still share the sectors that they are read from."""
     shape = (rows, 1 << 17)
     vectors = [TensorSpec("bfloat16", shape, (1, rows)), TensorSpec("bfloat16", shape, (1 << 17, 1))]
     loss = registry()["pearson_loss"]
@@ -321,7 +321,7 @@ def test_vectors_whose_features_lie_apart_are_copied(rows: int, count: int) -> N
     ("dtype", "rows", "count"), [("bfloat16", 8, 2), ("bfloat16", 4, 0), ("float32", 4, 2), ("float32", 3, 0)]
 )
 def test_second_derivatives_copy_vectors_and_tangents(dtype: str, rows: int, count: int) -> None:
-    """Few long ones, of which a vector uses a small part of each sector."""
+    """Few long vectors next to each other use a small part of each sector."""
     shape = (rows, 1 << 18)
     lies = TensorSpec(dtype, shape, (1, rows))
     tensors = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta")] * 3
@@ -334,7 +334,7 @@ def test_second_derivatives_copy_vectors_and_tangents(dtype: str, rows: int, cou
 
 @pytest.mark.kernels
 def test_second_derivatives_of_copies(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]) -> None:
-    """They are those of contiguous vectors, to the last bit."""
+    """Second derivatives of vectors that are copied have the bits of those of contiguous vectors."""
     monkeypatch.setattr(row_engine, "SHORT_ELEMENTS", 1)
     first, second, _ = drawn(COSINE, (5,), 40, torch.float32)
     v = torch.randn(5, 40, generator=torch.Generator().manual_seed(1)).to(KERNELS)

@@ -43,7 +43,8 @@ struct ColumnsOfTile {
   }
 };
 
-// The row of a lane in shared memory, whose packs of classes `threads` lanes take in turn.
+// The row of a lane in shared memory. Lane `rank` of the `threads` that share the row takes every threads-th pack of
+// its classes.
 template <class Program>
 struct ColumnDenseClasses {
   static constexpr bool kContiguous = false;
@@ -106,6 +107,7 @@ struct ColumnDenseClasses {
   }
 };
 
+// Reads rows in tiles of 32, of which each word has kVecSize rows of a class.
 template <int kVecSize>
 struct DenseColumnReader {
   template <bool kGradient, class Group, class Program, class Scale>

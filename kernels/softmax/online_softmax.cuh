@@ -174,7 +174,8 @@ __device__ __forceinline__ void group_combine(const Group& group, Part& part, Sy
     part = combine_warp_partials<Group::kClusterSize * kWarp>(all, group.num_warps());
   }
 }
-// The same of ColumnWarps, whose threads have parts of different rows: in the order of the warps.
+// The threads of a warp of ColumnWarps have parts of different rows. Each thread combines those of its own row, in the
+// order of the warps. Precondition: every thread of the block calls it.
 template <int kWarps, class Part>
 __device__ __forceinline__ void group_combine(const ColumnWarps<kWarps>& group, Part& part, SyncState&) {
   const unsigned* const parts = group.exchange(part);

@@ -11,9 +11,8 @@
 // As u_m is 0, nothing cancels at the largest logit either. A term whose derivatives sum to 0 needs no sum of its own:
 // the tangent of its derivative is evaluated on nested numbers, without targets.
 //
-// 1. Lane l of the `width` neighbouring lanes that share a row, or of the warps that do, loads its vectors l, width +
-// l,
-//    ... of all operands at once, kHeld at most, and an element at an edge of the row.
+// 1. Lane l of the `width` neighbouring lanes that share a row, or of the warps that do, loads its vectors of all
+//    operands at once: l, width + l, and so on, kHeld at most, and an element at an edge of the row.
 // 2. The lanes find the largest logit, then its tangent (the largest one of equal logits), then the sums.
 // 3. Each lane writes its results from the exponentials, which it has kept.
 //

@@ -105,13 +105,14 @@ struct SubwarpGroup {
   __device__ __forceinline__ bool is_leader() const {
     return threadIdx.x % kWarp == 0;
   }
-  // The worker's threads, and the bytes of dynamic shared memory before its own, if each worker has so many.
+  // Rank of the calling thread in its worker, and the number of threads of a worker.
   __device__ __forceinline__ int worker_thread() const {
     return threadIdx.x % kWarp;
   }
   __device__ __forceinline__ int worker_threads() const {
     return kWarp;
   }
+  // Offset of the worker's own part of dynamic shared memory, in which each worker of the block has so many bytes.
   __device__ __forceinline__ int worker_offset(int bytes) const {
     return static_cast<int>(threadIdx.x / kWarp) * bytes;
   }
@@ -206,7 +207,8 @@ struct ColumnWarps : BlockOfSubwarps {
   __device__ __forceinline__ void worker_barrier() const {
     __syncthreads();
   }
-  // As of BlockOfSubwarps; the first warp has the rows' values.
+  // The sum over the rows of the worker, of whose values the first warp has one each; in the leader. Also publishes the
+  // leader's claim, as in BlockOfSubwarps.
   __device__ __forceinline__ double worker_sum(double x, SyncState& sync) const {
     if (threadIdx.x == 0) claim_slots()[sync.syncs & 1] = sync.claimed;
     __syncthreads();
@@ -244,7 +246,8 @@ __device__ __forceinline__ void row_reduce(const SubwarpGroup& group, T (&x)[kCo
 #pragma unroll
   for (int i = 0; i < kCount; ++i) x[i] = subwarp_reduce(x[i], group.num_threads(), op);
 }
-// In the order of the warps.
+// Each thread of ColumnWarps reduces the numbers of its own row, in the order of the warps. Precondition: every thread
+// of the block calls it.
 template <class Op, class T, int kCount, int kWarps>
 __device__ __forceinline__ void row_reduce(const ColumnWarps<kWarps>& group, T (&x)[kCount], Op op) {
   const unsigned* const parts = group.exchange(x);

@@ -333,7 +333,8 @@ __device__ __forceinline__ void subwarp_add(RowSums<Compute, kSmoothed>& sums, i
   subwarp_add_smoothing(sums, width);
 }
 
-// The same for the threads that share a row. Preconditions: those of row_reduce.
+// The sums of all threads that share a row together, in each of them; they share one max_logit already. Preconditions:
+// those of row_reduce.
 template <class Group, class Compute, bool kSmoothed>
 __device__ __forceinline__ void row_add(const Group& group, RowSums<Compute, kSmoothed>& sums) {
   if constexpr (kSmoothed) {

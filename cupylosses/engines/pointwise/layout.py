@@ -38,8 +38,8 @@ UNROLL = {1: 8, 2: 4, 4: 4, 6: 4, 8: 4, 10: 4, 12: 4, 14: 4, 16: 4, 20: 2, 24: 2
 #: Partial sums of a reduced loss: a warp each on the largest GPUs (3 blocks of 8 warps on 128 SMs), and few enough for
 #: the last block to add at once.
 MAX_CHUNKS = 3 << 10
-#: Batches of one vector of a lane, up to which shifted vectors are taken so: each waits for two words, which more warps
-#: hide better than more vectors of a lane.
+#: The most chunks in which a lane has a single shifted vector in flight. Such a vector waits for two words, and more
+#: warps hide that better than more vectors of a lane.
 SHIFTED_CHUNKS = 1 << 14
 
 #: Blocks that a small loss is spread over: more SMs load faster, but every block arrives at the ticket.

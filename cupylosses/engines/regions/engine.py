@@ -23,8 +23,8 @@ from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax.engine import row_major
 from cupylosses.engines.strides import dense_strides
 
-#: Distance of neighbouring voxels of a sample in elements, or in voxels of all classes, and elements, from which on a
-#: copy is read in which samples follow each other.
+#: Images whose samples lie between each other's voxels are copied from this distance of neighbouring voxels on, in
+#: elements or, where the classes of a voxel are next to each other, in voxels; and from so many elements on.
 INTERLEAVED_STEP = 4
 INTERLEAVED_ELEMENTS = 1 << 16
 #: Settings that were checked before.
@@ -250,5 +250,5 @@ def is_interleaved(x: TensorSpec, class_dim: int | None) -> bool:
         return False
     dims = [d for d in range(x.ndim) if d != class_dim]
     step = min([abs(x.strides[d]) for d in dims[1:] if x.shape[d] > 1], default=1)
-    inside = class_dim is not None and abs(x.strides[class_dim]) < step
-    return step >= INTERLEAVED_STEP * (x.shape[class_dim] if inside and class_dim is not None else 1)
+    voxel = 1 if class_dim is None or abs(x.strides[class_dim]) >= step else x.shape[class_dim]
+    return step >= INTERLEAVED_STEP * voxel

@@ -38,7 +38,7 @@ from cupylosses.jit.gpu import DECLARED_BYTES, WARP, Chip
 VECTORS = 8
 WHOLE_VECTORS = 4
 LIST_VECTORS = 4
-#: Vectors of a row of one label without edges of which a lane takes one each, at most.
+#: The most vectors of a row of one label without edges whose lanes take a single vector each.
 SINGLE_VECTORS = 8
 #: Vectors that a thread reads together, at most, and their elements: of one label in rows that a warp shares and in
 #: those that a block does, and of lists (a quarter in float64).

@@ -39,8 +39,8 @@ from cupylosses.reference_math import divide
 #: Distance of the features of a vector, and its elements, from which on a copy is read where it would be read twice.
 SPARSE_STEP = 3
 SPARSE_ELEMENTS = 1 << 20
-#: Distance of the features of vectors that lie next to each other, and elements, from which on few of them are copied;
-#: and for second derivatives, the distance, and the bytes of it.
+#: Few long vectors next to each other are copied from this distance of neighbouring features on, and from so many
+#: elements on; for second derivatives, from another distance on, in elements and in bytes.
 SHORT_STEP = 8
 SHORT_ELEMENTS = 1 << 18
 SHORT_STEP_ALONG = 4
@@ -326,7 +326,7 @@ ROW_STATISTICS = StatisticsEngine()
 
 
 def _copies_along(call: Call, tensors: tuple[TensorSpec, ...]) -> Mapping[int, tuple[int, ...]]:
-    """The copies of a derivative along tangents."""
+    """The vectors and tangents of a derivative along tangents that are read from copies."""
     loss: Any = call.loss
     moving = [i for i, x in enumerate(call.static.has_tangent) if x]
     found, slots = {}, [*range(len(tensors) - len(moving)), *moving]

@@ -32,8 +32,8 @@ from cupylosses.engines.sequence.plan import SequencePlan
 from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax.engine import row_major
 
-#: Logits from which on those whose classes lie apart are copied, and numbers of classes of which they are read where
-#: they lie, which takes no longer.
+#: Logits whose classes lie apart are copied from so many elements on, but for these numbers of classes: there reading
+#: them where they lie takes no longer.
 APART_ELEMENTS = 1 << 10
 APART_CLASSES = range(9, 33)
 #: Settings that were checked before.

@@ -35,13 +35,13 @@ from cupylosses.engines.softmax.layout import (
     TWO_PASS_VECTORS,
     VECTORS,
     block_blocks,
-    column_blocks,
     dense_column_blocks,
     dense_register_classes,
     packed_buffers,
     packed_rows_of_lane,
     pipelined_threads,
     rolled,
+    second_column_blocks,
     second_resident,
     strided_size,
     thread_per_row_blocks,
@@ -496,7 +496,7 @@ def _register_bounds(kernel: SoftmaxKernel) -> str:
     size = max(ITEMSIZE[x] for x in (kernel.input, *(() if kernel.indices else (kernel.target,))))
     if kernel.warps > 1:
         heavy = kernel.smoothed or not kernel.indices
-        blocks = column_blocks(kernel.warps, kernel.per_thread, size, heavy)
+        blocks = second_column_blocks(kernel.warps, kernel.per_thread, size, heavy)
         return f"{kernel.warps * WARP}, {blocks}"
     resident = second_resident(kernel.per_thread, kernel.vec_size, size)
     return f"{SECOND_REGISTER_THREADS}, {resident // SECOND_REGISTER_THREADS}"

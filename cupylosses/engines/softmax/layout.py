@@ -215,23 +215,24 @@ SECOND_LANE_MOST = {2: 32, 4: 32, 8: 8}
 SECOND_STAGED_CLASSES = 16
 SECOND_APART_CLASSES = 24
 SECOND_ORDER_CLASSES = 8
-#: Warps of a block that share such rows of more, and classes of each, by the bytes of a number, at most; and rows at
-#: least.
+#: The warps of a block share rows of more classes that lie apart for second derivatives: the most warps and the most
+#: classes of a warp, by the bytes of a number, and the fewest rows.
 SECOND_COLUMN_WARPS = {2: 16, 4: 16, 8: 12}
 SECOND_COLUMN_CLASSES = {2: 19, 4: 19, 8: 8}
 SECOND_COLUMN_ROWS = 1 << 10
-#: The same with a label: classes at least, since threads keep fewer in shared memory.
+#: The fewest classes of such rows with a label each; a thread alone keeps rows of fewer classes in shared memory.
 SECOND_LABEL_COLUMNS = 25
-#: Registers of a thread of them, and of each of its classes, with a label, and with smoothing or a target each; all of
-#: a thread that computes in float64.
+#: Registers that a thread of such a kernel takes, and that each of its classes takes, by whether labels are smoothed or
+#: classes have targets of their own; and all registers of a thread that computes in float64.
 SECOND_COLUMN_REGISTERS = {False: 30, True: 36}
 SECOND_CLASS_REGISTERS = {False: 3, True: 4}
 SECOND_DOUBLE_REGISTERS = 168
 #: Threads of a block of them.
 SECOND_REGISTER_THREADS = 128
-#: Warps of a block share 32 rows with a target per class that lie apart where a multiprocessor has shared memory for
-#: fewer such tiles; warps that then take all of its tiles together, and those of affine terms in float64; warps of a
-#: block at most; and threads of a multiprocessor that there are registers for.
+#: The warps of a block share a tile of 32 rows with a target per class that lie apart, if a multiprocessor has shared
+#: memory for fewer than DENSE_COLUMN_TILES of them. The number of warps that take all tiles of a multiprocessor, and
+#: that of affine terms in float64; the most warps of a block; and the threads of a multiprocessor that registers last
+#: for.
 DENSE_COLUMN_TILES = 16
 DENSE_COLUMN_WARPS = 24
 DENSE_COLUMN_DOUBLE_WARPS = 16
@@ -720,7 +721,7 @@ def copied(
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
     widest = max(x.itemsize for x in tensors[:read])
-    least = SECOND_LABEL_COLUMNS if read == 1 else _alone(widest) + 1
+    least = SECOND_LABEL_COLUMNS if read == 1 else _second_alone(widest) + 1
     if columns and second_in_columns(rows, classes, widest, least):
         return False
     if registers and read == 2 and classes >= least:
@@ -1058,7 +1059,7 @@ def second_layout(
         if found:
             return found
     if softmax and not (together or capped) and second_in_columns(rows, classes, logits.itemsize, SECOND_LABEL_COLUMNS):
-        return _column_layout(rows, classes, sizes, words, logits.itemsize, heavy)
+        return _second_column_layout(rows, classes, sizes, words, logits.itemsize, heavy)
     row = per_thread = 0  # bytes of a row in shared memory
     alone = softmax and not capped and kind == "thread_per_row_two_pass"
     if alone and together:
@@ -1148,9 +1149,9 @@ def register_second_layout(
     apart = [x.class_stride for x in (logits, gradients, targets)]
     words = space_words(rows, classes, (*apart, 0, 0, target_gradients.class_stride), sizes, strides)
     size = max(logits.itemsize, targets.itemsize)
-    if not shares and classes > _alone(size):
+    if not shares and classes > _second_alone(size):
         in_columns = second_in_columns(rows, classes, size, 1)
-        return _column_layout(rows, classes, sizes, words, size, True) if in_columns else None
+        return _second_column_layout(rows, classes, sizes, words, size, True) if in_columns else None
     return _register_layout(rows, classes, sizes, words, vec_size, size, edges, shifted, SECOND_LANE_CLASSES, shares)
 
 
@@ -1160,7 +1161,7 @@ def second_in_columns(rows: int, classes: int, itemsize: int, least: int) -> boo
     return rows >= SECOND_COLUMN_ROWS and least <= classes <= most
 
 
-def _column_layout(
+def _second_column_layout(
     rows: int, classes: int, sizes: Sequence[int], words: list[int], itemsize: int, heavy: bool
 ) -> RowLayout:
     """The layout of such rows, ``heavy`` ones with smoothing or a target per class: as many blocks are resident as can
@@ -1169,7 +1170,7 @@ def _column_layout(
     fewest = max(2, -(-classes // SECOND_COLUMN_CLASSES[itemsize]))
 
     def blocks(warps: int) -> int:
-        return column_blocks(warps, -(-classes // warps), itemsize, heavy)
+        return second_column_blocks(warps, -(-classes // warps), itemsize, heavy)
 
     warps = max(range(fewest, SECOND_COLUMN_WARPS[itemsize] + 1), key=blocks)
     per_thread, threads = -(-classes // warps), warps * WARP
@@ -1179,7 +1180,7 @@ def _column_layout(
     )  # fmt: skip
 
 
-def column_blocks(warps: int, per_thread: int, itemsize: int, heavy: bool) -> int:
+def second_column_blocks(warps: int, per_thread: int, itemsize: int, heavy: bool) -> int:
     """Blocks of a multiprocessor whose warps share such rows, each with so many classes of a row."""
     registers = SECOND_COLUMN_REGISTERS[heavy] + SECOND_CLASS_REGISTERS[heavy] * per_thread
     if itemsize == 8:
@@ -1210,7 +1211,7 @@ def _register_layout(
         while width < WARP and rows * width < SECOND_THREADS and vectors > width:
             width *= 2
         per_thread = max(1, -(-vectors // width))
-    if per_thread * vec_size > (SECOND_LANE_MOST[itemsize] if shares else _alone(itemsize)):
+    if per_thread * vec_size > (SECOND_LANE_MOST[itemsize] if shares else _second_alone(itemsize)):
         return None
     partial = edges or classes != width * per_thread * vec_size
     threads = SECOND_REGISTER_THREADS
@@ -1224,7 +1225,7 @@ def _register_layout(
     )  # fmt: skip
 
 
-def _alone(itemsize: int) -> int:
+def _second_alone(itemsize: int) -> int:
     """Classes that lie apart of a row of second derivatives that a thread takes to registers alone, at most."""
     return SECOND_APART_CLASSES // max(1, itemsize // 4)
 
