@@ -65,13 +65,11 @@ def test_copies(
         ((256, 256), (256, 1), (1, 256), True),
         # The fastest dimension stays.
         ((256, 256), (512, 1), (256, 1), False),
-        # A vector of both sides would be a row of one element.
-        ((2, 1 << 20), (1 << 20, 1), (1, 2), False),
         # Few elements: a kernel of its own is not worth while.
         ((64, 64), (64, 1), (1, 64), False),
-        # Those of a side are less than a sector of memory.
-        ((1 << 16, 7), (7, 1), (1, 1 << 16), False),
-        ((1 << 16, 8), (8, 1), (1, 1 << 16), True),
+        # A side of a few elements, beside a long one.
+        ((1 << 16, 2), (2, 1), (1, 1 << 16), True),
+        ((1 << 12, 100, 2), (200, 2, 1), (200, 1, 100), False),
         # Both sides are short.
         ((1 << 10, 15, 12), (180, 12, 1), (180, 1, 15), False),
         # Neither dimension has neighbours.
@@ -85,6 +83,13 @@ def test_which_copies_go_by_tiles(
 ) -> None:
     assert dense_strides(shape, strides) == strides
     assert (relayout.tiles(shape, source, strides, 4, 0) is not None) is by_tiles
+
+
+def test_sides_of_few_bytes_are_copied_plainly() -> None:
+    for size, least in ((1, 6), (2, 3), (4, 2), (8, 2)):
+        for side in range(1, 8):
+            found = relayout.tiles((1 << 16, side), (side, 1), (1, 1 << 16), size, 0)
+            assert (found is not None) is (side >= least)
 
 
 @pytest.mark.parametrize("size", [1, 2])

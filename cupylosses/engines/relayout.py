@@ -20,9 +20,10 @@ from cupylosses.jit.kernel import Kernel
 #: Elements from which on a copy is worth a kernel of its own; neighbours that both sides need at least, and bytes of
 #: them.
 LEAST = 1 << 14
-LEAST_SIDE = 4
-LEAST_BYTES = 32
-#: Part of a tile that is used, at least, as its inverse: two short sides fill none.
+LEAST_SIDE = 2
+LEAST_BYTES = 6
+#: Part of a tile that is used, at least, as its inverse, unless one of its sides is the longest: two short ones fill
+#: none.
 LEAST_USED = 4
 THREADS = 256
 #: Blocks that a multiprocessor has registers for, of elements of up to 4 bytes, and of 8.
@@ -108,6 +109,11 @@ class Tiles(NamedTuple):
     blocks: int
     fixed: tuple[Any, ...]
 
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Neighbours of the source and of the target."""
+        return self.fixed[:2]
+
 
 @lru_cache(maxsize=256)
 def tiles(
@@ -129,7 +135,7 @@ def tiles(
     if len(inner) != 1 or len(outer) != 1 or inner == outer:
         return None
     (a,), (b,) = inner, outer
-    if min(sizes[a], sizes[b]) < max(LEAST_SIDE, LEAST_BYTES // size):
+    if min(sizes[a], sizes[b]) < max(LEAST_SIDE, -(-LEAST_BYTES // size)):
         return None
     rest = [d for d in range(len(sizes)) if d not in (a, b)]
     if len(rest) > MAX_RANK:
@@ -137,7 +143,8 @@ def tiles(
     # A square, or longer along the other dimension where one is short.
     most = TILE if prod(shape) >= MANY_TILES * TILE else SMALL_TILE
     across, down = sides(sizes[a], sizes[b], most, size)
-    if min(sizes[a], across) * min(sizes[b], down) * LEAST_USED < most:
+    used = min(sizes[a], across) * min(sizes[b], down)
+    if used * LEAST_USED < most and max(across, down) < MAX_LONG_SIDE:
         return None
     pair = 2 if size <= 2 else 1
 

@@ -45,6 +45,8 @@ SHORT_STEP = 8
 SHORT_ELEMENTS = 1 << 18
 SHORT_STEP_ALONG = 4
 SHORT_BYTES_ALONG = 16
+#: Bytes of neighbours on both sides from which on any copy by tiles is worth while.
+TILED_BYTES = 32
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
 
@@ -163,7 +165,9 @@ class StatisticsEngine(Engine):
             elements, step = prod(x.shape), x.strides[dim]
             sparse = twice and step >= SPARSE_STEP and elements >= SPARSE_ELEMENTS
             short = 1 in x.strides and step >= SHORT_STEP and elements >= SHORT_ELEMENTS
-            if sparse or short or relayout.tiles(x.shape, x.strides, strides, ITEMSIZE[x.dtype], x.misalignment):
+            tiles = relayout.tiles(x.shape, x.strides, strides, ITEMSIZE[x.dtype], x.misalignment)
+            tiled = tiles is not None and min(tiles.sides) * ITEMSIZE[x.dtype] >= TILED_BYTES
+            if sparse or short or tiled:
                 found[i] = strides
         return found
 
