@@ -116,9 +116,18 @@ struct ClassesWithTangents {
   Pack<typename Program::Target, kVecSize> t[Program::kDense ? Program::kClasses : 1];
 
   template <bool kLast>
-  __device__ __forceinline__ void load(const Program& program, const VectorOffsets<kVecSize, Program::kWide>& offset) {
+  __device__ __forceinline__ void load(const Program& program, const VectorOffsets<kVecSize, Program::kWide>& offset,
+                                       const WarpOfVectors& warp) {
     const auto& stride = program.space.class_stride;
-    if constexpr (Program::kPackedInput) {
+    if constexpr (Program::kPackedInput && Program::kByWarps) {
+      const PackedStretch<Program> inputs(warp.memory, 0, warp.lanes), tangents(warp.memory, 1, warp.lanes);
+      inputs.synchronize();  // what lies there has been read
+      inputs.start(program.input + offset.at(kInputs, 0));
+      tangents.start(program.tangents + offset.at(kGradientsOfInputs, 0));
+      inputs.wait();
+      inputs.take(x);
+      tangents.take(v);
+    } else if constexpr (Program::kPackedInput) {
       PackedVector<Program>::load(program.input + offset.at(kInputs, 0), x);
       PackedVector<Program>::load(program.tangents + offset.at(kGradientsOfInputs, 0), v);
     } else {
@@ -171,7 +180,8 @@ struct ClassesWithTangents<Program, false> {
 
   template <bool kLast>
   __device__ __forceinline__ void load(const Program& program,
-                                       const VectorOffsets<Program::kVecSize, Program::kWide>& offset) {
+                                       const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
+                                       const WarpOfVectors&) {
     x = program.input + offset.at(kInputs, 0);
     v = program.tangents + offset.at(kGradientsOfInputs, 0);
     t = program.target + offset.at(kTargets, 0);
@@ -234,7 +244,7 @@ __device__ __forceinline__ void sum_of_threads(const Sums& sums, const typename 
 
 // The sums of chunks of `vectors_per_chunk` of few classes, as sum_in_registers has them. Threads of a warp exchange
 // them by shuffles: no label is reported here, so the loop over voxels has no atomic. `columns` are those of
-// ThreadSums.
+// ThreadSums, and behind them the memory of PackedStretch.
 template <class Program>
 __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 chunks, int64 vectors_per_chunk,
                                                   NestedDual<double>* partials, typename Program::Compute* columns) {
@@ -248,6 +258,7 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
   __shared__ double memory_of_warps[2 * kSumWarps * kNumbers];  // NestedDual has constructors
   NestedDual<double>(*const of_warp)[kNumbers] = reinterpret_cast<NestedDual<double>(*)[kNumbers]>(memory_of_warps);
   const int64 vectors = program.space.voxels / kVecSize;
+  void* const exchanged = columns + Sums::kInColumns * kSumThreads;
   const unsigned of_sample = static_cast<unsigned>(chunks);
   const unsigned total = of_sample * static_cast<unsigned>(program.space.samples);
 #pragma unroll 1
@@ -260,7 +271,7 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
       if (vector >= end) return;
       VectorOffsets<kVecSize, Program::kWide> offset;
       program.space.offsets(sample, vector * kVecSize, offset);
-      next.template load<false>(program, offset);
+      next.template load<false>(program, offset, WarpOfVectors(exchanged, end - vector));
     };
     if constexpr (kAhead) load_next(first + threadIdx.x);
 #pragma unroll 1
@@ -272,7 +283,7 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
         classes = next;
         load_next(vector + kSumThreads);
       } else {
-        classes.template load<false>(program, offset);
+        classes.template load<false>(program, offset, WarpOfVectors(exchanged, end - vector));
       }
       VoxelTarget targets[kVecSize];
       find_targets(program, classes, offset, targets);
@@ -384,7 +395,7 @@ __device__ __forceinline__ void voxel_products(const Program& program, const Cla
 }
 
 // Writes the products of the chunk of this block. A sample has `chunks` of `vectors_per_chunk`. `numbers` are 3 C of
-// Compute in shared memory. Preconditions: those of write_gradients().
+// Compute in shared memory, with the memory of PackedStretch behind them. Preconditions: those of write_gradients().
 template <bool kInput, bool kTarget, class Program, class Groups, class Result>
 __device__ __forceinline__ void write_products(const Program& program, const Groups& groups,
                                                const NestedDual<double>* coefficients, const Result* grad_output,
@@ -403,13 +414,15 @@ __device__ __forceinline__ void write_products(const Program& program, const Gro
   load_coefficients(program, groups, coefficients, grad_output, per_group, sample, numbers);
   const Compute voxel_scale = scale_of_voxels(program, coefficients, grad_output);
   const SharedCoeffs<Program> coeffs{numbers, program.classes()};
+  void* const exchanged = behind_coefficients<Program>(numbers);
   __syncthreads();
 #pragma unroll 1
   for (int64 vector = first + threadIdx.x; vector < end; vector += blockDim.x) {
     VectorOffsets<kVecSize, Program::kWide> offset;
     program.space.offsets(sample, vector * kVecSize, offset);
     ClassesWithTangents<Program> classes;
-    classes.template load<true>(program, offset);
+    const WarpOfVectors warp(exchanged, end - vector);
+    classes.template load<true>(program, offset, warp);
     if constexpr (Program::kClasses > 0) {
       Pack<typename Program::Input, kVecSize> of_inputs[Program::kUnroll];
       Pack<typename Program::Target, kVecSize> of_targets[Program::kUnroll];
@@ -433,7 +446,7 @@ __device__ __forceinline__ void write_products(const Program& program, const Gro
       }
       if constexpr (Program::kLabelApart && kInput) clear_uncounted<Program>(targets, of_inputs);
       if constexpr (kInput && Program::kPackedGradients) {
-        PackedVector<Program>::store(input_gradients + offset.at(kGradientsOfInputs, 0), of_inputs);
+        store_packed<Program>(input_gradients + offset.at(kGradientsOfInputs, 0), warp, of_inputs);
       }
 #pragma unroll
       for (int c = 0; c < Program::kClasses; ++c) {

@@ -361,9 +361,16 @@ __device__ __forceinline__ void clear_uncounted(
   for (int c = 0; c < Program::kClasses; ++c) mask.apply(of_classes[c]);
 }
 
+// The memory of PackedStretch behind 3 C numbers.
+template <class Program>
+__device__ __forceinline__ void* behind_coefficients(typename Program::Compute* numbers) {
+  constexpr int kBytes = 3 * Program::kClasses * static_cast<int>(sizeof(typename Program::Compute));
+  return reinterpret_cast<char*>(numbers) + (kBytes + 15) / 16 * 16;
+}
+
 // Writes the gradients of the chunk of this block. A sample has `chunks` of `vectors_per_chunk`. `numbers` are 3 C of
-// Compute in shared memory. Preconditions: a block for each chunk of all samples; `vectors_per_chunk` is a multiple of
-// blockDim.x.
+// Compute in shared memory, with the memory of PackedStretch behind them. Preconditions: a block for each chunk of all
+// samples; `vectors_per_chunk` is a multiple of blockDim.x.
 template <bool kInput, bool kTarget, class Program, class Groups, class Result>
 __device__ __forceinline__ void write_gradients(const Program& program, const Groups& groups, const double* residual,
                                                 const Result* grad_output, int64 per_group, int64 chunks,
@@ -378,16 +385,18 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
   const int64 sample = chunk / of_sample, first = (chunk - sample * chunks) * vectors_per_chunk;
   const int64 vectors = program.space.voxels / kVecSize;
   const SharedCoeffs<Program> coeffs{numbers, program.classes()};
+  void* const exchanged = behind_coefficients<Program>(numbers);
   Compute voxel_scale = Compute(0);
 #pragma unroll 1
   for (int64 turn = 0; turn < vectors_per_chunk && first + turn < vectors; turn += blockDim.x) {
     const bool exists = first + turn + threadIdx.x < vectors;
-    // All threads load, and wait at the barrier.
+    // All threads load, and wait at the barrier; of those that move vectors by warps, all that have one.
     const int64 vector = exists ? first + turn + threadIdx.x : vectors - 1;
+    const WarpOfVectors warp(exchanged, vectors - (first + turn + threadIdx.x));
     VectorOffsets<Program::kVecSize, Program::kWide> offset;
     program.space.offsets(sample, vector * kVecSize, offset);
     ClassesOf<Program> classes;
-    classes.template load<true>(program, offset);
+    if (exists || !Program::kByWarps) classes.template load<true>(program, offset, warp);
     if (turn == 0) {
       load_coefficients(program, groups, residual, grad_output, per_group, sample, numbers);
       voxel_scale = scale_of_voxels(program, residual, grad_output);
@@ -418,7 +427,7 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
       }
       if constexpr (Program::kLabelApart && kInput) clear_uncounted<Program>(targets, of_inputs);
       if constexpr (kInput && Program::kPackedGradients) {
-        PackedVector<Program>::store(input_gradients + offset.at(kGradientsOfInputs, 0), of_inputs);
+        store_packed<Program>(input_gradients + offset.at(kGradientsOfInputs, 0), warp, of_inputs);
       }
 #pragma unroll
       for (int c = 0; c < Program::kClasses; ++c) {

@@ -235,7 +235,8 @@ __device__ __forceinline__ void sum_staged(const Program& program, int64 sample,
   cp_async_wait_all();
 }
 
-// `columns` is shared memory: `columns_of_sums` of engines/regions/layout.py.
+// `columns` is shared memory: `columns_of_sums` of engines/regions/layout.py, and behind them, at `staged_at`, that of
+// StagedVectors or PackedStretch.
 template <bool kStaged, class Program>
 __device__ __forceinline__ void sum_in_registers(const Program& program, int64 chunks, int64 vectors_per_chunk,
                                                  double* partials, typename Program::Compute* columns, int staged_at) {
@@ -263,7 +264,8 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
       VectorOffsets<Program::kVecSize, Program::kWide> offset;
       program.space.offsets(sample, vector * kVecSize, offset);
       ClassesOf<Program> classes;
-      classes.template load<false>(program, offset);
+      const int64 left = min(vectors_per_chunk - turn, vectors - vector);
+      classes.template load<false>(program, offset, WarpOfVectors(columns + staged_at * kSumThreads, left));
       VoxelTarget targets[kVecSize];
       voxel_targets(program, classes, offset, sample * program.space.voxels + vector * kVecSize, targets, sums);
 #pragma unroll
@@ -389,7 +391,7 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
           VectorOffsets<Program::kVecSize, Program::kWide> offset;
           program.space.offsets(sample, begin + v, offset);
           Classes classes;
-          classes.template load<false>(program, offset);
+          classes.template load<false>(program, offset, WarpOfVectors(nullptr, kWarp));
           const VoxelTarget target = voxel_target(program, classes, offset, 0);
           if constexpr (!Program::kDense) {
             if (target.spoilt) {
@@ -422,7 +424,7 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
           VectorOffsets<Program::kVecSize, Program::kWide> offset;
           program.space.offsets(sample, begin + v, offset);
           Classes classes;
-          classes.template load<false>(program, offset);
+          classes.template load<false>(program, offset, WarpOfVectors(nullptr, kWarp));
           const Summands<Compute> s = kept.summands_of(program, classes, c);
           sum.hit += s.hit;
           sum.false_positive += s.false_positive;

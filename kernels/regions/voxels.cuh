@@ -93,7 +93,7 @@ struct VoxelSpace {
 // Operands and the choices that kernels are compiled for.
 template <class Loss_, class Space_, class Input_, class Target_, class Weight_, bool kMasked_, bool kDense_,
           int kActivation_, int kOverlap_, int kVoxel_, bool kSmoothed_, int kClasses_, int kVecSize_, bool kWide_,
-          int kTile_, int kTileWord_, bool kPackedInput_, bool kPackedGradients_>
+          int kTile_, int kTileWord_, bool kPackedInput_, bool kPackedGradients_, bool kByWarps_>
 struct RegionProgram {
   using Loss = Loss_;
   using Space = Space_;
@@ -111,6 +111,8 @@ struct RegionProgram {
   // classes of a voxel lie side by side, and its neighbours behind them, in the input and in its gradients.
   static constexpr int kTile = kTile_, kTileWord = kTileWord_;
   static constexpr bool kPackedInput = kPackedInput_, kPackedGradients = kPackedGradients_;
+  // Whether the lanes of a warp move such vectors together (PackedStretch).
+  static constexpr bool kByWarps = kByWarps_;
   static constexpr int kUnroll = kClasses > 0 ? kClasses : 1;
   // Classes of a loop without a branch between them.
   static constexpr int kLoop = kClasses > 0 ? kClasses : (kTile > 0 ? 4 : 1);
@@ -283,6 +285,119 @@ struct PackedVector {
   }
 };
 
+// Vectors of neighbouring lanes whose classes lie side by side are one stretch of memory. Lanes read and write
+// neighbouring words of it, and find their own vectors in shared memory: where each reads its own words, a request of a
+// warp touches a sector for each lane.
+//
+//   load     start() of each operand, then wait(), then take() of each
+//   store    put(), then write()
+//
+// Each operand has a place of its own, kBytes for each thread of the block. Preconditions: the first `lanes` lanes of
+// the warp call together, and have neighbouring vectors; `memory` is aligned to 16 bytes.
+template <class Program>
+struct PackedStretch {
+  using Vector = PackedVector<Program>;
+  using Input = typename Program::Input;
+  static constexpr int kVecSize = Program::kVecSize, kClasses = Program::kClasses;
+  static constexpr int kEach = Vector::kEach, kWords = Vector::kElements / kEach;
+  // Odd, so that lanes which read their words one after another do not conflict in a bank.
+  static constexpr int kPitch = kWords | 1;
+  using Word = Pack<Input, kEach>;
+  static constexpr int kBytes = kPitch * static_cast<int>(sizeof(Word));
+  Word* words;  // of this warp
+  int lanes;
+
+  __device__ __forceinline__ PackedStretch(void* memory, int place, int lanes)
+      : words(static_cast<Word*>(memory) +
+              (place * static_cast<int>(blockDim.x) + threadIdx.x / kWarp * kWarp) * kPitch),
+        lanes(lanes) {
+  }
+  static __device__ __forceinline__ int lane() {
+    return threadIdx.x % kWarp;
+  }
+  // The place of a word of the stretch.
+  static __device__ __forceinline__ int place_of(int word) {
+    return word + (kPitch - kWords) * (word / kWords);
+  }
+  __device__ __forceinline__ void synchronize() const {
+    __syncwarp(0xffffffffu >> (kWarp - lanes));
+  }
+
+  // Starts the copy of the stretch that the lane's vector `from` is part of, when nothing reads the place any more.
+  __device__ __forceinline__ void start(const Input* from) const {
+    const Word* const first = reinterpret_cast<const Word*>(from - lane() * Vector::kElements);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) {
+      const int word = k * lanes + lane();
+      cp_async(words + place_of(word), first + word);
+    }
+  }
+  __device__ __forceinline__ void wait() const {
+    cp_async_commit();
+    cp_async_wait_all();
+    synchronize();
+  }
+  __device__ __forceinline__ void take(Pack<Input, kVecSize> (&x)[kClasses]) const {
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) {
+      const Word word = load_words(words + lane() * kPitch + k);
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        const int element = k * kEach + j;
+        x[element % kClasses].element[element / kClasses] = word.element[j];
+      }
+    }
+  }
+  __device__ __forceinline__ void put(const Pack<Input, kVecSize> (&x)[kClasses]) const {
+    synchronize();
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) {
+      Word word;
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        const int element = k * kEach + j;
+        word.element[j] = x[element % kClasses].element[element / kClasses];
+      }
+      words[lane() * kPitch + k] = word;
+    }
+    synchronize();
+  }
+  // Writes the stretch that the lane's vector `to` is part of.
+  __device__ __forceinline__ void write(Input* to) const {
+    Word* const first = reinterpret_cast<Word*>(to - lane() * Vector::kElements);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) {
+      const int word = k * lanes + lane();
+      store_pack<kEach>(reinterpret_cast<Input*>(first + word), words[place_of(word)]);
+    }
+  }
+};
+
+// Lanes of this thread's warp that have vectors, where `left` vectors are left from that of the thread on; and memory
+// that they may use together.
+struct WarpOfVectors {
+  void* memory;
+  int lanes;
+
+  __device__ __forceinline__ WarpOfVectors(void* memory, int64 left) : memory(memory) {
+    const int64 of_warp = left + threadIdx.x % kWarp;
+    lanes = of_warp < kWarp ? static_cast<int>(of_warp) : kWarp;
+  }
+};
+
+template <class Program>
+__device__ __forceinline__ void store_packed(
+    typename Program::Input* to, const WarpOfVectors& warp,
+    const Pack<typename Program::Input, Program::kVecSize> (&x)[Program::kClasses]) {
+  if constexpr (Program::kByWarps) {
+    const PackedStretch<Program> stretch(warp.memory, 0, warp.lanes);
+    stretch.put(x);
+    stretch.write(to);
+  } else {
+    PackedVector<Program>::store(to, x);
+  }
+}
+
 // The largest logit of voxel i of a vector. Those of 16 bits are compared in pairs of voxels.
 template <class Number, class Storage, int kVecSize, int kClasses>
 __device__ __forceinline__ Number largest_logit(const Pack<Storage, kVecSize> (&x)[kClasses], int i) {
@@ -303,7 +418,8 @@ __device__ __forceinline__ Number largest_logit(const Pack<Storage, kVecSize> (&
   }
 }
 
-// The classes of kVecSize neighbouring voxels as they are stored.
+// The classes of kVecSize neighbouring voxels as they are stored. `lanes` lanes of the warp have such vectors, the
+// first ones, in a block of kThreads.
 template <class Program, bool kOnChip = (Program::kClasses > 0)>
 struct ClassesOf {
   using Compute = typename Program::Compute;
@@ -312,8 +428,15 @@ struct ClassesOf {
   Pack<typename Program::Target, kVecSize> t[Program::kDense ? Program::kClasses : 1];
 
   template <bool kLast>
-  __device__ __forceinline__ void load(const Program& program, const VectorOffsets<kVecSize, Program::kWide>& offset) {
-    if constexpr (Program::kPackedInput) {
+  __device__ __forceinline__ void load(const Program& program, const VectorOffsets<kVecSize, Program::kWide>& offset,
+                                       const WarpOfVectors& warp) {
+    if constexpr (Program::kPackedInput && Program::kByWarps) {
+      const PackedStretch<Program> stretch(warp.memory, 0, warp.lanes);
+      stretch.synchronize();  // what lies there has been read
+      stretch.start(program.input + offset.at(kInputs, 0));
+      stretch.wait();
+      stretch.take(x);
+    } else if constexpr (Program::kPackedInput) {
       PackedVector<Program>::load(program.input + offset.at(kInputs, 0), x);
     } else {
 #pragma unroll
@@ -365,7 +488,8 @@ struct ClassesOf<Program, false> {
 
   template <bool kLast>
   __device__ __forceinline__ void load(const Program& program,
-                                       const VectorOffsets<Program::kVecSize, Program::kWide>& offset) {
+                                       const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
+                                       const WarpOfVectors&) {
     x = program.input + offset.at(kInputs, 0);
     t = program.target + offset.at(kTargets, 0);
     stride = program.space.class_stride[kInputs];

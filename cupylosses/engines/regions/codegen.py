@@ -65,7 +65,8 @@ class RegionKernel(Kernel):
 
     ``class_weight`` and ``weight`` are dtypes, or "". ``static`` is that of the call without what kernels take as
     arguments. ``held`` classes are in registers, or none; with ``wide`` vectors are read at once. ``tile`` voxels have
-    their logits in shared memory, or 0; ``packed`` and ``word`` are those of the layout.
+    their logits in shared memory, or 0; ``packed`` and ``word`` are those of the layout, and packed vectors are moved
+    ``by_warps``.
     """
 
     loss: RegionLoss
@@ -87,6 +88,7 @@ class RegionKernel(Kernel):
     counted: bool = False
     tile: int = 0
     packed: tuple[bool, bool] = (False, False)
+    by_warps: bool = False
     word: int = 0
 
     @property
@@ -131,6 +133,7 @@ class RegionKernel(Kernel):
             + [f"tiles-of-{self.tile}"] * bool(self.tile)
             + [f"words-of-{self.word}"] * bool(self.word)
             + [f"packed{''.join([str(int(x)) for x in self.packed])}"] * any(self.packed)
+            + ["by-warps"] * self.by_warps
         )
         if self.kind in ("from_residual", "hvp"):
             parts += ["grad" + "".join([str(int(x)) for x in self.gradients])]
@@ -234,7 +237,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     yield (
         f"using {'Base' if second else 'Program'} = RegionProgram<Loss, Space, {input}, {target}, {weight}, "
         f"{', '.join(choices)}, {_bool(kernel.wide)}, {kernel.tile}, {kernel.word}, "
-        f"{', '.join(map(_bool, kernel.packed))}>;"
+        f"{', '.join(map(_bool, (*kernel.packed, kernel.by_warps)))}>;"
     )
     yield from ["using Program = RegionHvpProgram<Base>;"] * second
     rules = [_POOL[static.pool], _ABSENT[static.absent], _WEIGHTING[static.weighting]]

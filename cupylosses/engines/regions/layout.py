@@ -66,6 +66,10 @@ SECOND_BLOCKS = 3
 #: Registers for the logits of a thread in second derivatives, at most, without a loss of voxels and with one; tangents
 #: take as many again.
 SECOND_VECTOR_REGISTERS = (14, 14)
+#: Words of a vector whose classes lie side by side, from which on the lanes of a warp move their vectors together
+#: (``PackedStretch``), by the bytes of a logit; and the same of second derivatives, where those of 16 bits never are.
+PACKED_WORDS = {2: 6, 4: 5, 8: 5}
+SECOND_PACKED_WORDS = {4: 8, 8: 8}
 #: Shared memory that the kernels declare, at most.
 DECLARED_BYTES = 24 << 10
 #: Shared memory of a block beside that which it asks for: what the kernels declare that add up classes in registers,
@@ -212,6 +216,19 @@ def _is_packed(x: VoxelStream, step: int, classes: int, vec_size: int) -> bool:
     word = gcd(16, vec_size * classes * x.itemsize)
     places = (x.misalignment, x.strides[0] * x.itemsize)
     return x.classes == 1 and step == classes and all([y % word == 0 for y in places])
+
+
+def packed_words(held: int, vec_size: int, itemsize: int) -> tuple[int, int]:
+    """Words of a vector whose classes lie side by side, and elements of a word (``kEach`` of ``PackedVector``)."""
+    elements = held * vec_size
+    each = gcd(elements, 16 // itemsize)
+    return elements // each, each
+
+
+def packed_bytes(held: int, vec_size: int, itemsize: int) -> int:
+    """Bytes of shared memory of a thread whose vectors pass through there (``PackedStretch``)."""
+    words, each = packed_words(held, vec_size, itemsize)
+    return (words | 1) * each * itemsize
 
 
 def _word(voxels: int, streams: Sequence[tuple[VoxelStream, int]]) -> int:

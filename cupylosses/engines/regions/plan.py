@@ -148,6 +148,26 @@ class RegionPlan(Plan):
         return region_layout.has_room(columns, self._staged_bytes, self.machine.chip.shared)
 
     @property
+    def by_warps(self) -> bool:
+        """True if lanes of a warp move vectors whose classes lie side by side together, through shared memory."""
+        x, itemsize, second = self.layout, ITEMSIZE[self.input.dtype], any(self.static.has_tangent)
+        if not (x.held and all(x.packed)):
+            return False
+        words, _ = region_layout.packed_words(x.held, x.vec_size, itemsize)
+        least = (region_layout.SECOND_PACKED_WORDS if second else region_layout.PACKED_WORDS).get(itemsize, words + 1)
+        columns = region_layout.columns_of_sums(x.held, self.static.label_apart) * ITEMSIZE[self.compute]
+        return words >= least and region_layout.has_room(
+            columns * (1 + second), self.packed_bytes, self.machine.chip.shared
+        )
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of shared memory of a thread for vectors that pass through there: of the input, and of its tangent."""
+        x = self.layout
+        of_vector = region_layout.packed_bytes(x.held, x.vec_size, ITEMSIZE[self.input.dtype])
+        return of_vector * (1 + any(self.static.has_tangent))
+
+    @property
     def _staged_bytes(self) -> int:
         """Bytes of shared memory of a thread for two vectors."""
         x = self.layout
@@ -171,7 +191,9 @@ class RegionPlan(Plan):
                 shared = region_layout.stored_sums_bytes(*stored, x.tile)
             elif x.tile:
                 shared = region_layout.sums_bytes(x.classes, number, x.tile)
-        return -(-shared // 16) * 16 + threads * self._staged_bytes if staged else shared
+        if staged or (self.by_warps and stage != "groups"):
+            return -(-shared // 16) * 16 + threads * (self._staged_bytes if staged else self.packed_bytes)
+        return shared
 
     def _tile(self, stage: str) -> int:
         """Voxels of a tile in shared memory of a stage."""
@@ -205,13 +227,14 @@ class RegionPlan(Plan):
     def kernel(self, stage: str, wanted: Wanted, staged: bool, counted: bool) -> RegionKernel:
         """The kernel of a stage."""
         x, static = self.layout, self.static
+        of_voxels = stage not in ("groups", "hvp_groups")
         return RegionKernel(
             self.loss, stage, self.input.dtype, self.target.dtype,
             "" if self.class_weight is None else self.class_weight.dtype,
             "" if self.weight is None else self.weight.dtype, static.masked, self.result, self.compute,
             _of_kernel(static, stage),
             tuple(wanted[:2]), x.held, x.vec_size, x.wide, x.many, staged, counted,
-            self._tile(stage), x.packed if stage not in ("groups", "hvp_groups") else (False, False),
+            self._tile(stage), x.packed if of_voxels else (False, False), of_voxels and self.by_warps,
             x.word if self._tile(stage) else 0,
         )  # fmt: skip
 

@@ -63,6 +63,8 @@ class RegionHvpPlan(RegionPlan):
             threads = region_layout.GROUP_THREADS
             if self._kept_by_groups <= self.machine.chip.shared - region_layout.DECLARED_BYTES:
                 shared = self._kept_by_groups
+        if self.by_warps and stage != "hvp_groups":
+            shared = -(-shared // 16) * 16 + threads * self.packed_bytes
         segments = (x.per_segment, shared // 8) if stage == "hvp_groups" else (x.per_segment,) * (stage == "hvp_sums")
         fixed = (self.static.ignore_index, self.site, chunks, per_chunk, *segments, x.words)
         return self.machine.launcher(self.kernel(stage, wanted, False, counted), blocks, threads, fixed, shared)

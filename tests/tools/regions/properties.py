@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 
 from cupylosses import functional
+from cupylosses.engines.regions.plan import RegionPlan
 from cupylosses.testing.check import perform
 from cupylosses.testing.regions.check import RegionCheck
 
@@ -50,6 +52,19 @@ def keeps_the_digits_of_confident_voxels() -> None:
     y = torch.ones(1, 96, dtype=torch.int64)
     found, exact = (float(functional.dice_loss(z, y, out_dtype="float64")) for z in (x, x.double()))
     assert 0 < exact < 2e-9 and abs(found / exact - 1) < 1e-5
+
+
+def moves_vectors_by_warps() -> None:
+    """Classes that lie side by side, whose vectors pass through shared memory, give the bits of classes apart."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(1, 5, 40, 60, generator=generator), torch.randint(5, (1, 40, 60), generator=generator)
+    found = []
+    with mock.patch.object(RegionPlan, "by_warps", True):
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            leaf = x.clone(memory_format=memory_format).requires_grad_()
+            value = functional.dice_loss(leaf, y)
+            found.append((value.detach(), *torch.autograd.grad(value, leaf)))
+    assert all(map(torch.equal, *found))
 
 
 def second_agrees_with_differences() -> None:
