@@ -306,6 +306,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "dense, second": terms(row_properties.second_agrees_with_truth, "distillation_loss, mixed", "subwarp"),
     "dense, second, equal": terms(term_properties.terms_second_of_equal_logits, "distillation_loss, mixed", "subwarp"),
     "dense, sure": of_shape(term_properties.terms_keep_sure_rows, "subwarp"),
+    "dense, alone": of_shape(term_properties.terms_keep_sure_teachers, "packed_rows"),
     "dense, equal": of_shape(term_properties.terms_share_equal_logits, "subwarp"),
     "copies": copied,
     "layers, chunks": hosted(partial(layer_properties.agrees_with_truth, "chunks", linear_bias=True)),

@@ -22,6 +22,7 @@ from tools.softmax.properties import (
     draw_terms,
     term_chip,
     terms_keep_sure_rows,
+    terms_keep_sure_teachers,
     terms_share_equal_logits,
 )
 from torch import Tensor
@@ -250,6 +251,11 @@ def test_rows_that_are_masked(layout: str, row_loss: str, reduction: str, bad: f
 @in_each_layout
 def test_sure_rows_and_impossible_classes(layout: str) -> None:
     terms_keep_sure_rows(TERM_LAYOUTS[layout], KERNELS)
+
+
+@in_each_layout
+def test_sure_students_and_teachers(layout: str) -> None:
+    terms_keep_sure_teachers(TERM_LAYOUTS[layout], KERNELS)
 
 
 @in_each_layout

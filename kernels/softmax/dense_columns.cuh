@@ -50,6 +50,7 @@ struct ColumnDenseClasses {
   static constexpr bool kContiguous = false;
   static constexpr bool kPlacesGradients = true;
   static constexpr bool kOnChip = false;
+  static constexpr bool kAlone = true;
   static constexpr int kRoom = 0;
   using Input = typename Program::Input;
   using Target = typename Program::Target;
@@ -82,6 +83,10 @@ struct ColumnDenseClasses {
   template <class F>
   __device__ __forceinline__ void final_pass_all(const F& f) const {
     if (exists) visit(f);
+  }
+  __device__ __forceinline__ void read(int c, Pack<Input, 1>& of_input, Pack<Target, 1>& of_target) const {
+    of_input = gather<1>(x, c);
+    of_target = gather<1>(t, c);
   }
   template <int kCount>
   __device__ __forceinline__ void input(int64 c, const Pack<Input, kCount>& g) const {

@@ -16,6 +16,9 @@
 // 4. GradientPass: the gradients of both operands. If SumPass left what they need in place of the operands,
 //    KeptGradientPass scales it.
 //
+// A thread that has rows alone, on chip, takes KnownLogs too (visit_known_row), but no branch for the largest logits:
+// in a warp of as many rows some lane would have them in every pack.
+//
 // A term that is affine in log p needs no sum of exponentials for its own sums, only the shift m of the logits:
 //
 //   sum of h(log p_c, t_c) = sum of h(z_c - m, t_c) - log S (sum of h_1)             log p_c = z_c - m - log S
@@ -262,6 +265,7 @@ template <class Compute, int kCount>
 struct DenseRow {
   Softmax<Compute> softmax[kCount];
   // For rows on chip, if Program::kKnown. A thread whose values have no form for known logarithms is not `known`.
+  // `leader`: the first class of the pack with the largest logit, or that class itself if a thread has rows alone.
   KnownLogs<Compute> logs;
   int leader[kCount];
   bool known;
@@ -406,6 +410,17 @@ struct DenseRowProgram {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       if (classes >> i & 1) y[i] = t[i] = -scalar_infinity(Compute());
+    }
+  }
+  // The same of the leaders of a row.
+  template <int kVecSize>
+  __device__ __forceinline__ void without_leaders(const Row& row, int first, Compute (&y)[kVecSize],
+                                                  Compute (&t)[kVecSize]) const {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      const bool leads = (first + i == row.leader[0]) | (first + i == row.leader[kSoftmaxes - 1]);
+      y[i] = leads ? -scalar_infinity(Compute()) : y[i];
+      t[i] = leads ? -scalar_infinity(Compute()) : t[i];
     }
   }
   // The second operand as evaluate() expects it.
@@ -570,11 +585,117 @@ struct SumPass {
   }
   template <class Y>
   __device__ __forceinline__ void add(const Y& y, Compute& grad_log_p) const {
-    row.sums.value += y.value;
     grad_log_p = tangent_or_zero(y, 0);
-    if constexpr (kGradient && Program::kInputGradient && kKept != 1) row.sums.grad_log_p += grad_log_p;
+    add_to(row.sums, y);
+  }
+
+ public:
+  // Adds h of a class and its derivatives.
+  template <class Y>
+  __device__ __forceinline__ static void add_to(DenseSums<Compute>& sums, const Y& y) {
+    sums.value += y.value;
+    if constexpr (kGradient && Program::kInputGradient && kKept != 1) sums.grad_log_p += tangent_or_zero(y, 0);
     if constexpr (kGradient && Program::kTargetGradient && Program::kTeacher) {
-      row.sums.grad_log_q += tangent_or_zero(y, 1);
+      sums.grad_log_q += tangent_or_zero(y, 1);
+    }
+  }
+};
+
+// The largest logits of a thread's classes of a row that lies on chip, before scale and cap.
+template <class Program, class Compute = typename Program::Compute>
+struct OwnMaxPass {
+  static constexpr bool kReadsTargets = Program::kTeacher;
+  Compute largest[Program::kSoftmaxes];
+
+  __device__ __forceinline__ OwnMaxPass() {
+#pragma unroll
+    for (int i = 0; i < Program::kSoftmaxes; ++i) largest[i] = -scalar_infinity(Compute());
+  }
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64, const Pack<typename Program::Input, kVecSize>& x,
+                                             const Pack<typename Program::Target, kVecSize>& t) {
+    add(x, largest[0]);
+    if constexpr (Program::kTeacher) add(t, largest[1]);
+  }
+
+ private:
+  template <class Storage, int kVecSize>
+  static __device__ __forceinline__ void add(const Pack<Storage, kVecSize>& x, Compute& largest) {
+    RunningMax<Compute, Storage, kVecSize> of_pack;
+    of_pack.add(x);
+    largest = max_ignoring_nan(largest, of_pack.get());
+  }
+};
+
+// The sums of exponentials of these classes, without the first class of the largest logit, `leader`, or -1.
+template <class Program, class Compute = typename Program::Compute>
+struct OwnExpPass {
+  static constexpr bool kReadsTargets = Program::kTeacher;
+  const Program& program;
+  Compute largest[Program::kSoftmaxes], shift[Program::kSoftmaxes];
+  OnlineSoftmaxes<Compute, Program::kSoftmaxes> softmaxes;
+  int leader[Program::kSoftmaxes];
+
+  __device__ __forceinline__ OwnExpPass(const Program& program, const OwnMaxPass<Program>& maxima) : program(program) {
+#pragma unroll
+    for (int i = 0; i < Program::kSoftmaxes; ++i) {
+      largest[i] = maxima.largest[i];
+      const Compute none = -scalar_infinity(Compute());
+      softmaxes.softmax[i] = {largest[i] == none ? none : program.logit.value(largest[i]), Compute(0)};
+      shift[i] = exp_shift(softmaxes.softmax[i].max_logit);
+      leader[i] = -1;
+    }
+  }
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
+                                             const Pack<typename Program::Target, kVecSize>& t) {
+    add<0>(static_cast<int>(first), x);
+    if constexpr (Program::kTeacher) add<1>(static_cast<int>(first), t);
+  }
+
+ private:
+  template <int kWhich, class Storage, int kVecSize>
+  __device__ __forceinline__ void add(int first, const Pack<Storage, kVecSize>& x) {
+    Compute raw[kVecSize], e[kVecSize];
+    unpack(x, raw);
+    if constexpr (Program::kCapped || !kNarrow) {
+      Compute z[kVecSize];
+      program.logit.values_of(raw, z);
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) e[i] = program.logit.exponential_of(z[i], shift[kWhich]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) e[i] = program.logit.exponential(raw[i], shift[kWhich]);
+    }
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      const bool leads = (raw[i] == largest[kWhich]) & (leader[kWhich] < 0);
+      e[i] = leads ? Compute(0) : e[i];
+      leader[kWhich] = leads ? first + i : leader[kWhich];
+    }
+    softmaxes.softmax[kWhich].exp_sum += sum_elements(e);
+  }
+};
+
+// SumPass of KnownLogs without the leaders, which lack digits there.
+template <bool kGradient, class Program, class Compute = typename Program::Compute>
+struct KnownSumPass {
+  static constexpr bool kReadsTargets = true;
+  const Program& program;
+  typename Program::Row& row;
+
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
+                                             const Pack<typename Program::Target, kVecSize>& t) {
+    Compute raw[kVecSize], y[kVecSize], second[kVecSize];
+    unpack(x, raw);
+    program.logit.unscaled_of(raw, y);
+    unpack(t, raw);
+    program.logit.unscaled_of(raw, second);
+    program.without_leaders(row, static_cast<int>(first), y, second);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      SumPass<kGradient, true, 0, Program>::add_to(row.sums, program.evaluate_known(row, y[i], second[i], first + i));
     }
   }
 };
@@ -769,8 +890,12 @@ struct SoftmaxVjp {
   }
 };
 
+// How a pass finds probabilities and their logarithms: from the softmax of the row; by KnownLogs, but for packs that
+// lack digits; or by KnownLogs alone, for classes that are no leaders.
+enum LogsOf { kOfSoftmax, kKnownInPacks, kKnownAlone };
+
 // `Place` takes the gradients, as GradientsInMemory.
-template <bool kOnChip, class Program, class Place, class Compute = typename Program::Compute>
+template <int kLogs, class Program, class Place, class Compute = typename Program::Compute>
 struct GradientPass {
   static constexpr bool kReadsTargets = !Program::kSkipsSums || Program::kValued;
   const Program& program;
@@ -811,7 +936,7 @@ struct GradientPass {
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) target[i] = Compute(0);
     }
-    if constexpr (kOnChip && Program::kKnown) {
+    if constexpr (kLogs != kOfSoftmax && Program::kKnown) {
       evaluate_known(first, raw, target, grad_z, grad_t);
     } else {
       evaluate(first, raw, target, grad_z, grad_t);
@@ -825,10 +950,15 @@ struct GradientPass {
                                                  const Compute (&target)[kVecSize], Compute (&grad_z)[kVecSize],
                                                  Compute (&grad_t)[kVecSize]) const {
     Compute y[kVecSize], t[kVecSize], slopes[kVecSize], teacher_slopes[kVecSize];
-    unsigned classes = program.lacking_digits(row, static_cast<int>(first), raw, target);
     program.logit.unscaled_and_slopes(raw, y, slopes);
     program.logit.unscaled_and_slopes(target, t, teacher_slopes);
-    program.without(classes, y, t);
+    unsigned classes = 0;
+    if constexpr (kLogs == kKnownAlone) {
+      program.without_leaders(row, static_cast<int>(first), y, t);
+    } else {
+      classes = program.lacking_digits(row, static_cast<int>(first), raw, target);
+      program.without(classes, y, t);
+    }
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       const auto of_class = program.evaluate_known(row, y[i], t[i], first + i);
@@ -964,6 +1094,83 @@ __device__ __forceinline__ void visit_before_gradient(Classes& classes, Pass& pa
   }
 }
 
+// Writes the gradients of a row for visit_known_row: those of the classes x and t, which lead, one by one.
+template <class Program, class Place, class Classes>
+__device__ __forceinline__ void write_known_gradients(const Program& program, const typename Program::Row& row,
+                                                      const Place& place, const Classes& classes,
+                                                      const bool (&leads)[2],
+                                                      const Pack<typename Program::Input, 1> (&x)[2],
+                                                      const Pack<typename Program::Target, 1> (&t)[2]) {
+  const GradientPass<kOfSoftmax, Program, Place> gradients(program, row, place, classes.active);
+  if (!row.known) {
+    classes.final_pass_all(gradients);
+    return;
+  }
+  classes.final_pass_all(GradientPass<kKnownAlone, Program, Place>(program, row, place, classes.active));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (leads[i]) gradients(row.leader[i], x[i], t[i]);
+  }
+}
+
+// visit_dense_row of two softmaxes, for Classes::kAlone: by KnownLogs, but for the leaders, and for a thread whose
+// values have no form for those.
+template <bool kGradient, class Group, class Program, class Classes, class Scale>
+__device__ __forceinline__ typename Program::Compute visit_known_row(const Program& program, const Group& group,
+                                                                     const int64 (&offset)[kRowStreams],
+                                                                     Classes& classes, bool exists, SyncState& sync,
+                                                                     Scale& scale) {
+  using Compute = typename Program::Compute;
+  using Sums = SumPass<kGradient, false, 0, Program>;
+  typename Program::Row row;
+  row.sums = {Compute(0), Compute(0), Compute(0)};
+  row.classes = constant<Compute>(static_cast<double>(program.space.classes));
+  OwnMaxPass<Program> maxima;
+  classes.for_each(maxima);
+  OwnExpPass<Program> exponentials(program, maxima);
+  classes.for_each(exponentials);
+  auto softmaxes = exponentials.softmaxes;
+  group_combine(group, softmaxes, sync);
+  Pack<typename Program::Input, 1> x[2];
+  Pack<typename Program::Target, 1> t[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    row.softmax[i].set(softmaxes.softmax[i]);
+    const bool leads = identical(exponentials.softmaxes.softmax[i].max_logit, row.softmax[i].max_logit);
+    row.leader[i] = leads ? exponentials.leader[i] : -1;
+    // Before gradients may take their place.
+    if (row.leader[i] >= 0) classes.read(row.leader[i], x[i], t[i]);
+  }
+  row.logs.set(program.logit, row.softmax[0], row.softmax[1]);
+  const bool leads[2] = {row.leader[0] >= 0, row.leader[1] >= 0 && row.leader[1] != row.leader[0]};
+  KnownSumPass<kGradient, Program> known_sums{program, row};
+  classes.for_each(known_sums);
+  Sums sums{program, row};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (leads[i]) sums(row.leader[i], x[i], t[i]);
+  }
+  row.known = row.sums.value == row.sums.value;
+  if (!row.known) {
+    row.sums = {Compute(0), Compute(0), Compute(0)};
+    classes.for_each(sums);
+  }
+  group_reduce_sums<Sums>(group, row.sums, sync);
+  program.finish(row, offset, classes.active, exists && group.thread_rank() == 0);
+  if constexpr (kGradient) {
+    row.factor = grad_factor(scale, offset);
+    const auto& stride = program.space.class_stride;
+    const GradientsInMemory<Program> memory{program, offset, Classes::kContiguous ? 1 : stride[kGradients],
+                                            Classes::kContiguous ? 1 : stride[kTargetGradients]};
+    if constexpr (Classes::kPlacesGradients) {
+      write_known_gradients(program, row, classes, classes, leads, x, t);
+    } else {
+      write_known_gradients(program, row, memory, classes, leads, x, t);
+    }
+  }
+  return row.value;
+}
+
 // Evaluates a row, and writes its gradients if kGradient. `classes` yields the row's classes to the threads of the
 // group:
 //
@@ -977,6 +1184,10 @@ __device__ __forceinline__ void visit_before_gradient(Classes& classes, Pass& pa
 //   classes.for_each_kept(f)     f(first, x, t, kept) for every class of this thread, and keeps what f leaves in `kept`
 //   classes.final_kept_pass(f)   f(first, kept) in the last pass, also for an inactive row, whose numbers are anything
 //
+// With Classes::kAlone the row is on chip, too, and no other lane of the warp has classes of it:
+//
+//   classes.read(c, x, t)        the operands of a class of this thread
+//
 // Precondition: all threads of the worker call it together.
 template <bool kGradient, class Group, class Program, class Classes, class Scale>
 __device__ __forceinline__ typename Program::Compute visit_dense_row(const Program& program, const Group& group,
@@ -984,6 +1195,10 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
                                                                      Classes& classes, bool exists, SyncState& sync,
                                                                      Scale& scale) {
   using Compute = typename Program::Compute;
+  // With kNarrow the softmax is as fast for terms whose gradients need no sum.
+  if constexpr (Classes::kAlone && Program::kKnown && !(kNarrow && Program::Term::kBalanced)) {
+    return visit_known_row<kGradient>(program, group, offset, classes, exists, sync, scale);
+  }
   typename Program::Row row;
   row.sums = {Compute(0), Compute(0), Compute(0)};
   row.classes = constant<Compute>(static_cast<double>(program.space.classes));
@@ -1070,11 +1285,12 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
           KeptGradientPass<kKept, Program, GradientsInMemory<Program>>(program, row, memory, classes.active));
     } else {
       Compute value = Compute(0);
+      constexpr int kLogs = kOnChip ? kKnownInPacks : kOfSoftmax;
       if constexpr (Classes::kPlacesGradients) {
-        classes.final_pass_all(GradientPass<kOnChip, Program, Classes>(program, row, classes, classes.active, &value));
+        classes.final_pass_all(GradientPass<kLogs, Program, Classes>(program, row, classes, classes.active, &value));
       } else {
         classes.final_pass_all(
-            GradientPass<kOnChip, Program, GradientsInMemory<Program>>(program, row, memory, classes.active, &value));
+            GradientPass<kLogs, Program, GradientsInMemory<Program>>(program, row, memory, classes.active, &value));
       }
       if constexpr (kAddsLast) {
         DenseSums<Compute> sums{value, Compute(0), Compute(0)};

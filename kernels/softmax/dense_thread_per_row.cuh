@@ -17,6 +17,7 @@ struct DenseThreadPerRow {
     static constexpr bool kContiguous = false;
     static constexpr bool kPlacesGradients = false;
     static constexpr bool kOnChip = false;
+    static constexpr bool kAlone = kStaged;
     static constexpr int kRoom = 0;
     using Input = typename Program::Input;
     using Target = typename Program::Target;
@@ -45,6 +46,10 @@ struct DenseThreadPerRow {
     __device__ __forceinline__ void prefetch_next() const {
     }
 
+    __device__ __forceinline__ void read(int c, X& of_input, T& of_target) const {
+      of_input = read_x(c);
+      of_target = read_t(c);
+    }
     template <class F>
     __device__ __forceinline__ void for_each(F& f) const {
       if (!active) return;

@@ -22,6 +22,7 @@ struct PackedDenseHvpClasses {
   static constexpr bool kContiguous = true;
   static constexpr bool kPlacesGradients = true;
   static constexpr bool kOnChip = false;
+  static constexpr bool kAlone = false;
   static constexpr int kRoom = 0;
   using Input = typename Program::InputStorage;
   using Target = typename Program::TargetStorage;

@@ -23,6 +23,7 @@ struct PackedDenseClasses {
   static constexpr bool kContiguous = true;
   static constexpr bool kPlacesGradients = true;
   static constexpr bool kOnChip = false;
+  static constexpr bool kAlone = true;
   static constexpr int kRoom = 0;
   using Input = typename Program::Input;
   using Target = typename Program::Target;
@@ -56,13 +57,17 @@ struct PackedDenseClasses {
   __device__ __forceinline__ void final_pass_all(const F& f) const {
     if (exists) visit(f);
   }
+  __device__ __forceinline__ void read(int c, Pack<Input, 1>& of_input, Pack<Target, 1>& of_target) const {
+    of_input.element[0] = reinterpret_cast<const Input*>(x)[c];
+    of_target.element[0] = reinterpret_cast<const Target*>(t)[c];
+  }
   template <int kVecSize>
   __device__ __forceinline__ void input(int64 first, const Pack<Input, kVecSize>& g) const {
-    store_words(reinterpret_cast<X*>(x) + static_cast<int>(first) / kEach, g);
+    store_words(reinterpret_cast<Pack<Input, kVecSize>*>(reinterpret_cast<Input*>(x) + static_cast<int>(first)), g);
   }
   template <int kVecSize>
   __device__ __forceinline__ void target(int64 first, const Pack<Target, kVecSize>& g) const {
-    store_words(reinterpret_cast<T*>(t) + static_cast<int>(first) / kEach, g);
+    store_words(reinterpret_cast<Pack<Target, kVecSize>*>(reinterpret_cast<Target*>(t) + static_cast<int>(first)), g);
   }
 };
 

@@ -23,6 +23,7 @@ struct StagedDenseRow {
   static constexpr bool kContiguous = true;
   static constexpr bool kPlacesGradients = false;
   static constexpr bool kOnChip = true;
+  static constexpr bool kAlone = false;
   using Program = Program_;
   using Input = typename Program::Input;
   using Target = typename Program::Target;

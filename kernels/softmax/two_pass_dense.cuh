@@ -20,6 +20,7 @@ struct TwoPassDense {
     static constexpr bool kContiguous = kVecSize > 1;
     static constexpr bool kPlacesGradients = false;
     static constexpr bool kOnChip = false;
+    static constexpr bool kAlone = false;
     static constexpr int kRoom = 0;
     using Input = typename Program::Input;
     using Target = typename Program::Target;

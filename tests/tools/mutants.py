@@ -411,6 +411,22 @@ MUTANTS: tuple[Mutant, ...] = (
         races=True,
     ),
     Mutant(
+        "largest logits left out of the sums of a thread alone",
+        DENSE_ROWS,
+        "visit_known_row",
+        r"if \(leads\[i\]\) sums",
+        "if (false) sums",
+        ("dense, alone",),
+    ),
+    Mutant(
+        "gradients of the largest logits left out by a thread alone",
+        DENSE_ROWS,
+        "write_known_gradients",
+        r"if \(leads\[i\]\) gradients",
+        "if (false) gradients",
+        ("dense, alone",),
+    ),
+    Mutant(
         "gradient without the penalty's",
         DENSE_ROWS,
         "SoftmaxVjp",

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import product
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -120,6 +121,30 @@ def terms_keep_sure_rows(shape: Sequence[int], device: str = "cpu") -> None:
         expected.select(1, at).fill_(-rest)
         expected.select(1, other).fill_(rest)
         torch.testing.assert_close(gradients(value, [leaf], 1.0)[0].cpu(), expected, rtol=2e-6, atol=0.0)
+
+
+def terms_keep_sure_teachers(shape: Sequence[int], device: str = "cpu") -> None:
+    """What a student and a teacher leave to other classes than the one that both are sure of keeps its digits, wherever
+    that is; so it does beside a class that is impossible for one of them, or for both.
+    """
+    import torch
+
+    classes, none = shape[1], -float("inf")
+    for at, beta in product((0, classes // 2, classes - 1), (0.0, 0.5)):
+        x, t = (torch.randn(tuple(shape), generator=torch.Generator().manual_seed(i)) for i in range(2))
+        x.select(1, at).fill_(19.0)
+        t.select(1, at).fill_(21.0)
+        for impossible in ((), (t,), (x, t)):
+            for operand in impossible:
+                operand.select(1, (at + 1) % classes).fill_(none)
+            found = []
+            for dtype in (torch.float32, torch.float64):
+                leaf, given = x.to(device, dtype, copy=True).requires_grad_(), t.to(device, dtype)
+                options = {"beta": beta, "temperature": 1.0, "class_dim": 1, "reduction": "none"}
+                value = F.distillation_loss(leaf, given, **options)
+                found.append((value.detach().cpu().double(), gradients(value, [leaf], 1.0)[0].cpu().double()))
+            for single, double in zip(*found, strict=True):
+                torch.testing.assert_close(single, double, rtol=1e-4, atol=1e-13)
 
 
 def terms_share_equal_logits(shape: Sequence[int], device: str = "cpu") -> None:
