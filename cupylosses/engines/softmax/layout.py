@@ -220,8 +220,9 @@ SECOND_ORDER_CLASSES = 8
 SECOND_COLUMN_WARPS = {2: 16, 4: 16, 8: 12}
 SECOND_COLUMN_CLASSES = {2: 19, 4: 19, 8: 8}
 SECOND_COLUMN_ROWS = 1 << 10
-#: The fewest classes of such rows with a label each; a thread alone keeps rows of fewer classes in shared memory.
-SECOND_LABEL_COLUMNS = 25
+#: The fewest classes of such rows with a label each, by the bytes of a number; a thread alone keeps rows of fewer
+#: classes in shared memory, where those of 16 bits are copied one by one.
+SECOND_LABEL_COLUMNS = {2: 17, 4: 25, 8: 25}
 #: Registers that a thread of such a kernel takes, and that each of its classes takes, by whether labels are smoothed or
 #: classes have targets of their own; and all registers of a thread that computes in float64.
 SECOND_COLUMN_REGISTERS = {False: 30, True: 36}
@@ -721,7 +722,7 @@ def copied(
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
     widest = max(x.itemsize for x in tensors[:read])
-    least = SECOND_LABEL_COLUMNS if read == 1 else _second_alone(widest) + 1
+    least = SECOND_LABEL_COLUMNS[widest] if read == 1 else _second_alone(widest) + 1
     if columns and second_in_columns(rows, classes, widest, least):
         return False
     if registers and read == 2 and classes >= least:
@@ -1058,7 +1059,8 @@ def second_layout(
         found = _register_layout(*given, SECOND_LABEL_CLASSES)
         if found:
             return found
-    if softmax and not (together or capped) and second_in_columns(rows, classes, logits.itemsize, SECOND_LABEL_COLUMNS):
+    least = SECOND_LABEL_COLUMNS[logits.itemsize]
+    if softmax and not (together or capped) and second_in_columns(rows, classes, logits.itemsize, least):
         return _second_column_layout(rows, classes, sizes, words, logits.itemsize, heavy)
     row = per_thread = 0  # bytes of a row in shared memory
     alone = softmax and not capped and kind == "thread_per_row_two_pass"
