@@ -222,7 +222,7 @@ SECOND_COLUMN_CLASSES = {2: 19, 4: 19, 8: 8}
 SECOND_COLUMN_ROWS = 1 << 10
 #: The fewest classes of such rows with a label each, by the bytes of a number; a thread alone keeps rows of fewer
 #: classes in shared memory, where those of 16 bits are copied one by one.
-SECOND_LABEL_COLUMNS = {2: 17, 4: 25, 8: 25}
+SECOND_LABEL_COLUMNS = {2: 10, 4: 17, 8: 25}
 #: Registers that a thread of such a kernel takes, and that each of its classes takes, by whether labels are smoothed or
 #: classes have targets of their own; and all registers of a thread that computes in float64.
 SECOND_COLUMN_REGISTERS = {False: 30, True: 36}
