@@ -21,14 +21,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import gpu_stand_ins
 
 import benchmark
-from benchmarking import cliffs, plot, pointwise_cliffs, random_cases, reasons, records, report, softmax_cliffs, timing
+from benchmarking import (
+    cliffs,
+    plot,
+    pointwise_cliffs,
+    random_cases,
+    reasons,
+    records,
+    regions_cliffs,
+    report,
+    softmax_cliffs,
+    timing,
+)
 from benchmarking.cases import Case, Layout, channels_last, transposed
 from benchmarking.draw import Draw
 from benchmarking.figures import HVP
 from benchmarking.softmax import SoftmaxWorkload
-from benchmarking.workloads import Workload
 from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.regions.definition import RegionLoss
+from cupylosses.engines.row_margin.definition import MarginLoss
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 
 pytestmark = pytest.mark.programs
@@ -66,10 +78,13 @@ def test_the_whole_grid_runs_and_its_rows_are_complete(
     rows = records.read(tmp_path / "cliffs.csv")
     assert [r["case"] for r in rows] == [x.title for x in grid]
     assert {r["status"] for r in rows} == {"ok"}
-    # torch has no gradient of it for channels in the last place on the CPU.
-    assert [r["group"] for r in rows if r["eager_status"] != "ok"] == ["nll_loss"]
+    # On the CPU torch has no gradient of nll_loss for channels in the last place, and no losses of scores in 16 bits;
+    # nor has it second derivatives of these.
+    lacking = [r for r in rows if r["eager_status"] != "ok"]
+    assert {r["loss"] for r in lacking} == {"nll_loss", *registry(MarginLoss)}
     for case, row in zip(grid, rows, strict=True):
-        assert row["ms"] > 0 and row["copy_fraction"] > 0 and row["shortfall"] > 0 and row["met"] in ("yes", "no")
+        assert row["ms"] > 0 and row["copy_fraction"] > 0 and row["met"] in ("yes", "no")
+        assert row["shortfall"] > 0 or row in lacking
         assert bool(row["contiguous_ms"]) == (not case.contiguous) and bool(row["beside_ms"]) == bool(case.beside)
     assert f"of {len(grid)} miss a bar" in capsys.readouterr().out.replace("\n", " ")
 
@@ -77,6 +92,8 @@ def test_the_whole_grid_runs_and_its_rows_are_complete(
 @pytest.mark.filterwarnings("ignore:.*which may not be what you want")
 def test_eager_computes_the_same(grid: list[Case]) -> None:
     for case in grid:
+        if case.workload.loss.name in registry(MarginLoss) and case.workload.dtype == "bfloat16":
+            continue  # which torch has on GPUs only
         operands = case.operands()
         call = case.eager()
         assert call is not None
@@ -100,8 +117,7 @@ def test_each_committed_row_that_misses_a_bar_names_its_reason() -> None:
 def test_every_case_has_a_title_of_its_own_and_every_engine_its_cases() -> None:
     cases = cliffs.cases()
     assert len({x.title for x in cases}) == len(cases)
-    assert {x.workload.loss.engine.name for x in cases} == {"pointwise", "softmax"}
-    assert {x.cliffs for x in Workload.classes()} == {"pointwise_cliffs", "softmax_cliffs", None}
+    assert {x.workload.loss.engine.name for x in cases} == {x.engine.name for x in registry().values()}
     # A GPU of 16 GB holds so much beside gradients and copies.
     assert max(x.workload.bytes for x in cases) < 3e9
 
@@ -133,6 +149,8 @@ def test_traffic_counts_both_passes_of_what_is_not_reduced_and_the_vectors_of_se
     assert Case("", pair("mse_loss", (8, 8), "float32", reduction="none")).traffic == (2 + 1 + 1 + 2 + 1) * full
     assert Case("", pair("mse_loss", (8, 8), "float32", reduction="none"), "forward").traffic == 4 * full
     assert Case("", pair("mse_loss", (8, 8), "float32"), HVP).traffic == 4 * full
+    voxels = regions_cliffs.regions(registry(RegionLoss)["dice_loss"], (1, 8, 8), "float32", "int64")
+    assert Case("", voxels, HVP).traffic == 2 * (2 * full + 8 * 8) + full, "sums over voxels come first"
     rows = logits((8, 8), "float32", reduction="none")
     assert Case("", rows).traffic == 2 * (full + 8 * 8) + full + 2 * 8 * 4
     nll = logits((2, 8, 4), "float32", loss="nll_loss")

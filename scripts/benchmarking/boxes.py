@@ -24,6 +24,7 @@ class BoxWorkload(Workload):
 
     Definition: ClassVar = BoxLoss
     section = "throughput"
+    cliffs = "boxes_cliffs"
 
     loss: BoxLoss
 

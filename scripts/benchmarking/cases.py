@@ -95,11 +95,13 @@ class Case:
         """The least traffic in bytes.
 
         Without a reduction, the value is written and then read by torch's sum, and backward reads the operands again.
-        A product with the Hessian reads the operands and a vector and writes a vector.
+        A product with the Hessian reads the operands and a vector and writes a vector; it reads them twice if that is
+        what a gradient does.
         """
         w = self.workload
         if self.mode == HVP:
-            return w.least_read + 2 * w.operand_bytes[0]
+            vector = w.operand_bytes[0]
+            return (w.least_read + vector) * (2 if w.reads_again else 1) + vector
         found = w.traffic(self.mode)
         if w.reduction == "none":
             found += 2 * w.values * getattr(torch, w.dtype).itemsize

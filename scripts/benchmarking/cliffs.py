@@ -46,8 +46,7 @@ COLUMNS = (
 
 def cases() -> list[Case]:
     """The cases of all engines."""
-    modules = [x.cliffs for x in Workload.classes() if x.cliffs]
-    return [case for module in modules for case in import_module(f"benchmarking.{module}").cases()]
+    return [case for x in Workload.classes() for case in import_module(f"benchmarking.{x.cliffs}").cases()]
 
 
 def chosen(run: Run) -> list[Case]:

@@ -28,6 +28,7 @@ class LinearSoftmaxWorkload(Workload):
     Definition: ClassVar = LinearSoftmaxLoss
     section = None
     moves_memory = False
+    cliffs = "linear_softmax_cliffs"
 
     loss: LinearSoftmaxLoss
     ignored: bool = False

@@ -146,6 +146,59 @@ REASONS: dict[tuple[str, ...], str] = {
         "eight at most: an H200 takes 0.097 in bfloat16 and 0.129 in float32, with twice as many bytes in flight "
         "0.117 and 0.152"
     ),
+    ("images, distillation_loss float32 4x60x121x121",): (
+        "58564 rows are one turn of tiles, whose blocks copy, evaluate and write one phase after another, by single "
+        "elements, as no vector divides an image: 0.050; 32 images take 0.302, and 0.227 with 120 x 120 pixels"
+    ),
+    ("images, distillation_loss bfloat16 8x19x512x512", "none"): (
+        "two passes, each bound by its instructions: 0.347, of which a copy would take 0.132; the mean, in one pass, "
+        "takes 0.227, and 0.254 by known logarithms"
+    ),
+    ("images, kl_div_with_logits bfloat16 4x150x256x256",): _faster_copy(0.128, 0.105, 0.132),
+    ("images, cross_entropy bfloat16 4x150x256x256, forward+backward, target",): _faster_copy(0.119, 0.104, 0.125),
+    ("second derivatives of rows, cross_entropy bfloat16 8x19x512x512 8x512x512",): (
+        "bound by instructions: 0.212, where float32 takes 0.234 for twice the bytes"
+    ),
+    ("second derivatives of rows, cross_entropy bfloat16 4x150x256x256 4x256x256",): (
+        "bound by instructions: 0.198, and 0.194 on an H200, whose copy is 1.4 times as fast"
+    ),
+    ("second derivatives of rows, kl_div_with_logits bfloat16",): (
+        "bound by instructions: 0.470, and 0.442 on an H200, whose copy is 1.4 times as fast"
+    ),
+    ("second derivatives of rows, distillation_loss bfloat16",): _faster_copy(0.330, 0.314, 0.349),
+    ("second derivatives of vectors, pearson_loss bfloat16 4194304x8",): (
+        "bound by what a vector costs besides its eight features: 0.306, where float32 takes 0.331 for twice the bytes"
+    ),
+    ("second derivatives of vectors, pearson_loss float32 4194304x8",): _faster_copy(0.325, 0.318, 0.331),
+    ("second derivatives of vectors, ccc_loss", "4194304x8"): (
+        "vectors and tangents are copied by tiles, and the product back; the kernel behind them takes 0.283 in "
+        "bfloat16, where 0.219 would meet the bar: a vector costs more than its eight features"
+    ),
+    ("second derivatives of vectors, triplet_margin_loss bfloat16",): (
+        "bound by instructions: 0.143, and 0.142 on an H200, whose copy is 1.4 times as fast; float32, in vectors of "
+        "as many elements, 0.124 and 0.111"
+    ),
+    ("second derivatives of vectors, pearson_loss bfloat16 4x4194304",): (
+        "bound by instructions: 0.113, and 0.105 on an H200, whose copy is 1.4 times as fast"
+    ),
+    ("second derivatives of vectors, pearson_loss bfloat16 65536x256",): _faster_copy(0.108, 0.086, 0.109),
+    ("second derivatives of vectors, cosine_loss float32",): (
+        "both vectors and the tangent are copied by tiles, and the product back: an H200 takes 0.166, and 0.161 would "
+        "meet the bar; an H100 takes 0.198 and meets it"
+    ),
+    ("second derivatives of boxes, complete_box_iou_loss bfloat16",): (
+        "bound by instructions: 0.113, and 0.111 on an H200, whose copy is 1.4 times as fast; float32 takes 0.138 for "
+        "twice the bytes"
+    ),
+    ("second derivatives of regions, dice_focal_loss",): (
+        "bound by the second derivatives of the focal loss of each class: 0.369 in bfloat16 and 0.364 in float32, and "
+        "0.365 and 0.360 on an H200, whose copy is 1.4 times as fast"
+    ),
+    ("second derivatives of regions, dice_loss float32 4x16x256x256", "order"): (
+        "samples lie between each other's voxels, so the image and its tangent are read from copies and the product is "
+        "copied back: 0.076, where twice as many logits take 0.073 without copies"
+    ),
+    ("second derivatives of regions, dice_loss bfloat16", "order"): _faster_copy(0.332, 0.259, 0.339),
     ("different layouts, binary_cross_entropy_with_logits",): _faster_copy(0.195, 0.193, 0.211),
     ("broadcast gradients, binary_cross_entropy_with_logits bfloat16 64x1024x1024",): _faster_copy(0.136, 0.108, 0.143),
     ("broadcast gradients, binary_cross_entropy_with_logits float32",): _faster_copy(0.224, 0.212, 0.241),

@@ -25,6 +25,7 @@ class RegionWorkload(Workload):
 
     Definition: ClassVar = RegionLoss
     section = "throughput"
+    cliffs = "regions_cliffs"
 
     loss: RegionLoss
     label: str = "int64"

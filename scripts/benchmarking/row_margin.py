@@ -26,6 +26,7 @@ class MarginWorkload(Workload):
 
     Definition: ClassVar = MarginLoss
     section = "throughput"
+    cliffs = "row_margin_cliffs"
 
     loss: MarginLoss
 

@@ -24,6 +24,7 @@ class StatisticsWorkload(Workload):
 
     Definition: ClassVar = StatisticsLoss
     section = "throughput"
+    cliffs = "row_statistics_cliffs"
 
     loss: StatisticsLoss
 

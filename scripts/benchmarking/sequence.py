@@ -28,6 +28,7 @@ class SequenceWorkload(Workload):
     Definition: ClassVar = SequenceLoss
     section = None
     moves_memory = False
+    cliffs = "sequence_cliffs"
 
     loss: SequenceLoss
 

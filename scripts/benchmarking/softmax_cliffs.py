@@ -139,8 +139,9 @@ def _nll() -> Iterator[Case]:
 
 def _images() -> Iterator[Case]:
     def case(shape: Sequence[int], dtype: str, last: bool = False, quick: bool = False, **fields: Any) -> Case:
-        layouts = {0: channels_last(len(shape))} if last else {}
-        return Case(IMAGES, logits(shape, dtype, **fields), layouts=layouts, copy_bar=PIXELS[dtype], quick=quick)
+        work = logits(shape, dtype, **fields)
+        layouts = {i: channels_last(len(shape)) for i in range(1 + (work.shapes[1] == work.shape))} if last else {}
+        return Case(IMAGES, work, layouts=layouts, copy_bar=PIXELS[dtype], quick=quick)
 
     for dtype in DTYPES:
         yield case((1, 1000, 128, 128), dtype, quick=True)
@@ -158,6 +159,13 @@ def _images() -> Iterator[Case]:
     yield case((8, 19, 512, 512), BF16, reduction="none")
     yield case((8, 19, 512, 512), BF16, case={"ignore_index": 255, "weight": True})
     yield case((8, 19, 512, 512), BF16, kind="probabilities")
+    for dtype in DTYPES:
+        yield case((4, 150, 256, 256), dtype, kind="probabilities")
+    yield case((8, 19, 512, 512), F32, last=True, kind="probabilities")
+    yield case((4, 150, 256, 256), BF16, loss="kl_div_with_logits")
+    yield case((8, 19, 512, 512), BF16, loss="distillation_loss", reduction="none")
+    # Rows of pixels that no vector divides.
+    yield case((4, 60, 121, 121), F32, loss="distillation_loss")
 
 
 def _unaligned() -> Iterator[Case]:
@@ -211,4 +219,11 @@ def _second() -> Iterator[Case]:
     yield Case(SECOND, logits((2048, 32000), F32, kind="probabilities"), mode=HVP, copy_bar=0.4)
     yield Case(SECOND, logits((8, 19, 512, 512), F32), mode=HVP, copy_bar=0.4)
     yield Case(SECOND, logits((2048, 32000), F32, {"label_smoothing": 0.1}), mode=HVP, copy_bar=0.4)
+    for shape in ((65536, 1024), (8, 19, 512, 512), (4, 150, 256, 256)):
+        yield Case(SECOND, logits(shape, BF16), mode=HVP, copy_bar=0.4)
+        yield Case(SECOND, logits(shape, BF16, kind="probabilities"), mode=HVP, copy_bar=0.4)
+    yield Case(SECOND, logits((4, 150, 256, 256), F32, kind="probabilities"), mode=HVP, copy_bar=0.4)
+    yield Case(SECOND, logits((8, 19, 512, 512), F32), mode=HVP, layouts={0: channels_last(4)}, copy_bar=0.4)
+    for loss in ("kl_div_with_logits", "distillation_loss"):
+        yield Case(SECOND, logits((2048, 32000), BF16, loss=loss), mode=HVP, copy_bar=0.4)
     yield Case(SECOND, logits((128, 1000), F32), mode=HVP)

@@ -44,14 +44,14 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
         moves_memory: True if the time of a loss is that of moving its operands, so that a copy is its bound.
         more_columns: Columns of that section that only such losses have.
         sweeps: True if the operands may have one shape of any size.
-        cliffs: The module with the cases of the section ``cliffs``; None if there are none.
+        cliffs: The module with the cases of the section ``cliffs``.
     """
 
     section: ClassVar[str | None]
     moves_memory: ClassVar[bool] = True
     more_columns: ClassVar[tuple[str, ...]] = ()
     sweeps: ClassVar[bool] = False
-    cliffs: ClassVar[str | None] = None
+    cliffs: ClassVar[str]
 
     loss: Definition
     shapes: tuple[tuple[int, ...], ...]

@@ -1,0 +1,51 @@
+"""Off-headline cases of region losses, with their bars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarking.cases import Case, Layout, channels_last
+from benchmarking.figures import DTYPES, HVP
+from benchmarking.regions import regions
+from cupylosses.definition.registry import registry
+from cupylosses.engines.regions.definition import RegionLoss
+
+F32, BF16 = "float32", "bfloat16"
+
+REGIONS, SECOND = "regions", "second derivatives of regions"
+
+#: Logits of street scenes.
+STREETS = (8, 19, 512, 512)
+
+
+def cases() -> Iterator[Case]:
+    """All cases."""
+    for dtype in DTYPES:
+        yield _case("dice_loss", STREETS, dtype)
+        yield _case("dice_loss", STREETS, dtype, channels_last(4))
+        yield _case("dice_loss", (2, 4, 128, 128, 128), dtype)
+        yield _case("dice_ce_loss", (1, 2, 96, 96, 96), dtype)
+        yield _case("dice_focal_loss", (8, 2, 1024, 1024), dtype, channels_last(4))
+        # Rows of pixels that no vector divides; and classes that a vector of pixels lies between.
+        yield _case("tversky_loss", (4, 21, 513, 513), dtype)
+        yield _case("dice_loss", (4, 16, 256, 256), dtype, Layout((2, 3, 0, 1)))
+    yield _case("dice_loss", STREETS, BF16, Layout(offset=1))
+    yield _case("dice_loss", STREETS, F32, Layout(step=2))
+    yield _case("generalized_dice_loss", (4, 150, 256, 256), BF16)
+    yield _case("jaccard_loss", (16, 3, 32, 32), F32)
+    for dtype in DTYPES:
+        yield _second("dice_loss", STREETS, dtype)
+        yield _second("dice_loss", STREETS, dtype, channels_last(4))
+        yield _second("dice_focal_loss", (2, 4, 128, 128, 128), dtype)
+    yield _second("dice_loss", (4, 16, 256, 256), F32, Layout((2, 3, 0, 1)))
+
+
+def _case(name: str, shape: Sequence[int], dtype: str, layout: Layout | None = None, **fields: Any) -> Case:
+    work = replace(regions(registry(RegionLoss)[name], shape, dtype, "int64"), title="")
+    return Case(fields.pop("group", REGIONS), work, layouts={0: layout} if layout else {}, **fields)
+
+
+def _second(name: str, shape: Sequence[int], dtype: str, layout: Layout | None = None) -> Case:
+    return _case(name, shape, dtype, layout, group=SECOND, mode=HVP, copy_bar=0.4)

@@ -1,0 +1,42 @@
+"""Off-headline cases of losses of sequences. Their recursion limits them, so eager is their bar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarking.cases import Case, Layout
+from benchmarking.sequence import sequences
+from cupylosses.definition.registry import registry
+from cupylosses.engines.sequence.definition import SequenceLoss
+
+F32, F64 = "float32", "float64"
+
+SEQUENCES = "sequences"
+
+
+def cases() -> Iterator[Case]:
+    """All cases: frames, samples, classes and labels."""
+    yield _case((512, 64, 128, 60), F32)
+    yield _case((512, 64, 128, 60), F32, reduction="none")
+    yield _case((512, 64, 128, 60), F32, mode="forward")
+    yield _case((512, 64, 128, 60), F64)
+    # Frames of a sample next to each other, as a model that has the batch first leaves them.
+    yield _case((512, 64, 128, 60), F32, {0: Layout((1, 0, 2))})
+    yield _case((1500, 4, 5000, 200), F32)
+    yield _case((50, 256, 37, 10), F32)
+    yield _case((20, 1, 11, 3), F32)
+    yield _case((512, 64, 128, 60), F32, name="ctc_loss")
+
+
+def _case(
+    sizes: Sequence[int],
+    dtype: str,
+    layouts: Mapping[int, Layout] | None = None,
+    name: str = "ctc_loss_with_logits",
+    **fields: Any,
+) -> Case:
+    work = sequences(registry(SequenceLoss)[name], sizes, dtype)
+    work = replace(work, title="", reduction=fields.pop("reduction", "mean"))
+    return Case(SEQUENCES, work, layouts=layouts or {}, **fields)
