@@ -111,7 +111,7 @@ struct RegionProgram {
   // classes of a voxel lie side by side, and its neighbours behind them, in the input and in its gradients.
   static constexpr int kTile = kTile_, kTileWord = kTileWord_;
   static constexpr bool kPackedInput = kPackedInput_, kPackedGradients = kPackedGradients_;
-  // Whether the lanes of a warp move such vectors together (PackedStretch).
+  // True if the lanes of a warp move such vectors together (PackedStretch).
   static constexpr bool kByWarps = kByWarps_;
   static constexpr int kUnroll = kClasses > 0 ? kClasses : 1;
   // Classes of a loop without a branch between them.

@@ -412,7 +412,7 @@ struct DenseRowProgram {
       if (classes >> i & 1) y[i] = t[i] = -scalar_infinity(Compute());
     }
   }
-  // The same of the leaders of a row.
+  // Leaves the leaders of a row without mass.
   template <int kVecSize>
   __device__ __forceinline__ void without_leaders(const Row& row, int first, Compute (&y)[kVecSize],
                                                   Compute (&t)[kVecSize]) const {
@@ -890,8 +890,8 @@ struct SoftmaxVjp {
   }
 };
 
-// How a pass finds probabilities and their logarithms: from the softmax of the row; by KnownLogs, but for packs that
-// lack digits; or by KnownLogs alone, for classes that are no leaders.
+// Sources of probabilities and their logarithms in a pass: the softmax of the row; KnownLogs, but for packs that lack
+// digits; or KnownLogs alone, for classes that are no leaders.
 enum LogsOf { kOfSoftmax, kKnownInPacks, kKnownAlone };
 
 // `Place` takes the gradients, as GradientsInMemory.

@@ -35,5 +35,5 @@ def cases() -> Iterator[Case]:
 
 
 def _case(name: str, count: int, dtype: str, layouts: Mapping[int, Layout] | None = None, **fields: Any) -> Case:
-    work = replace(boxes(registry(BoxLoss)[name], count, dtype), title="", reduction=fields.pop("reduction", "mean"))
+    work = replace(boxes(registry(BoxLoss)[name], count, dtype), reduction=fields.pop("reduction", "mean"))
     return Case(fields.pop("group", BOXES), work, layouts=layouts or {}, **fields)

@@ -33,5 +33,5 @@ def cases() -> Iterator[Case]:
 
 def _case(sizes: Sequence[int], dtype: str, layouts: Mapping[int, Layout] | None = None, **fields: Any) -> Case:
     work = layer(registry(LinearSoftmaxLoss)["linear_cross_entropy"], sizes, dtype)
-    work = replace(work, title="", reduction=fields.pop("reduction", "mean"))
+    work = replace(work, reduction=fields.pop("reduction", "mean"))
     return Case(LAYERS, work, layouts=layouts or {}, **fields)

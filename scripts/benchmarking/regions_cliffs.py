@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from benchmarking.cases import Case, Layout, channels_last
@@ -43,7 +42,7 @@ def cases() -> Iterator[Case]:
 
 
 def _case(name: str, shape: Sequence[int], dtype: str, layout: Layout | None = None, **fields: Any) -> Case:
-    work = replace(regions(registry(RegionLoss)[name], shape, dtype, "int64"), title="")
+    work = regions(registry(RegionLoss)[name], shape, dtype, "int64")
     return Case(fields.pop("group", REGIONS), work, layouts={0: layout} if layout else {}, **fields)
 
 

@@ -36,7 +36,5 @@ def cases() -> Iterator[Case]:
 
 
 def _case(name: str, shape: Sequence[int], dtype: str, layout: Layout | None = None, **fields: Any) -> Case:
-    work = replace(
-        scores(registry(MarginLoss)[name], shape, dtype), title="", reduction=fields.pop("reduction", "mean")
-    )
+    work = replace(scores(registry(MarginLoss)[name], shape, dtype), reduction=fields.pop("reduction", "mean"))
     return Case(fields.pop("group", SCORES), work, layouts={0: layout} if layout else {}, **fields)

@@ -38,5 +38,5 @@ def _case(
     **fields: Any,
 ) -> Case:
     work = sequences(registry(SequenceLoss)[name], sizes, dtype)
-    work = replace(work, title="", reduction=fields.pop("reduction", "mean"))
+    work = replace(work, reduction=fields.pop("reduction", "mean"))
     return Case(SEQUENCES, work, layouts=layouts or {}, **fields)

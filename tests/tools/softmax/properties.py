@@ -124,8 +124,8 @@ def terms_keep_sure_rows(shape: Sequence[int], device: str = "cpu") -> None:
 
 
 def terms_keep_sure_teachers(shape: Sequence[int], device: str = "cpu") -> None:
-    """What a student and a teacher leave to other classes than the one that both are sure of keeps its digits, wherever
-    that is; so it does beside a class that is impossible for one of them, or for both.
+    """A student and a teacher that are sure of one class, wherever it is, keep the digits of the others' losses and
+    gradients; so they do beside a class that is impossible for one of them, or for both.
     """
     import torch
 
