@@ -392,6 +392,7 @@ def test_targets_per_class_in_registers(
 @pytest.mark.parametrize(
     ("classes", "dtype", "place"),
     [
+        (11, "float16", "contiguous"),
         (30, "float32", "contiguous"),
         (47, "bfloat16", "misaligned"),
         (60, "float64", "apart"),
@@ -404,6 +405,20 @@ def test_images_whose_rows_warps_share(
     monkeypatch.setattr(softmax_layout, "SECOND_COLUMN_ROWS", 1)
     given = row_properties.draw((2, classes, 5, 7), 1, dtype, KERNELS, place)
     second_agrees_with_truth(given, "alike", "mean")
+
+
+@pytest.mark.parametrize(("itemsize", "least"), [(2, 10), (4, 17), (8, 25)])
+def test_a_thread_alone_takes_fewer_classes_apart(itemsize: int, least: int) -> None:
+    """Warps share the rows of images with labels from so many classes on, where they lie."""
+    pixels, strides = (64, 64), (64, 1)
+    for classes in (least - 1, least):
+        rows = softmax_layout.RowStrides(strides, 64 * 64, itemsize, 0)
+        found = softmax_layout.second_layout(pixels, classes, rows, rows, [strides] * 3, rows, True)
+        assert (found.kind == "register_rows", found.warps > 1) == ((classes == least),) * 2
+        if classes == least:
+            assert not softmax_layout.copied(
+                pixels, classes, [rows, rows], 1, True, shares=False, second=True, columns=True
+            )
 
 
 def test_impossible_classes_and_masked_rows_in_registers(no_formula: None) -> None:
