@@ -253,7 +253,8 @@ def test_sure_rows_and_impossible_classes(layout: str) -> None:
     terms_keep_sure_rows(TERM_LAYOUTS[layout], KERNELS)
 
 
-@in_each_layout
+@pytest.mark.kernels
+@pytest.mark.parametrize("layout", ["subwarp", "thread_per_row", "columns, shared by warps", "packed_rows"])
 def test_sure_students_and_teachers(layout: str) -> None:
     terms_keep_sure_teachers(TERM_LAYOUTS[layout], KERNELS)
 
