@@ -475,13 +475,10 @@ def test_samples_between_voxels(strides, dim, copied, monkeypatch):
 
 def test_copies_are_made_for_gradients(monkeypatch):
     monkeypatch.setattr(regions_engine, "INTERLEAVED_ELEMENTS", 1)
-    loss, shape = registry()["dice_loss"], (5, 2, 3, 7)
-    arrays = [torch.empty(shape), torch.empty((5, 3, 7), dtype=torch.int64)]
-    names = [dict(zip(("input", "target"), arrays, strict=True)).get(x) for x in loss.array_names]
-    call = Call(*loss.engine.bind(loss, tuple(names), loss.default_settings))
-    tensors = TensorSpec("float32", shape, (1, 5, 10, 30)), TensorSpec("int64", (5, 3, 7), (1, 5, 15))
+    tensors = TensorSpec("float32", (5, 2, 3, 7), (1, 5, 10, 30)), TensorSpec("int64", (5, 3, 7), (1, 5, 15))
+    call = call_of("dice_loss", tensors)
     for writes, copies in ((True, {0: (42, 21, 7, 1), 1: (21, 7, 1)}), (False, {})):
-        assert loss.engine.copies(call, tensors, Machine(132, Chip()), writes) == copies
+        assert call.loss.engine.copies(call, tensors, Machine(132, Chip()), writes) == copies
 
 
 @pytest.mark.kernels
@@ -525,7 +522,9 @@ def test_vectors_that_warps_move_have_the_bits_of_others(dtype, shape, second):
     found = []
     with host.execution() as device:
         device.chip = Chip(227 << 10)
-        plan = plan_of("dice_loss", (spec, TensorSpec("int64", tuple(y.shape), y.stride())), device.chip)
+        tensors = spec, TensorSpec("int64", tuple(y.shape), y.stride())
+        call = call_of("dice_loss", tensors)
+        plan = call.loss.engine.plan(call, tensors, dtype, Machine(132, device.chip))
         assert plan.kernel("value", (True, False), False, False).by_warps
         for memory_format in (torch.contiguous_format, torch.channels_last):
             leaf = x.clone(memory_format=memory_format).requires_grad_()
@@ -537,13 +536,12 @@ def test_vectors_that_warps_move_have_the_bits_of_others(dtype, shape, second):
     assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
 
 
-def plan_of(name, tensors, chip):
-    """The plan of a region loss of such arrays."""
+def call_of(name, tensors):
+    """The call of a region loss of such arrays."""
     loss = registry()[name]
     arrays = [torch.empty(x.shape, dtype=getattr(torch, x.dtype)) for x in tensors]
     names = [dict(zip(("input", "target"), arrays, strict=True)).get(x) for x in loss.array_names]
-    call = Call(*loss.engine.bind(loss, tuple(names), loss.default_settings))
-    return loss.engine.plan(call, tensors, tensors[0].dtype, Machine(132, chip))
+    return Call(*loss.engine.bind(loss, tuple(names), loss.default_settings))
 
 
 def test_tiles_are_as_large_as_shared_memory_allows():

@@ -292,8 +292,8 @@ struct PackedVector {
 //   load     start() of each operand, then wait(), then take() of each
 //   store    put(), then write()
 //
-// Each operand has a place of its own, kBytes for each thread of the block. Preconditions: the first `lanes` lanes of
-// the warp call together, and have neighbouring vectors; `memory` is aligned to 16 bytes.
+// Each operand has a place of its own, kPitch words for each thread of the block. Preconditions: the first `lanes`
+// lanes of the warp call together, and have neighbouring vectors; `memory` is aligned to 16 bytes.
 template <class Program>
 struct PackedStretch {
   using Vector = PackedVector<Program>;
@@ -303,7 +303,6 @@ struct PackedStretch {
   // Odd, so that lanes which read their words one after another do not conflict in a bank.
   static constexpr int kPitch = kWords | 1;
   using Word = Pack<Input, kEach>;
-  static constexpr int kBytes = kPitch * static_cast<int>(sizeof(Word));
   Word* words;  // of this warp
   int lanes;
 
@@ -418,8 +417,8 @@ __device__ __forceinline__ Number largest_logit(const Pack<Storage, kVecSize> (&
   }
 }
 
-// The classes of kVecSize neighbouring voxels as they are stored. `lanes` lanes of the warp have such vectors, the
-// first ones, in a block of kThreads.
+// The classes of kVecSize neighbouring voxels as they are stored. `warp`: the lanes that have such vectors, this one
+// among them.
 template <class Program, bool kOnChip = (Program::kClasses > 0)>
 struct ClassesOf {
   using Compute = typename Program::Compute;

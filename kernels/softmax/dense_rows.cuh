@@ -601,21 +601,21 @@ struct SumPass {
   }
 };
 
-// The largest logits of a thread's classes of a row that lies on chip, before scale and cap.
+// The largest logits of a thread's classes of both operands of a row on chip, before scale and cap.
 template <class Program, class Compute = typename Program::Compute>
 struct OwnMaxPass {
-  static constexpr bool kReadsTargets = Program::kTeacher;
-  Compute largest[Program::kSoftmaxes];
+  static constexpr bool kReadsTargets = true;
+  Compute largest[2];
 
   __device__ __forceinline__ OwnMaxPass() {
 #pragma unroll
-    for (int i = 0; i < Program::kSoftmaxes; ++i) largest[i] = -scalar_infinity(Compute());
+    for (int i = 0; i < 2; ++i) largest[i] = -scalar_infinity(Compute());
   }
   template <int kVecSize>
   __device__ __forceinline__ void operator()(int64, const Pack<typename Program::Input, kVecSize>& x,
                                              const Pack<typename Program::Target, kVecSize>& t) {
     add(x, largest[0]);
-    if constexpr (Program::kTeacher) add(t, largest[1]);
+    add(t, largest[1]);
   }
 
  private:
@@ -630,15 +630,15 @@ struct OwnMaxPass {
 // The sums of exponentials of these classes, without the first class of the largest logit, `leader`, or -1.
 template <class Program, class Compute = typename Program::Compute>
 struct OwnExpPass {
-  static constexpr bool kReadsTargets = Program::kTeacher;
+  static constexpr bool kReadsTargets = true;
   const Program& program;
-  Compute largest[Program::kSoftmaxes], shift[Program::kSoftmaxes];
-  OnlineSoftmaxes<Compute, Program::kSoftmaxes> softmaxes;
-  int leader[Program::kSoftmaxes];
+  Compute largest[2], shift[2];
+  OnlineSoftmaxes<Compute, 2> softmaxes;
+  int leader[2];
 
   __device__ __forceinline__ OwnExpPass(const Program& program, const OwnMaxPass<Program>& maxima) : program(program) {
 #pragma unroll
-    for (int i = 0; i < Program::kSoftmaxes; ++i) {
+    for (int i = 0; i < 2; ++i) {
       largest[i] = maxima.largest[i];
       const Compute none = -scalar_infinity(Compute());
       softmaxes.softmax[i] = {largest[i] == none ? none : program.logit.value(largest[i]), Compute(0)};
@@ -650,7 +650,7 @@ struct OwnExpPass {
   __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
                                              const Pack<typename Program::Target, kVecSize>& t) {
     add<0>(static_cast<int>(first), x);
-    if constexpr (Program::kTeacher) add<1>(static_cast<int>(first), t);
+    add<1>(static_cast<int>(first), t);
   }
 
  private:
@@ -1195,7 +1195,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
                                                                      Classes& classes, bool exists, SyncState& sync,
                                                                      Scale& scale) {
   using Compute = typename Program::Compute;
-  // With kNarrow the softmax is as fast for terms whose gradients need no sum.
+  // With kNarrow the general passes are as fast for terms whose derivatives by log p sum to 0.
   if constexpr (Classes::kAlone && Program::kKnown && !(kNarrow && Program::Term::kBalanced)) {
     return visit_known_row<kGradient>(program, group, offset, classes, exists, sync, scale);
   }

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from benchmarking.boxes import boxes
-from benchmarking.cases import Case, Layout, transposed
+from benchmarking.cases import Case, Layout, case, transposed
 from benchmarking.figures import DTYPES, HVP
 from cupylosses.definition.registry import registry
 from cupylosses.engines.boxes.definition import BoxLoss
@@ -35,5 +34,4 @@ def cases() -> Iterator[Case]:
 
 
 def _case(name: str, count: int, dtype: str, layouts: Mapping[int, Layout] | None = None, **fields: Any) -> Case:
-    work = replace(boxes(registry(BoxLoss)[name], count, dtype), reduction=fields.pop("reduction", "mean"))
-    return Case(fields.pop("group", BOXES), work, layouts=layouts or {}, **fields)
+    return case(fields.pop("group", BOXES), boxes(registry(BoxLoss)[name], count, dtype), layouts, **fields)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -170,6 +170,17 @@ class Case:
             "beside_bar": self.beside_bar,
             "reason": reason(self.title),
         }
+
+
+def case(
+    group: str,
+    workload: Workload,
+    layouts: Mapping[int, Layout] | None = None,
+    reduction: str = "mean",
+    **fields: Any,
+) -> Case:
+    """A case of a workload with another reduction."""
+    return Case(group, replace(workload, reduction=reduction), layouts=layouts or {}, **fields)
 
 
 def transposed(dims: int, first: int = -2, second: int = -1) -> Layout:

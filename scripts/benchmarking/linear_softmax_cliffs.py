@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from benchmarking.cases import Case, Layout, transposed
+from benchmarking.cases import Case, Layout, case, transposed
 from benchmarking.figures import HVP
 from benchmarking.linear_softmax import layer
 from cupylosses.definition.registry import registry
@@ -32,6 +31,5 @@ def cases() -> Iterator[Case]:
 
 
 def _case(sizes: Sequence[int], dtype: str, layouts: Mapping[int, Layout] | None = None, **fields: Any) -> Case:
-    work = layer(registry(LinearSoftmaxLoss)["linear_cross_entropy"], sizes, dtype)
-    work = replace(work, reduction=fields.pop("reduction", "mean"))
-    return Case(LAYERS, work, layouts=layouts or {}, **fields)
+    loss = registry(LinearSoftmaxLoss)["linear_cross_entropy"]
+    return case(LAYERS, layer(loss, sizes, dtype), layouts, **fields)

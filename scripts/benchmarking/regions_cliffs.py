@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarking.cases import Case, Layout, channels_last
+from benchmarking.cases import Case, Layout, case, channels_last
 from benchmarking.figures import DTYPES, HVP
 from benchmarking.regions import regions
 from cupylosses.definition.registry import registry
@@ -27,7 +27,7 @@ def cases() -> Iterator[Case]:
         yield _case("dice_loss", (2, 4, 128, 128, 128), dtype)
         yield _case("dice_ce_loss", (1, 2, 96, 96, 96), dtype)
         yield _case("dice_focal_loss", (8, 2, 1024, 1024), dtype, channels_last(4))
-        # Rows of pixels that no vector divides; and classes that a vector of pixels lies between.
+        # Rows of pixels that no vector divides; and samples that lie between each other's pixels.
         yield _case("tversky_loss", (4, 21, 513, 513), dtype)
         yield _case("dice_loss", (4, 16, 256, 256), dtype, Layout((2, 3, 0, 1)))
     yield _case("dice_loss", STREETS, BF16, Layout(offset=1))
@@ -43,7 +43,7 @@ def cases() -> Iterator[Case]:
 
 def _case(name: str, shape: Sequence[int], dtype: str, layout: Layout | None = None, **fields: Any) -> Case:
     work = regions(registry(RegionLoss)[name], shape, dtype, "int64")
-    return Case(fields.pop("group", REGIONS), work, layouts={0: layout} if layout else {}, **fields)
+    return case(fields.pop("group", REGIONS), work, {0: layout} if layout else None, **fields)
 
 
 def _second(name: str, shape: Sequence[int], dtype: str, layout: Layout | None = None) -> Case:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
-from benchmarking.cases import Case, Layout, transposed
+from benchmarking.cases import Case, Layout, case, transposed
 from benchmarking.figures import DTYPES, HVP
 from benchmarking.row_margin import scores
 from cupylosses.definition.registry import registry
@@ -36,5 +35,5 @@ def cases() -> Iterator[Case]:
 
 
 def _case(name: str, shape: Sequence[int], dtype: str, layout: Layout | None = None, **fields: Any) -> Case:
-    work = replace(scores(registry(MarginLoss)[name], shape, dtype), reduction=fields.pop("reduction", "mean"))
-    return Case(fields.pop("group", SCORES), work, layouts={0: layout} if layout else {}, **fields)
+    layouts = {0: layout} if layout else None
+    return case(fields.pop("group", SCORES), scores(registry(MarginLoss)[name], shape, dtype), layouts, **fields)

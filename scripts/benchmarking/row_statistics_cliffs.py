@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from benchmarking.cases import Case, Layout, transposed
+from benchmarking.cases import Case, Layout, case, transposed
 from benchmarking.figures import DTYPES, HVP
 from benchmarking.row_statistics import vectors
 from cupylosses.definition.registry import registry
@@ -45,9 +44,7 @@ def cases() -> Iterator[Case]:
 def _case(
     name: str, shape: Sequence[int], dtype: str, layouts: Mapping[int, Layout] | None = None, **fields: Any
 ) -> Case:
-    work = vectors(registry(StatisticsLoss)[name], shape, dtype, "")
-    work = replace(work, reduction=fields.pop("reduction", "mean"))
-    return Case(fields.pop("group", VECTORS), work, layouts=layouts or {}, **fields)
+    return case(fields.pop("group", VECTORS), vectors(registry(StatisticsLoss)[name], shape, dtype), layouts, **fields)
 
 
 def _second(name: str, shape: Sequence[int], dtype: str, layouts: Mapping[int, Layout] | None = None) -> Case:

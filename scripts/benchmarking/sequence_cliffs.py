@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from benchmarking.cases import Case, Layout
+from benchmarking.cases import Case, Layout, case
 from benchmarking.sequence import sequences
 from cupylosses.definition.registry import registry
 from cupylosses.engines.sequence.definition import SequenceLoss
@@ -37,6 +36,4 @@ def _case(
     name: str = "ctc_loss_with_logits",
     **fields: Any,
 ) -> Case:
-    work = sequences(registry(SequenceLoss)[name], sizes, dtype)
-    work = replace(work, reduction=fields.pop("reduction", "mean"))
-    return Case(SEQUENCES, work, layouts=layouts or {}, **fields)
+    return case(SEQUENCES, sequences(registry(SequenceLoss)[name], sizes, dtype), layouts, **fields)

@@ -154,11 +154,11 @@ class RegionPlan(Plan):
         if not (x.held and all(x.packed)):
             return False
         words, _ = region_layout.packed_words(x.held, x.vec_size, itemsize)
-        least = (region_layout.SECOND_PACKED_WORDS if second else region_layout.PACKED_WORDS).get(itemsize, words + 1)
+        least = (region_layout.SECOND_PACKED_WORDS if second else region_layout.PACKED_WORDS).get(itemsize)
+        if least is None or words < least:
+            return False
         columns = region_layout.columns_of_sums(x.held, self.static.label_apart) * ITEMSIZE[self.compute]
-        return words >= least and region_layout.has_room(
-            columns * (1 + second), self.packed_bytes, self.machine.chip.shared
-        )
+        return region_layout.has_room(columns * (1 + second), self.packed_bytes, self.machine.chip.shared)
 
     @property
     def packed_bytes(self) -> int:
