@@ -191,6 +191,12 @@ def second_of_impossible_classes() -> None:
     assert bool(found.isfinite().all()) and bool((found[:, 2] == 0).all())
 
 
+def sliced() -> None:
+    """Rows of two tiles that blocks share by slices, one of which has a part of both."""
+    with row_properties.few_slices(5), host.execution(seed=1):
+        row_properties.agrees_with_truth(row_properties.draw((2, 1025, 40), 1))
+
+
 def few_teams() -> None:
     """Threads that take many groups of rows, launch after launch."""
     with row_properties.blocks(2, "cpu"):
@@ -269,6 +275,8 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, thread_per_row_packed": rows(row_properties.agrees_with_truth, "thread_per_row_packed"),
     "rows, packed": in_registers((163, 6), dtype="float16"),
     "rows, column_tiles": in_registers((1, 57, 37)),
+    "rows, column_slices": sliced,
+    "rows, column_slices in one pass": rows(row_properties.writes_one_gradient_in_one_pass_or_two, "column_slices"),
     "rows, tallied": tallied,
     "rows, streamed": streamed,
     "rows, pipelined": pipelined,

@@ -36,6 +36,7 @@ from cupylosses.testing.softmax.properties import (
     blocks,
     draw,
     few_rows_are_many,
+    few_slices,
     gradient,
     is_the_same_with_and_without_gradient,
     keeps_edges,
@@ -137,8 +138,9 @@ SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
     "column_tiles": ("float32", 1, [(1, 53, 3), (2, 61, 3, 33), (1, 300, 35)]),
     "column_tiles of halves": ("float16", 1, [(1, 101, 34), (2, 599, 6, 7)]),
     "column_tiles of doubles": ("float64", 0, [(27, 33), (31, 2)]),
-    "column_tiles_two_pass": ("float32", 1, [(1, 2001, 33), (2, 1300, 3)]),
-    "column_tiles_two_pass of halves": ("bfloat16", 1, [(1, 3001, 34)]),
+    "column_slices": ("float32", 1, [(1, 2001, 34), (2, 1300, 10), (1, 1024, 130)]),
+    "column_slices of halves": ("bfloat16", 1, [(1, 3001, 34), (2, 1024, 3, 6)]),
+    "column_slices of doubles": ("float64", 0, [(1025, 4), (1300, 66)]),
     "subwarp, copied": ("float32", 1, [(1, 193, 2), (2, 300, 3, 33)]),
     "subwarp, copied halves": ("float16", 0, [(385, 3), (400, 35)]),
 }
@@ -179,6 +181,18 @@ def test_values_alone(shape: tuple[int, int], dtype: str, fresh_plans: Callable[
         value_agrees_with_truth(given)
         value_agrees_with_truth(given, label_smoothing=0.1)
     assert found and all(x.streamed for x in found)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_slices_of_several_tiles_and_whole_ones(count: int, fresh_plans: Callable[[], None]) -> None:
+    """Two tiles in one pass, in two, and values alone: each a slice, or cut by five."""
+    with few_slices(count), noted_layouts() as found:
+        given = draw((2, 1025, 40), 1, device=KERNELS)
+        for reduction in ("mean", "none"):
+            agrees_with_truth(given, reduction)
+        value_agrees_with_truth(given)
+        writes_one_gradient_in_one_pass_or_two(given)
+    assert {(x.kind, x.chunks, x.slices) for x in found} == {("column_slices", 2, max(2, count))}
 
 
 @pytest.mark.parametrize("shape", [(70, 128), (133, 264), (21, 1104)], ids=str)

@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cupylosses.checks import FLOATING
+from cupylosses.engines.device import COUNTERS
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
@@ -136,12 +137,11 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
     assert layout.vec_size in (1, 2, 4, 8)
     assert layout.threads % WARP == 0
     assert layout.warps > 1 or layout.threads & (layout.threads - 1) == 0
-    large = layout.warps > 1 or layout.kind in ("block", "two_pass", "column_tiles_two_pass")
+    large = layout.warps > 1 or layout.kind in ("block", "two_pass")
     assert layout.threads <= (chip.threads if large else THREADS)
-    assert 1 <= layout.chunks <= MAX_CHUNKS
+    assert layout.chunks >= 1 and (layout.chunks <= MAX_CHUNKS or layout.kind == "column_slices")
     assert layout.cluster in (1, 2, 4, ODD_CLUSTER, 8) if chip.clusters else layout.cluster == 1
-    tiles = ("column_tiles", "column_tiles_two_pass")
-    assert layout.cluster == 1 or layout.kind in ("block", "two_pass", *tiles)
+    assert layout.cluster == 1 or layout.kind in ("block", "two_pass", "column_tiles")
     unit = {"subwarp": layout.width}.get(layout.kind, layout.threads) * layout.cluster
     if layout.kind in ("subwarp", "block"):
         # The vectors of a thread lie behind one another; every thread has room for as many as the busiest one.
@@ -177,13 +177,16 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
         assert classes * size * layout.threads == layout.shared <= SHARED_BYTES
     elif layout.kind == "columns":
         assert layout.per_thread == classes and layout.threads == COLUMN_THREADS
-    if layout.kind in tiles:
+    if layout.kind == "column_tiles":
         # A warp evaluates one of the rows of a vector.
         assert layout.threads == layout.warps * WARP and layout.vec_size <= layout.warps
-        assert (layout.shared > 0) == (layout.kind == "column_tiles")
-    if layout.kind == "column_tiles":
         assert layout.shared * layout.cluster >= classes * WARP * vector and layout.shared < chip.shared
-    together = ("block", "two_pass", *tiles, *["subwarp"] * alone)
+    if layout.kind == "column_slices":
+        # A thread evaluates one row of a tile at most, and tiles of several slices have a counter each.
+        assert layout.threads == layout.warps * WARP and layout.lanes * layout.vec_size <= layout.threads
+        assert layout.slices == layout.chunks or layout.chunks <= COUNTERS
+        assert layout.chunks <= layout.slices == layout.width
+    together = ("block", "two_pass", "column_tiles", "column_slices", *["subwarp"] * alone)
     assert layout.per_block == (1 if layout.kind in together or layout.warps > 1 else layout.threads // WARP)
 
 
@@ -414,7 +417,7 @@ def test_classes_that_lie_apart(classes: int, dtype: str, kind: str, vec_size: i
         ((1, 48, 32, 31), "float32", "thread_per_row"),
         ((1, 64, 256, 256), "float32", "thread_per_row"),
         ((1, 96, 256, 256), "float32", "column_tiles"),
-        ((4, 32000, 32, 32), "float32", "column_tiles_two_pass"),
+        ((4, 32000, 32, 32), "float32", "column_slices"),
     ],
     ids=str,
 )
@@ -499,12 +502,23 @@ def test_groups_are_bounded() -> None:
 
 
 def test_clusters_of_seven_where_those_of_eight_take_turns() -> None:
-    """32 tiles: 30 clusters of eight blocks run at once, and 32 of seven."""
-    assert of((8, 32000, 256), 1, "bfloat16").cluster == ODD_CLUSTER
-    assert of((4096, 4096), 1, "bfloat16", strides=(1, 4096)).cluster == ODD_CLUSTER
-    assert of((1024, 32000), 1, "bfloat16", strides=(1, 1024)).cluster == MAX_CLUSTER
-    layout = of((8, 32000, 256), 1, "bfloat16")
+    """64 tiles: clusters of eight blocks take them in three turns, those of seven in two."""
+    layout = of((4096, 4096), 1, "bfloat16", strides=(1, 4096))
+    assert layout.cluster == ODD_CLUSTER
     assert softmax_layout.blocks(layout, layout.chunks, 132) == 32 * ODD_CLUSTER
+
+
+def test_rows_too_long_or_too_few_for_tiles_are_sliced() -> None:
+    """As many slices as blocks run at once, of some classes for each thread; of more tiles than that each is a slice,
+    and needs no counter.
+    """
+    for rows, tiles, slices in ((1024, 16, 256), (16, 1, 63), (1 << 15, 512, 512)):
+        layout = of((rows, 32000), 1, "bfloat16", strides=(1, rows))
+        assert (layout.kind, layout.chunks, layout.slices) == ("column_slices", tiles, slices)
+        assert softmax_layout.blocks(layout, layout.chunks, 132) == min(slices, 2 * 132)
+    for rows, classes, copied in ((8, 1024, False), (7, 1024, True), (1000, 1023, True)):
+        strides = RowStrides((1,), rows, 4, 0)
+        assert softmax_layout.copied((rows,), classes, (strides, strides), 1, True) == copied
 
 
 def test_interleaved_halves_have_a_word_each() -> None:

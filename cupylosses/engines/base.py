@@ -76,12 +76,13 @@ class Step(NamedTuple):
     """Launches that share their arguments and run one after another.
 
     ``slots`` are the arrays whose gradients they write. ``partials`` is the number of doubles that the first leaves for
-    the second, or None if the kernels take no such workspace.
+    the second, or None if the kernels take none; ``workspace`` that of a `Device.workspace`, 0 if they take none.
     """
 
     launchers: tuple[compiler.Launcher, ...]
     slots: tuple[int, ...] = ()
     partials: int | None = None
+    workspace: int = 0
 
 
 class Machine(NamedTuple):
@@ -275,6 +276,12 @@ class Plan(ABC):
             pairs = zip(self.writable(wanted), self.summed(wanted), strict=True)
             found = self._ahead[wanted] = tuple([w or s for w, s in pairs])
         return found
+
+    def follows_value(self, wanted: Wanted) -> bool:
+        """True if `verify_gradient` goes on from what the value's kernel leaves, such as partial sums: it is no kernel
+        of the gradients alone.
+        """
+        return True in self.summed(wanted)
 
     def recorded(self, wanted: Wanted) -> int:
         """The doubles that the value's kernel leaves for `verify_gradient`: `records`, and partial sums."""

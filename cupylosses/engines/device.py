@@ -13,10 +13,11 @@ from cupylosses.jit.gpu import Chip
 #: speed.
 EXPECTATIONS = 4096
 
-#: Segments of chunks that have tickets of their own, at most (``kSegments``).
-SEGMENTS = 64
-#: Doubles in front of the partial sums: the tickets of the last block and of segments.
-TICKET = 2 + SEGMENTS // 2
+#: Counters of a workspace besides the ticket of the last block and that of claims (``kCounters``): of segments, and of
+#: tiles that blocks share.
+COUNTERS = 256
+#: Doubles in front of the partial sums.
+TICKET = 2 + COUNTERS // 2
 
 
 class Device(ABC):

@@ -317,8 +317,7 @@ def _without_upstream(launch: Bound, wanted: Wanted, grad_output: int, speculati
     plan, _, pointers, _, _ = launch
     if speculation is not None and speculation[0].run(grad_output, pointers):
         return speculation[1]
-    if True in plan.summed(wanted):
-        # Partial sums are added up beside the value only.
+    if plan.follows_value(wanted):
         _, found = value_and_gradients(*launch, wanted)
         assert found is not None, "there are sums"
         check, gradients = found
@@ -395,6 +394,10 @@ def _run(
     if step.partials is not None:
         own = (*own, 0 if partials is None else device.address(partials))
     stream = device.stream()
+    if step.workspace:
+        # Kept for the launch, whose graph owns it.
+        _kept, workspace = device.workspace(stream, step.workspace, stream != 0 and device.capturing())
+        own = (*own, workspace)
     for launcher in step.launchers:
         launcher(stream, *pointers, *own, *scalars, *divisor.arguments)
 

@@ -1203,20 +1203,21 @@ __device__ __forceinline__ void sweep_all(const Program& program, Scale& scale, 
   }
 }
 
-// Segments of chunks that have tickets of their own, at most.
-constexpr int kSegments = 64;  // engines/device.py: SEGMENTS
+// Counters of a workspace besides ticket and claims.
+constexpr int kCounters = 256;  // engines/device.py: COUNTERS
 
-// The workspace of a reduced loss: the ticket, the counter of claimed chunks (row_groups.cuh) and the tickets of
-// segments (regions/tiles.cuh), all 0 before and after a launch. One partial sum per chunk follows.
+// The workspace of a reduced loss: the ticket, the counter of claimed chunks (row_groups.cuh), and counters of segments
+// (regions/tiles.cuh) or tiles (softmax/column_slices.cuh), all 0 before and after a launch. One partial sum per chunk
+// follows.
 struct Workspace {
   unsigned* ticket;
   unsigned* claim_counter;
-  unsigned* segment_tickets;
+  unsigned* counters;
   double* partials;
 };
 __device__ __forceinline__ Workspace workspace(double* memory) {
   unsigned* const tickets = reinterpret_cast<unsigned*>(memory);
-  return {tickets, tickets + 2, tickets + 4, memory + 2 + kSegments / 2};
+  return {tickets, tickets + 2, tickets + 4, memory + 2 + kCounters / 2};
 }
 
 // Sweeps, and leaves the sum of all elements in thread 0 of one block; *result is true in that block. Preconditions:

@@ -4,29 +4,24 @@
 //   x[n, c, h, w]: a row is (n, :, h, w); a tile is 32 kVecSize neighbouring rows
 //   lane l of every warp takes rows l kVecSize, ...; warp k of all that share the tile takes classes k, k + warps, ...
 //
-// 1. kStaged: each thread starts asynchronous copies of its classes to shared memory, all at once, then finds their
-//    maximum and sum of exponentials. Otherwise it reads them in chunks of kAhead, by an online softmax.
+// 1. Each thread starts asynchronous copies of its classes to shared memory, all at once, then finds their maximum and
+//    sum of exponentials.
 // 2. Warps leave their sums in shared memory. Warp i < kVecSize combines those of the lanes' i-th rows, in the order of
 //    the warps. Blocks of a cluster then exchange theirs through DSMEM, and combine them in the order of the blocks.
 // 3. The same warp evaluates these rows, and leaves the coefficients of their gradients in shared memory: what a row
 //    costs besides its logits is paid once in a block.
-// 4. Each thread writes the gradients of its classes. Logits that did not stay are read again, the last ones first,
-//    because these may still be in L2.
+// 4. Each thread writes the gradients of its classes.
 //
 // Many warps share a tile, so shared memory holds few rows of many classes, and while some warps wait for memory others
 // compute. Only the copying thread reads its part of shared memory.
 //
-// Traffic: each logit is read once, or twice if not kStaged; each gradient is written once. Preconditions: kVecSize
-// divides the number of rows, kVecSize <= kWarps; rows of a vector are contiguous; classes < 2^31; a block has kWarps
-// warps.
+// Traffic: each logit is read once; each gradient is written once. Preconditions: kVecSize divides the number of rows,
+// kVecSize <= kWarps; rows of a vector are contiguous; classes < 2^31; a block has kWarps warps.
 #pragma once
 #include "softmax/lane_rows.cuh"
 
-// Vectors that a thread has in flight where they do not stay in shared memory.
-constexpr int kAhead = 8;
-
 // The classes of one thread: the vectors of kVecSize rows, their place in shared memory, and their gradients.
-template <class Storage, int kVecSize_, bool kStaged>
+template <class Storage, int kVecSize_>
 struct TileClasses {
   static constexpr int kVecSize = kVecSize_;
   using Value = Storage;
@@ -55,22 +50,14 @@ struct TileClasses {
     extern __shared__ uint4 staged[];
     return reinterpret_cast<P*>(staged) + k * static_cast<int>(blockDim.x) + threadIdx.x;
   }
-  // Starts copies of all vectors. Precondition: kStaged.
+  // Starts copies of all vectors.
   __device__ __forceinline__ void copy_in() const {
     const Storage* at = from;
 #pragma unroll 4
     for (int k = 0; k < count; ++k, at += stride) cp_async(place(k), reinterpret_cast<const P*>(at));
   }
   __device__ __forceinline__ P read(int k) const {
-    if constexpr (kStaged) return load_words(place(k));
-    return load_stream<kVecSize>(from + k * stride);
-  }
-  // kCount vectors from the k-th one. Precondition: not kStaged.
-  template <int kCount>
-  __device__ __forceinline__ void load(int k, P (&x)[kCount]) const {
-    const Storage* at = from + k * stride;
-#pragma unroll
-    for (int j = 0; j < kCount; ++j, at += stride) x[j] = load_stream<kVecSize>(at);
+    return load_words(place(k));
   }
   // f(k) if class c is the thread's k-th one; -1 is nobody's. Precondition: kStep is `step`.
   template <int kStep, class F>
@@ -80,14 +67,26 @@ struct TileClasses {
   }
 };
 
+// What threads exchange of their sums of a row: without smoothing the softmax alone.
+template <class Compute>
+__device__ __forceinline__ const RowSums<Compute, true>& part_of_sums(const RowSums<Compute, true>& sums) {
+  return sums;
+}
+template <class Compute>
+__device__ __forceinline__ const OnlineSoftmax<Compute, ExcludeTarget>& part_of_sums(
+    const RowSums<Compute, false>& sums) {
+  return sums.softmax;
+}
 template <bool kSmoothed, class Compute>
-struct ChooseTilePart {
+struct ChooseSumsPart {
   using type = RowSums<Compute, true>;
 };
 template <class Compute>
-struct ChooseTilePart<false, Compute> {
+struct ChooseSumsPart<false, Compute> {
   using type = OnlineSoftmax<Compute, ExcludeTarget>;
 };
+template <bool kSmoothed, class Compute>
+using SumsPart = typename ChooseSumsPart<kSmoothed, Compute>::type;
 
 // The exchange between the warps that share a tile: sums of each warp and of each block, coefficients of each row.
 // Slots of one row are neighbours across lanes. Arrays of words, because the types may have constructors.
@@ -95,7 +94,7 @@ template <class Program, int kVecSize, int kWarps, int kClusterSize>
 struct TileExchange {
   using Compute = typename Program::Compute;
   using Sums = RowSums<Compute, Program::kSmoothed>;
-  using Part = typename ChooseTilePart<Program::kSmoothed, Compute>::type;
+  using Part = SumsPart<Program::kSmoothed, Compute>;
   using Coeffs = GradCoeffs<Compute>;
   static constexpr int kRows = kVecSize * kWarp;
   static constexpr int kPartWords = sizeof(Part) / 4, kCoeffWords = sizeof(Coeffs) / 4;
@@ -115,12 +114,7 @@ struct TileExchange {
   static __device__ __forceinline__ void put(const Sums (&own)[kVecSize]) {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      Part& slot = of_warps()[(threadIdx.x / kWarp * kVecSize + i) * kWarp];
-      if constexpr (Program::kSmoothed) {
-        slot = {own[i].softmax, own[i].weighted_gap, own[i].weight_sum};
-      } else {
-        slot = own[i].softmax;
-      }
+      of_warps()[(threadIdx.x / kWarp * kVecSize + i) * kWarp] = part_of_sums(own[i]);
     }
   }
   // The sums of kCount parts, `apart` slots from each other, in their order.
@@ -146,12 +140,7 @@ struct TileExchange {
   }
   // Sends the sums of row i of each lane to all blocks of the cluster. Precondition: these are running.
   static __device__ __forceinline__ void send(const Sums& sums, int i, int block, int buffer) {
-    Part part;
-    if constexpr (Program::kSmoothed) {
-      part = {sums.softmax, sums.weighted_gap, sums.weight_sum};
-    } else {
-      part = sums.softmax;
-    }
+    const Part part = part_of_sums(sums);
     const unsigned* const words = reinterpret_cast<const unsigned*>(&part);
     unsigned* const slot = reinterpret_cast<unsigned*>(of_blocks(buffer) + (block * kVecSize + i) * kWarp);
 #pragma unroll
@@ -197,33 +186,6 @@ __device__ __forceinline__ void add_class(const Program& program, int c, const i
   }
 }
 
-// Adds kCount classes of a thread from its k-th one. All are loaded before the first is looked at, and the sums are
-// rescaled at most once.
-template <int kCount, class Classes, int kVecSize, class Program, class Compute = typename Program::Compute>
-__device__ __forceinline__ void add_classes_in_flight(const Program& program, const Classes& own, int k,
-                                                      const int (&labels)[kVecSize], const Compute (&z)[kVecSize],
-                                                      RowSums<Compute, Program::kSmoothed> (&sums)[kVecSize]) {
-  typename Classes::P x[kCount];
-  own.load(k, x);
-  Compute largest[kVecSize];
-#pragma unroll
-  for (int i = 0; i < kVecSize; ++i) largest[i] = -scalar_infinity(Compute());
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) {
-    Compute raw[kVecSize];
-    unpack(x[j], raw);
-#pragma unroll
-    for (int i = 0; i < kVecSize; ++i) largest[i] = max_ignoring_nan(largest[i], raw[i]);
-  }
-#pragma unroll
-  for (int i = 0; i < kVecSize; ++i) {
-    rescale(sums[i].softmax, max_ignoring_nan(sums[i].softmax.max_logit, program.logit.value(largest[i])));
-  }
-  Pack<Compute, kVecSize> power;
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) add_class<false>(program, own.class_of(k + j), labels, z, x[j], sums, power);
-}
-
 // The largest logits of a thread's rows among its classes in shared memory; those of 16 bits in pairs.
 template <class Classes, int kVecSize, class Compute>
 __device__ __forceinline__ void largest_of_staged(const Classes& own, Compute (&largest)[kVecSize]) {
@@ -251,39 +213,29 @@ __device__ __forceinline__ void largest_of_staged(const Classes& own, Compute (&
   }
 }
 
-// The sums of a thread's classes, of which copies are complete if kStaged. kKeeps: exponentials replace the logits in
-// shared memory. kMasks: -inf replaces those of the labels there, after the largest logits have been found.
-template <bool kStaged, bool kKeeps, bool kMasks, int kStep, class Classes, int kVecSize, class Program,
+// The sums of a thread's classes, of which copies are complete. kKeeps: exponentials replace the logits in shared
+// memory. kMasks: -inf replaces those of the labels there, after the largest logits have been found.
+template <bool kKeeps, bool kMasks, int kStep, class Classes, int kVecSize, class Program,
           class Compute = typename Program::Compute>
 __device__ __forceinline__ void sum_of_classes(const Program& program, const Classes& own,
                                                const int (&labels)[kVecSize], const Compute (&z)[kVecSize],
                                                RowSums<Compute, Program::kSmoothed> (&sums)[kVecSize]) {
-  if constexpr (kStaged) {
-    Pack<Compute, kVecSize> power;
-    Compute largest[kVecSize];
-    largest_of_staged(own, largest);
+  Pack<Compute, kVecSize> power;
+  Compute largest[kVecSize];
+  largest_of_staged(own, largest);
 #pragma unroll
-    for (int i = 0; i < kVecSize; ++i) {
-      sums[i].softmax.max_logit = program.logit.value(largest[i]);
-      if constexpr (kMasks) {
-        own.template if_own<kStep>(labels[i], [&](int k) {
-          own.place(k)->element[i] = Narrow<typename Program::Input>::from(-scalar_infinity(0.0f));
-        });
-      }
+  for (int i = 0; i < kVecSize; ++i) {
+    sums[i].softmax.max_logit = program.logit.value(largest[i]);
+    if constexpr (kMasks) {
+      own.template if_own<kStep>(labels[i], [&](int k) {
+        own.place(k)->element[i] = Narrow<typename Program::Input>::from(-scalar_infinity(0.0f));
+      });
     }
+  }
 #pragma unroll 4
-    for (int k = 0; k < own.count; ++k) {
-      add_class<kMasks>(program, own.class_of(k), labels, z, own.read(k), sums, power);
-      if constexpr (kKeeps) *own.place(k) = power;
-    }
-  } else {
-    int k = 0;
-#pragma unroll 1
-    for (; k + kAhead <= own.count; k += kAhead) {
-      add_classes_in_flight<kAhead>(program, own, k, labels, z, sums);
-    }
-#pragma unroll 1
-    for (; k < own.count; ++k) add_classes_in_flight<1>(program, own, k, labels, z, sums);
+  for (int k = 0; k < own.count; ++k) {
+    add_class<kMasks>(program, own.class_of(k), labels, z, own.read(k), sums, power);
+    if constexpr (kKeeps) *own.place(k) = power;
   }
 }
 
@@ -328,35 +280,20 @@ __device__ __forceinline__ void store_staged_classes(const Program& program, con
   }
 }
 
-// Writes the gradients of kCount classes of a thread from its k-th one, whose logits are read again.
-template <int kCount, class Classes, int kVecSize, class Program, class Compute = typename Program::Compute>
-__device__ __forceinline__ void store_classes_in_flight(const Program& program, const Classes& own, int k,
-                                                        const int (&labels)[kVecSize],
-                                                        const GradCoeffs<Compute> (&coeffs)[kVecSize],
-                                                        const bool (&all_zero)[kVecSize]) {
-  typename Classes::P x[kCount];
-  own.load(k, x);
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) {
-    store_class<false, false, true>(program, own, k + j, own.to + (k + j) * own.gradient_stride, labels, x[j], coeffs,
-                                    all_zero);
-  }
-}
-
 // Evaluates a tile and writes its gradients. Returns the sum of the values of the rows that this thread evaluates.
 // `count`: kVecSize, or 0 if the lane has no rows. Precondition: every thread of the group calls it together.
-template <bool kGradient, int kVecSize, int kWarps, bool kStaged, class Group, class Program, class Scale>
+template <bool kGradient, int kVecSize, int kWarps, class Group, class Program, class Scale>
 __device__ __forceinline__ double visit_tile(const Program& program, const Group& group, int64 row, int count,
                                              unsigned visits, Scale& scale) {
   using Compute = typename Program::Compute;
   using Input = typename Program::Input;
   using Sums = RowSums<Compute, Program::kSmoothed>;
   using Exchange = TileExchange<Program, kVecSize, kWarps, Group::kClusterSize>;
-  using Classes = TileClasses<Input, kVecSize, kStaged>;
+  using Classes = TileClasses<Input, kVecSize>;
   static_assert(kSameType<Input, typename Program::Gradient>, "gradients have the layout of logits");
   static_assert(kVecSize <= kWarps, "a warp evaluates one row of each lane");
-  constexpr bool kKeeps = kStaged && kGradient && !Program::kCapped && kSameType<Input, Compute>;
-  constexpr bool kMasks = kStaged && !Program::kCapped && !Program::kSmoothed;
+  constexpr bool kKeeps = kGradient && !Program::kCapped && kSameType<Input, Compute>;
+  constexpr bool kMasks = !Program::kCapped && !Program::kSmoothed;
   constexpr int kStep = kWarps * Group::kClusterSize;
   const int warp = threadIdx.x / kWarp;
   int64 offset[kRowStreams];
@@ -365,7 +302,7 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
   LaneLabels<kVecSize, Program> loads;
   loads.read(program, offset, count);
   // In flight while labels and their logits arrive.
-  if constexpr (kStaged) own.copy_in();
+  own.copy_in();
   int labels[kVecSize];
   loads.active_classes(program, count, labels);
   Compute z[kVecSize];
@@ -380,8 +317,8 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
       z[i] = program.logit.value(widen<Compute>(program.input[at + labels[i] * program.space.class_stride[kLogits]]));
     }
   }
-  if constexpr (kStaged) cp_async_wait_all();
-  sum_of_classes<kStaged, kKeeps, kMasks, kStep>(program, own, labels, z, sums);
+  cp_async_wait_all();
+  sum_of_classes<kKeeps, kMasks, kStep>(program, own, labels, z, sums);
   Exchange::put(sums);
   __syncthreads();
   Sums whole = Sums::empty();
@@ -432,35 +369,25 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
       }
     }
     if (count <= 0) return total;
-    if constexpr (kStaged) {
-      if (any_zero) {
-        store_staged_classes<kKeeps, kMasks, true>(program, own, labels, coeffs, all_zero);
-      } else {
-        store_staged_classes<kKeeps, kMasks, false>(program, own, labels, coeffs, all_zero);
-      }
-      if constexpr (kMasks) {
-#pragma unroll
-        for (int i = 0; i < kVecSize; ++i) {
-          own.template if_own<kStep>(labels[i], [&](int k) {
-            own.to[k * own.gradient_stride + i] = Narrow<typename Program::Gradient>::from(coeffs[i].target);
-          });
-        }
-      }
+    if (any_zero) {
+      store_staged_classes<kKeeps, kMasks, true>(program, own, labels, coeffs, all_zero);
     } else {
-      int k = own.count;
-#pragma unroll 1
-      for (; k >= kAhead; k -= kAhead) {
-        store_classes_in_flight<kAhead>(program, own, k - kAhead, labels, coeffs, all_zero);
+      store_staged_classes<kKeeps, kMasks, false>(program, own, labels, coeffs, all_zero);
+    }
+    if constexpr (kMasks) {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        own.template if_own<kStep>(labels[i], [&](int k) {
+          own.to[k * own.gradient_stride + i] = Narrow<typename Program::Gradient>::from(coeffs[i].target);
+        });
       }
-#pragma unroll 1
-      for (; k > 0; --k) store_classes_in_flight<1>(program, own, k - 1, labels, coeffs, all_zero);
     }
   }
   return total;
 }
 
 // As TwoPassReader. Workers, which are blocks or clusters, take chunks in turn.
-template <int kVecSize, int kWarps, bool kStaged>
+template <int kVecSize, int kWarps>
 struct TileReader {
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
@@ -476,8 +403,8 @@ struct TileReader {
       for (int64 tile = chunk; tile < tiles; tile += chunks) {
         const int64 vector = tile * kWarp + threadIdx.x % kWarp;
         const bool exists = vector < vectors;
-        total += visit_tile<kGradient, kVecSize, kWarps, kStaged>(program, group, exists ? vector * kVecSize : 0,
-                                                                  exists ? kVecSize : 0, visits++, scale);
+        total += visit_tile<kGradient, kVecSize, kWarps>(program, group, exists ? vector * kVecSize : 0,
+                                                         exists ? kVecSize : 0, visits++, scale);
       }
       // Lies between exchanges of two tiles, whose barriers separate its uses.
       __shared__ double of_warp[kVecSize];

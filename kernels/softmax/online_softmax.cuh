@@ -32,6 +32,10 @@ template <class Compute, class Excluded>
 struct OnlineSoftmax {
   Compute max_logit;
   Compute exp_sum;  // relative to max_logit, without the excluded class
+
+  static __device__ __forceinline__ OnlineSoftmax empty() {
+    return {-scalar_infinity(Compute()), Compute(0)};
+  }
 };
 
 // The number that is subtracted from logits in front of exp: the maximum, or 0 if all logits so far are -inf, whose

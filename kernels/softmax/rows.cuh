@@ -668,13 +668,15 @@ struct TwoPassReader {
 };
 
 // value = sum of all partials / divisor, by the block that arrives last. Resets the counter of the work queue.
-// `divisor` is a number or a SelfCount, which is evaluated here, where no row needs the registers. Preconditions: every
-// thread of every block calls it once; blockDim.x is a power of two.
+// `divisor` is a number or a SelfCount, which is evaluated here, where no row needs the registers. `shared`: several
+// workers may have a part of a chunk. Preconditions: every thread of every block calls it once; blockDim.x is a power
+// of two.
 template <class Divisor, class Result>
-__device__ __forceinline__ void divide_sum(int64 chunks, double* memory, const Divisor& divisor, Result* value) {
+__device__ __forceinline__ void divide_sum(int64 chunks, double* memory, const Divisor& divisor, Result* value,
+                                           bool shared = false) {
   const Workspace work = workspace(memory);
   // The leader of a single cluster has the only chunk. A ticket would wait for all gradients of its block.
-  const bool alone = chunks == 1;
+  const bool alone = chunks == 1 && !shared;
   if (alone && blockIdx.x != 0) return;
   if (!arrive_last(work.ticket, alone)) return;
   if (threadIdx.x == 0) *work.claim_counter = 0;
@@ -721,7 +723,8 @@ struct Tally {
 
 // As above. Returns the divisor in thread 0 of the block that arrives last, and -1 in all others.
 template <class Program, class Result>
-__device__ __forceinline__ double divide_sum(int64 chunks, double* memory, const Tally<Program>& tally, Result* value) {
+__device__ __forceinline__ double divide_sum(int64 chunks, double* memory, const Tally<Program>& tally, Result* value,
+                                             bool = true) {
   tally.flush(memory);
   const Workspace work = workspace(memory);
   if (!arrive_last(work.ticket)) return -1.0;
@@ -747,6 +750,9 @@ __device__ __forceinline__ double reciprocal_or_zero(double divisor) {
 // True of a reader that finds the value without partial sums.
 template <class Reader>
 constexpr bool kFindsValue = false;
+// True of a reader whose chunks have several workers.
+template <class Reader>
+constexpr bool kSharesChunks = false;
 
 template <class Reader, class Program, class Divisor, class Result>
 __device__ __forceinline__ void finish_value(const Program& program, int64 chunks, double* memory,
@@ -754,7 +760,7 @@ __device__ __forceinline__ void finish_value(const Program& program, int64 chunk
   if constexpr (kFindsValue<Reader>) {
     Reader::find_value(program, divisor, value);
   } else {
-    divide_sum(chunks, memory, divisor, value);
+    divide_sum(chunks, memory, divisor, value, kSharesChunks<Reader>);
   }
 }
 

@@ -18,6 +18,7 @@ SPECULATIVE_GRAD = "kernels/core/speculative_grad.cuh"
 ROWS = "kernels/softmax/rows.cuh"
 ROW_GROUPS = "kernels/softmax/row_groups.cuh"
 ROW_VECTORS = "kernels/softmax/row_vectors.cuh"
+COLUMN_SLICES = "kernels/softmax/column_slices.cuh"
 RESIDENT_ROWS = "kernels/softmax/resident_rows.cuh"
 LABEL_ONLY_ROWS = "kernels/softmax/label_only_rows.cuh"
 COUNT_ROWS = "kernels/softmax/count_rows.cuh"
@@ -327,6 +328,30 @@ MUTANTS: tuple[Mutant, ...] = (
         r"rescale\(softmax[^;]*;",
         "",
         ("rows, column_tiles",),
+    ),
+    Mutant(
+        "gradients written before their rows are evaluated",
+        COLUMN_SLICES,
+        "sweep",
+        r"while \(load_and_synchronize\(counter\)[^;]*;",
+        "",
+        ("rows, column_slices",),
+    ),
+    Mutant(
+        "last part of a tile left out",
+        COLUMN_SLICES,
+        "sums_of_tile",
+        r"k < count",
+        "k + 1 < count",
+        ("rows, column_slices",),
+    ),
+    Mutant(
+        "gradients verified with coefficients that have a factor already",
+        COLUMN_SLICES,
+        "evaluate",
+        r"coeffs\[row\.row\] = y\.grad_coeffs;",
+        "{ coeffs[row.row] = y.grad_coeffs; scale_grad_coeffs(program, coeffs[row.row], Compute(2)); }",
+        ("rows, column_slices in one pass",),
     ),
     Mutant(
         "elements behind the last whole word left out",

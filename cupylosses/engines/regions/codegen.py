@@ -297,7 +297,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
             columns = "reinterpret_cast<Program::Compute*>(staged)"
             yield f"  sum_with_tangents(program, chunks, per_chunk, sums, {columns});"
         elif kernel.word:
-            yield "  sum_in_stored_tiles(program, chunks, per_chunk, per_segment, work.segment_tickets, sums, staged);"
+            yield "  sum_in_stored_tiles(program, chunks, per_chunk, per_segment, work.counters, sums, staged);"
         else:
             yield "  sum_in_tiles<Program, ClassesWithTangents<Program>>("
             yield "      program, chunks, per_chunk, sums, reinterpret_cast<NestedDual<double>*>(staged));"
@@ -308,7 +308,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
             at = columns_of_sums(kernel.held, static.label_apart)
             yield f"  sum_in_registers<{_bool(kernel.staged)}>(program, chunks, per_chunk, partials, {columns}, {at});"
         elif kernel.word:
-            segments = "per_segment, work.segment_tickets" if kind == "value" else "1, nullptr"
+            segments = "per_segment, work.counters" if kind == "value" else "1, nullptr"
             yield f"  sum_in_stored_tiles(program, chunks, per_chunk, {segments}, partials, staged);"
         elif kernel.tile:
             yield "  sum_in_shared_tiles(program, chunks, per_chunk, partials, reinterpret_cast<double*>(staged));"

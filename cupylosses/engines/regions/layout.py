@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, isqrt, prod
 
-from cupylosses.engines.device import SEGMENTS
 from cupylosses.engines.strides import MAX_RANK, dimension_words, merge
 from cupylosses.jit.gpu import WARP
 
@@ -47,8 +46,10 @@ STORED_BYTES = 60 << 10
 STORED_GRADIENT_BYTES = 36 << 10
 #: Blocks of a multiprocessor that registers are limited for, with such tiles.
 STORED_BLOCKS = 3
-#: Chunks of a sample from which on they are added up by segments, and up to which these are one segment.
+#: Chunks of a sample from which on they are added up by segments, and up to which these are one segment; and segments,
+#: at most, each of which takes one of the ``COUNTERS`` of a workspace.
 SEGMENTED_CHUNKS = (4, 32)
+SEGMENTS = 64
 #: Chunks of tiles, about.
 TILE_CHUNKS = 528
 #: Numbers of the input that a thread writes the gradients of, at least, and blocks of a multiprocessor, at most.

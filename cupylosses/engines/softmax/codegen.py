@@ -25,6 +25,7 @@ from cupylosses.engines.softmax.layout import (
     ROLLED_RESIDENT,
     SECOND_CLASSES,
     SECOND_REGISTER_THREADS,
+    SLICE_RESIDENT,
     STREAMED_THREADS,
     STRIDED,
     SUBWARP_BLOCK_THREADS,
@@ -68,7 +69,7 @@ FILES = {
     "packed_rows": "packed_rows",
     "columns": "columns",
     "column_tiles": "column_tiles",
-    "column_tiles_two_pass": "column_tiles",
+    "column_slices": "column_slices",
     "label_only": "label_only",
     "label_only_tiles": "label_only_tiles",
     "label_only_few": "label_only_tiles",
@@ -122,7 +123,8 @@ class SoftmaxKernel(Kernel):
     gradients that are written over the logits, or "". ``warps`` share a tile of columns, or are those of a block in
     which ``lanes`` share a row without gradients; a thread takes rows of ``per_thread`` classes where these are a
     constant, and so many vectors of tiles of gradients. Of second derivatives in registers ``lanes`` share a row, which
-    may have single elements at its ends, ``edges``, or fewer vectors than all lanes take, ``partial``.
+    may have single elements at its ends, ``edges``, or fewer vectors than all lanes take, ``partial``; of rows that
+    blocks share by their classes ``lanes`` of a warp read a class.
     """
 
     loss: SoftmaxLoss
@@ -219,6 +221,11 @@ class SoftmaxKernel(Kernel):
         return _Indices if self.indices else _Dense
 
     @property
+    def sliced(self) -> bool:
+        """True if blocks share rows by their classes."""
+        return self.layout == "column_slices"
+
+    @property
     def evaluates_hvp(self) -> bool:
         """True if the second derivatives of exponentials are written out (``hvp_rows.cuh``)."""
         return self.indices and self.kind == "hvp" and not self.capped and self.layout != "label_only"
@@ -278,10 +285,10 @@ class SoftmaxKernel(Kernel):
             ],
             "verify_gradient": [
                 f"const {result}* grad_output",
-                "const double* used_grad_output",
+                f"{'' if self.sliced else 'const '}double* used_grad_output",
                 "double* expected_grad_output",
             ],
-            "unreduced": [f"{result}* values"],
+            "unreduced": [f"{result}* values", *["double* memory"] * self.sliced],
             "from_residual": [
                 f"GradCoeffs<{self.number}>* residual",
                 f"const {result}* grad_output",
@@ -364,6 +371,22 @@ TALLIED = {
     ),
 }
 
+#: Calls of kernels whose blocks share rows by their classes, as far as they differ, by kind and whether they tally.
+_SLICED = {
+    ("unreduced", False): "sliced_row_values<Reader>(program, group, chunks, memory)",
+    ("verify_gradient", False): (
+        "verify_sliced_gradient<Reader>(program, group, chunks, scale, grad_output, used_grad_output, "
+        "expected_grad_output)"
+    ),
+    ("verify_gradient", True): (
+        "verify_assumed_sliced_gradient<Reader>(program, group, chunks, grad_output, used_grad_output, "
+        "expected_grad_output)"
+    ),
+    ("from_residual", False): (
+        "apply_grad_coeffs_in_slices<Reader>(program, group, chunks, result_stride, scale, grad_output)"
+    ),
+}
+
 #: The kinds of kernels that can tally.
 TALLYING_STAGES = frozenset(("value", *TALLIED))
 
@@ -377,6 +400,8 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
     program, construct = target.program(kernel)
     group, reader = target.reader(kernel)
     call = (kernel.tallies and TALLIED.get(kernel.kind)) or _CALLS.get(kernel.kind) or target.from_residual(kernel)
+    if kernel.sliced:
+        call = _SLICED.get((kernel.kind, kernel.tallies), call)
     cluster = f" CLUSTER_DIMS({kernel.cluster})" if kernel.cluster > 1 else ""
     weighs = kernel.indices and bool(kernel.weight) and kernel.loss.mean_of_weights
     lines = [
@@ -572,9 +597,11 @@ class _Indices:
             return "SubwarpGroup group{1}", f"PackedReader<{kernel.per_thread}, {each}, {ahead}, {words}>"
         if kernel.layout == "columns":
             return "SubwarpGroup group{1}", f"ColumnReader<{kernel.vec_size}, {kernel.per_thread}>"
-        if kernel.layout in ("column_tiles", "column_tiles_two_pass"):
-            staged = _bool(kernel.layout == "column_tiles")
-            return f"ClusterGroup<{kernel.cluster}> group", f"TileReader<{kernel.vec_size}, {kernel.warps}, {staged}>"
+        if kernel.layout == "column_tiles":
+            return f"ClusterGroup<{kernel.cluster}> group", f"TileReader<{kernel.vec_size}, {kernel.warps}>"
+        if kernel.layout == "column_slices":
+            shape = f"{kernel.vec_size}, {kernel.lanes}, {kernel.warps}"
+            return "ColumnSlices group{{}, width}", f"ColumnSliceReader<{shape}>"
         if kernel.layout == "pipelined":
             parts = max(1, kernel.lanes // WARP)
             group = "PipelinedWarp group{{{32}}, width}" if parts == 1 else "PipelinedBlock group{{}, width}"
@@ -664,7 +691,9 @@ class _Indices:
             return f"{PACKED_THREADS}"
         if layout == "columns":
             return f"{COLUMN_THREADS}, {COLUMN_RESIDENT // COLUMN_THREADS}"
-        if layout in ("column_tiles", "column_tiles_two_pass") and not second:
+        if layout == "column_slices":
+            return f"{kernel.warps * WARP}, {int(SLICE_RESIDENT / kernel.warps / WARP / fewer)}"
+        if layout == "column_tiles" and not second:
             threads = kernel.warps * WARP
             return f"{threads}, {max(1, int(TILE_RESIDENT / threads / fewer))}"
         if layout in ("label_only_tiles", "label_only_few") and not second:

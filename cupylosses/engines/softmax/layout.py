@@ -11,7 +11,8 @@ columns                    many rows of few strided classes: a lane takes neighb
                            with a target for each, the warps of a block share 32 rows in shared memory
 column_tiles               many rows of more strided classes: the warps of a block, or of a cluster, share neighbouring
                            rows, which stay in shared memory
-column_tiles_two_pass      the same of rows too long for shared memory: they are read twice
+column_slices              rows of so many strided classes, or few such rows: blocks share neighbouring rows by their
+                           classes, and read them twice
 thread_per_row_two_pass    a thread takes a row and reads it again from memory: second derivatives
 staged_thread_per_row      the same of few strided classes: in shared memory, with their tangents
 staged_packed_rows         the same of many rows of few contiguous classes, which a warp moves together
@@ -178,18 +179,26 @@ COLUMN_RESIDENT = 512
 PACKED_VALUES = 8
 PACKED_ROWS = 4
 PACKED_THREADS = 128
-#: Warps of a block that share a tile of columns, whose rows stay in shared memory or do not; bytes of a block of which
-#: a multiprocessor runs three, or two; and bytes of a row, from which on a block of one thread per row has few threads.
+#: Warps of a block that share a tile of columns; bytes of a block of which a multiprocessor runs three, or two; and
+#: bytes of a row, from which on a block of one thread per row has few threads.
 TILE_WARPS = 8
-TWO_PASS_TILE_WARPS = 16
 TILE_BYTES = (73 << 10, 111 << 10)
 TILE_ROW_BYTES = 192
 #: Rows from which on such a row may have twice as many bytes: threads alone keep a GPU busy.
 TILE_MANY_ROWS = 1 << 16
 #: Threads of tiles that a multiprocessor has registers for.
 TILE_RESIDENT = 1024
-#: Rows of tiles that keep them in shared memory, and blocks of tiles that do not, at least.
+#: Rows of tiles that keep them in shared memory, at least.
 TILE_ROWS = 1 << 10
+#: Slices of columns, which blocks share rows by: their number, as many blocks as run at once; warps of a block, and
+#: threads of a multiprocessor, which are few, so that each has many vectors on its way (``kAhead``); bytes of a vector
+#: at most, by those of a logit; and classes of few rows, at least.
+SLICES = 2 * MANY_BLOCKS
+SLICE_WARPS = 8
+SLICE_RESIDENT = 512
+SLICE_AHEAD = 16
+SLICE_BYTES = {2: 4, 4: 8, 8: 8}
+SLICE_CLASSES = 1 << 10
 #: Vectors of a row that a thread takes for second derivatives, at least, and threads that keep a GPU busy then.
 SECOND_VECTORS = 2
 SECOND_THREADS = 1 << 16
@@ -245,7 +254,7 @@ SECOND_APART = 1 << 16
 THREADS = 256
 #: Layouts whose gradients are computed again from the logits, because that reads no more than a residual would; and all
 #: in which a thread writes gradients of whole rows from a residual.
-RECOMPUTED = ("thread_per_row", "interleaved_rows", "packed_rows", "columns", "column_tiles", "column_tiles_two_pass")
+RECOMPUTED = ("thread_per_row", "interleaved_rows", "packed_rows", "columns", "column_tiles")
 IN_THREADS = ("thread_per_row_packed", *RECOMPUTED)
 #: Layouts of log-probabilities of which gradients are found from these again, because a residual of each row would be
 #: as large as its gradient, or would be read as often.
@@ -286,7 +295,8 @@ class RowLayout:
     gradients a lane stores ``per_thread`` vectors. ``shifted`` rows have the vectors of their gradients, which lie
     otherwise: logits are shifted on their way to shared memory, or ``gathered`` if classes lie apart. Of second
     derivatives in registers a lane takes ``per_thread`` vectors, some lanes fewer if rows are ``partial``, and rows may
-    have single elements at their ends, ``edges``.
+    have single elements at their ends, ``edges``. Rows that blocks share by their classes have so many
+    ``slices``, and ``lanes`` of a warp read a class.
     """
 
     kind: str
@@ -309,6 +319,8 @@ class RowLayout:
     turns: int = 0
     edges: bool = False
     partial: bool = False
+    slices: int = 0
+    lanes: int = 0
 
 
 def row_layout(
@@ -440,7 +452,11 @@ def _in_registers(
             return None
         if near and tiled(rows, classes, size):
             tile = tile_shape(rows, classes, size, vec_size, chip, heavy)
-            return _tile_layout(tile, rows, classes, logits, gradients, sizes, strides)
+            if tile:
+                return _tile_layout(tile, rows, classes, logits, gradients, sizes, strides)
+            return _slice_layout(rows, classes, vec_size, logits, gradients, sizes, strides)
+        if near and sliced(rows, classes, sizes, size):
+            return _slice_layout(rows, classes, vec_size, logits, gradients, sizes, strides)
         if near and vec_size == 1 and interleaved(rows, classes, sizes, strides, size):
             return _interleaved_layout(rows, classes, logits, gradients, sizes, strides)
         found = _column_rows(rows, classes, size, vec_size)
@@ -537,7 +553,7 @@ def _column_rows(rows: int, classes: int, size: int, vec_size: int) -> int:
 @dataclass(frozen=True)
 class TileShape:
     """Columns that warps share: neighbouring rows of a lane, warps of a block, blocks of a cluster, bytes of shared
-    memory for logits, 0 if they do not stay there, and for what warps exchange.
+    memory for logits and for what warps exchange.
     """
 
     vec_size: int
@@ -549,11 +565,12 @@ class TileShape:
 
 def tiled(rows: int, classes: int, size: int) -> bool:
     """True of rows of strided classes that warps share as columns: many rows of too many classes for one thread."""
-    if rows < TILE_ROWS or classes * size < TILE_ROW_BYTES * (2 if rows >= TILE_MANY_ROWS else 1):
-        return False
-    # Without shared memory rows are read twice, and few rows leave much of a GPU idle.
-    stays = classes * WARP * max(size, 4) <= MAX_CLUSTER * TILE_BYTES[1]
-    return stays or -(-rows // (WARP * max(1, 4 // size))) * MAX_CLUSTER >= MANY_BLOCKS
+    return rows >= TILE_ROWS and classes * size >= TILE_ROW_BYTES * (2 if rows >= TILE_MANY_ROWS else 1)
+
+
+def sliced(rows: int, classes: int, sizes: Sequence[int], size: int) -> bool:
+    """True of few rows of strided classes that blocks share as columns: of each class they read whole sectors."""
+    return rows < TILE_ROWS and classes >= SLICE_CLASSES and sizes[0] * size >= SECTOR_BYTES
 
 
 def exchanged_bytes(lanes: int, warps: int, cluster: int, size: int, heavy: bool) -> int:
@@ -563,9 +580,9 @@ def exchanged_bytes(lanes: int, warps: int, cluster: int, size: int, heavy: bool
     return WARP * lanes * numbers * (parts * (4 if heavy else 2) + 4)
 
 
-def tile_shape(rows: int, classes: int, size: int, vec_size: int, chip: Chip, heavy: bool) -> TileShape:
+def tile_shape(rows: int, classes: int, size: int, vec_size: int, chip: Chip, heavy: bool) -> TileShape | None:
     """Tiles whose warps read 256 bytes of a class, or else 128, and of which a multiprocessor runs several; of few
-    rows, and of 16 bits, first of all those in small clusters.
+    rows, and of 16 bits, first of all those in small clusters. None if rows do not fit into shared memory.
     """
     clusters = (1, 2, 4, MAX_CLUSTER) if chip.clusters else (1,)
     widths = sorted({min(vec_size, max(1, x // size)) for x in (8, 4)}, reverse=True)
@@ -583,14 +600,7 @@ def tile_shape(rows: int, classes: int, size: int, vec_size: int, chip: Chip, he
             if shares and shared + exchanged + 1024 <= min(limit, chip.shared) and blocks >= least:
                 shape = TileShape(lanes, TILE_WARPS, cluster, shared, exchanged)
                 return _in_fewer_waves(shape, rows, classes, size, heavy, min(TILE_BYTES[1], chip.shared))
-    # Instructions limit those of 16 bits.
-    wide = size >= 4 and -(-rows // (WARP * widths[0])) * clusters[-1] >= MANY_BLOCKS
-    lanes = widths[0 if wide else -1]
-    tiles = -(-rows // (WARP * lanes))
-    cluster = next((x for x in clusters if tiles * x >= 2 * MANY_BLOCKS), clusters[-1])
-    exchanged = exchanged_bytes(lanes, TWO_PASS_TILE_WARPS, cluster, size, heavy)
-    shape = TileShape(lanes, TWO_PASS_TILE_WARPS, cluster, 0, exchanged)
-    return _in_fewer_waves(shape, rows, classes, size, heavy, chip.shared)
+    return None
 
 
 def _in_fewer_waves(shape: TileShape, rows: int, classes: int, size: int, heavy: bool, room: int) -> TileShape:
@@ -599,9 +609,7 @@ def _in_fewer_waves(shape: TileShape, rows: int, classes: int, size: int, heavy:
     """
     if shape.cluster != MAX_CLUSTER:
         return shape
-    shared = (
-        -(-classes // (shape.warps * ODD_CLUSTER)) * shape.warps * WARP * shape.vec_size * size * bool(shape.shared)
-    )
+    shared = -(-classes // (shape.warps * ODD_CLUSTER)) * shape.warps * WARP * shape.vec_size * size
     exchanged = exchanged_bytes(shape.vec_size, shape.warps, ODD_CLUSTER, size, heavy)
     other = TileShape(shape.vec_size, shape.warps, ODD_CLUSTER, shared, exchanged)
 
@@ -627,14 +635,47 @@ def _tile_layout(
     sizes: Sequence[int],
     strides: Sequence[Sequence[int]],
 ) -> RowLayout:
-    kind = "column_tiles" if tile.shared else "column_tiles_two_pass"
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     units = -(-rows // (WARP * tile.vec_size))
     resident = _tile_blocks(tile) * tile.warps * WARP
     return RowLayout(
-        kind, tile.vec_size, 1, tile.warps * WARP, _chunks(units), 1, tile.shared, space_rank(rows, sizes), words,
-        tile.cluster, resident, warps=tile.warps,
+        "column_tiles", tile.vec_size, 1, tile.warps * WARP, _chunks(units), 1, tile.shared, space_rank(rows, sizes),
+        words, tile.cluster, resident, warps=tile.warps,
     )  # fmt: skip
+
+
+def _slice_layout(
+    rows: int,
+    classes: int,
+    vec_size: int,
+    logits: RowStrides,
+    gradients: RowStrides,
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+) -> RowLayout:
+    vec_size = max(1, min(vec_size, SLICE_BYTES[logits.itemsize] // logits.itemsize))
+    lanes = min(WARP, power_of_two(rows // vec_size))
+    tiles, unit = -(-rows // (lanes * vec_size)), SLICE_WARPS * WARP // lanes * SLICE_AHEAD
+    # Blocks that share a tile count its parts, for which a workspace has as many counters.
+    slices = max(tiles, min(SLICES, tiles * -(-classes // unit)))
+    words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
+    return RowLayout(
+        "column_slices", vec_size, slices, SLICE_WARPS * WARP, tiles, 1, 0, space_rank(rows, sizes), words,
+        resident=SLICE_RESIDENT, warps=SLICE_WARPS, slices=slices, lanes=lanes,
+    )  # fmt: skip
+
+
+def slice_memory(layout: RowLayout, number: int, smoothed: bool) -> int:
+    """Doubles of workspace for the partial sums of tiles and the sums of their parts, which consist of numbers of so
+    many bytes.
+    """
+    rows = (layout.chunks + layout.slices) * layout.lanes * layout.vec_size
+    return layout.chunks + 1 + rows * number * (4 if smoothed else 2) // 8
+
+
+def slice_records(layout: RowLayout, rows: int, number: int) -> int:
+    """Doubles of the records of tiles, of a divisor and of the coefficients of all rows (``coeffs_behind``)."""
+    return (layout.chunks + 2) // 2 * 2 + rows * number // 2
 
 
 def gathered(
@@ -727,8 +768,10 @@ def copied(
         return False
     if registers and read == 2 and classes >= least:
         return rows * classes > SECOND_APART
-    if softmax and read == 1 and shares and _near(sizes, strides) and tiled(rows, classes, tensors[0].itemsize):
-        return False
+    if softmax and read == 1 and not second and _near(sizes, strides):
+        size = tensors[0].itemsize
+        if sliced(rows, classes, sizes, size) or (shares and tiled(rows, classes, size)):
+            return False
     if not softmax:
         return False
     if read == 1 and shares and rows < TILE_ROWS and classes > APART_CLASSES:
@@ -1342,7 +1385,7 @@ def blocks(layout: RowLayout, chunks: int, processors: int, gradient: bool = Tru
         # many are of use on a GPU of 132.
         usable = max(1, processors * 17 // 20 if layout.cluster == ODD_CLUSTER else processors * 10 // 11)
     at_once = max(1, usable * _at_once(layout, gradient and layout.prefetch) // layout.cluster)
-    return max(1, min(-(-chunks // layout.per_block), at_once)) * layout.cluster
+    return max(1, min(layout.slices or -(-chunks // layout.per_block), at_once)) * layout.cluster
 
 
 def _at_once(layout: RowLayout, half: bool) -> int:

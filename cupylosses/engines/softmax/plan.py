@@ -66,15 +66,6 @@ class SoftmaxPlan(Plan):
         self.scalar = static.reduction != "none"
         self.shape = () if self.scalar else self.rows_shape
         self.strides = dense_strides(self.shape, (0,) * len(self.shape))
-        known = constant_divisor(static, self.rows_shape)
-        self.divisor = 1.0 if known is None else known
-        # An integer has the same bits whoever counts; a sum of weights has not.
-        weighs = self.indices and static.weighted and self.loss.mean_of_weights
-        most = softmax_layout.COUNTED_AT_ONCE if weighs else softmax_layout.SELF_COUNTING_ROWS
-        few = self.rows <= most and not static.has_tangent
-        self.counted, self.self_counting = known is None and not few, known is None and few
-        # Rows without a loss are found while the others are evaluated; a kernel counts them in 32 bits.
-        self.tallies = self.counted and self.indices and not (weighs or static.has_tangent) and self.rows < 1 << 32
         self.differentiable = tuple([i < (1 if self.indices else 2) for i in range(len(tensors))])
         self.speculative = self.differentiable
         self.fused_hvp = bool(static.has_tangent)
@@ -110,6 +101,9 @@ class SoftmaxPlan(Plan):
             self.misalignment = 0
             self.layout = lay_out(masks, results)
         self.misaligned = (1 if self.indices else 2) if self.misalignment else 0
+        #: True of rows whose sums are found by several blocks: `verify_gradient` takes them from the value's kernel.
+        self._sliced = self.layout.kind == "column_slices"
+        self._find_divisor()
         dense = self.input.strides == self.input.gradient.strides
         self.overwrites = self.single_use and dense and self.input.misalignment == self.misalignment
         recomputed = self.layout.kind in (*softmax_layout.RECOMPUTED, *softmax_layout.RECOMPUTED_LABELS)
@@ -118,11 +112,31 @@ class SoftmaxPlan(Plan):
         self.partials = self.layout.chunks
         # One for each chunk and block of a cluster, and the divisor.
         self.records = self.layout.chunks * self.layout.cluster + self.tallies
+        if self._sliced:
+            number = ITEMSIZE[self.compute]
+            self.partials = softmax_layout.slice_memory(self.layout, number, static.smoothed)
+            self.records = softmax_layout.slice_records(self.layout, self.rows, number)
         key = (loss.name, static.kind, self.rows_shape, self.classes, self._dtypes, self.result)
         self.slot = hash(key) % EXPECTATIONS
         self._place = site or (self.rows_shape, 0)
         self.site = site_of(loss, *self._place)
         self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
+
+    def _find_divisor(self) -> None:
+        """Sets what tells how the divisor is found."""
+        static = self.static
+        known = constant_divisor(static, self.rows_shape)
+        self.divisor = 1.0 if known is None else known
+        # An integer has the same bits whoever counts; a sum of weights has not.
+        weighs = self.indices and static.weighted and self.loss.mean_of_weights
+        most = softmax_layout.COUNTED_AT_ONCE
+        if not weighs:
+            # Blocks that share rows would all wait for the labels of all.
+            most = 0 if self._sliced else softmax_layout.SELF_COUNTING_ROWS
+        few = self.rows <= most and not static.has_tangent
+        self.counted, self.self_counting = known is None and not few, known is None and few
+        # Rows without a loss are found while the others are evaluated; a kernel counts them in 32 bits.
+        self.tallies = self.counted and self.indices and not (weighs or static.has_tangent) and self.rows < 1 << 32
 
     def _index_layout(self, masks: tuple[int, ...], results: tuple[int, ...]) -> softmax_layout.RowLayout:
         x, static, chip = self.input, self.static, self.machine.chip
@@ -196,7 +210,10 @@ class SoftmaxPlan(Plan):
         return found
 
     def unreduced_step(self, counted: bool) -> Step:
-        return Step((self.launcher("unreduced", self.nothing, False),))
+        return Step((self.launcher("unreduced", self.nothing, False),), workspace=self.partials if self._sliced else 0)
+
+    def follows_value(self, wanted: Wanted) -> bool:
+        return self._sliced
 
     def gradient_steps(
         self, wanted: Wanted, upstream: tuple[tuple[int, ...], int] | None, counted: bool
@@ -245,9 +262,11 @@ class SoftmaxPlan(Plan):
             width, threads, shared = 1, softmax_layout.THREADS, 0
             blocks = max(1, min(-(-chunks // (threads // gpu.WARP)), 8 * processors))
         elif forward:
-            blocks = softmax_layout.blocks(x, chunks, processors, gradient=False)
+            lanes, blocks = x.lanes, softmax_layout.blocks(x, chunks, processors, gradient=False)
         elif layout == "register_rows":
             lanes = width
+        elif self._sliced and stage != "denominator":
+            lanes = x.lanes
         elif stage == "denominator":
             layout, threads, shared, cluster = "subwarp", softmax_layout.THREADS, 0, 1
             chunks = self.count_chunks

@@ -50,6 +50,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "packed_rows": Layout((16400, 5), fewer=(1031, 5)),
     "columns": Layout((2, 5, 8200), fewer=(2, 5, 516)),
     "column_tiles": Layout((2, 53, 516)),
+    "column_slices": Layout((2, 1025, 17)),
     "interleaved_rows": Layout((2, 9, 8209), fewer=(2, 9, 521)),
     "subwarp, copied": Layout((2, 199, 5, 3)),
     "label_only_rows": Layout((37, 43), loss="nll_loss"),
@@ -208,6 +209,13 @@ def some_rows_are_many() -> Iterator[None]:
 def few_rows_are_many() -> Iterator[None]:
     """Within this context, new plans take rows to registers however few they are."""
     with mock.patch.multiple(softmax_layout, MANY_ROWS=1, TILE_ROWS=1, INTERLEAVED_ROWS=1):
+        yield
+
+
+@contextmanager
+def few_slices(count: int) -> Iterator[None]:
+    """Within this context, new plans cut columns into so many slices, or one for each tile if these are more."""
+    with mock.patch.object(softmax_layout, "SLICES", count):
         yield
 
 

@@ -14,7 +14,7 @@ struct Loss {
 #line 1 "cross_entropy.plain"
     const auto _row = ::lift<float>(weighted(hard * weight, nll) + weighted(label_smoothing, smooth));
     return _row;
-#line 1 "<cross_entropy_value_f16-i64-none-none_f16_column_tiles_two_pass_x2_rank2_plain_counted_16-warps_cluster4>.entries"
+#line 1 "<cross_entropy_value_f16-i64-none-none_f16_column_slices_x2_rank2_plain_counted_8-warps_32-lanes>.entries"
   }
 };
 
@@ -22,9 +22,9 @@ using Result = half_t;
 using Space = RowSpace<2>;
 using Program = RowProgram<Loss, Space, half_t, int64, Absent, Absent, half_t, false, false>;
 using Compute = Program::Compute;
-using Reader = TileReader<2, 16, false>;
+using Reader = ColumnSliceReader<2, 32, 8>;
 
-extern "C" __global__ void __launch_bounds__(512, 2) CLUSTER_DIMS(4)
+extern "C" __global__ void __launch_bounds__(256, 2)
 cross_entropy_value_f16(const half_t* input, const int64* target, float* lse, unsigned char* correct, GradCoeffs<float>* residual, double* memory, half_t* value, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double multiple, const double* count, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
   const double divisor = multiple * __ldcg(count);
   const Program program{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, nullptr, target,
@@ -32,6 +32,6 @@ cross_entropy_value_f16(const half_t* input, const int64* target, float* lse, un
                           nullptr, {logit_scale, softcap},
                           ignored, status, site, nullptr, lse, correct, residual,
                           lse != nullptr || correct != nullptr || residual != nullptr};
-  const ClusterGroup<4> group;
+  const ColumnSlices group{{}, width};
   row_value<Reader>(program, group, chunks, memory, divisor, value);
 }
