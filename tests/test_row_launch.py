@@ -512,7 +512,7 @@ def test_rows_too_long_or_too_few_for_tiles_are_sliced() -> None:
     """As many slices as blocks run at once, of some classes for each thread; of more tiles than that each is a slice,
     and needs no counter.
     """
-    for rows, tiles, slices in ((1024, 16, 256), (16, 1, 63), (1 << 15, 512, 512)):
+    for rows, tiles, slices in ((1024, 16, 264), (16, 1, 63), (1 << 15, 512, 512)):
         layout = of((rows, 32000), 1, "bfloat16", strides=(1, rows))
         assert (layout.kind, layout.chunks, layout.slices) == ("column_slices", tiles, slices)
         assert softmax_layout.blocks(layout, layout.chunks, 132) == min(slices, 2 * 132)

@@ -15,7 +15,7 @@ EXPECTATIONS = 4096
 
 #: Counters of a workspace besides the ticket of the last block and that of claims (``kCounters``): of segments, and of
 #: tiles that blocks share.
-COUNTERS = 256
+COUNTERS = 512
 #: Doubles in front of the partial sums.
 TICKET = 2 + COUNTERS // 2
 

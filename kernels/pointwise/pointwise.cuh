@@ -1204,7 +1204,7 @@ __device__ __forceinline__ void sweep_all(const Program& program, Scale& scale, 
 }
 
 // Counters of a workspace besides ticket and claims.
-constexpr int kCounters = 256;  // engines/device.py: COUNTERS
+constexpr int kCounters = 512;  // engines/device.py: COUNTERS
 
 // The workspace of a reduced loss: the ticket, the counter of claimed chunks (row_groups.cuh), and counters of segments
 // (regions/tiles.cuh) or tiles (softmax/column_slices.cuh), all 0 before and after a launch. One partial sum per chunk

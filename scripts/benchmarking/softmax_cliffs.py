@@ -71,7 +71,10 @@ def _classes_apart() -> Iterator[Case]:
     for shape in ((1024, 32000), (4096, 4096), (65536, 1000), (1 << 20, 64)):
         for dtype in DTYPES:
             yield case(logits(shape, dtype), across)
-    yield case(logits((128, 262144), BF16), across)
+    for dtype in DTYPES:
+        yield case(logits((128, 262144), dtype), across)
+    yield case(logits((2048, 50000), BF16), across)
+    yield case(logits((301, 30011), F32), across)
     yield case(logits((64, 32000), F32), Layout(step=2), quick=True)
     for dtype in DTYPES:
         yield case(logits((2048, 32000), dtype), Layout(step=2))

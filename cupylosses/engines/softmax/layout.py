@@ -190,10 +190,11 @@ TILE_MANY_ROWS = 1 << 16
 TILE_RESIDENT = 1024
 #: Rows of tiles that keep them in shared memory, at least.
 TILE_ROWS = 1 << 10
-#: Slices of columns, which blocks share rows by: their number, as many blocks as run at once; warps of a block, and
-#: threads of a multiprocessor, which are few, so that each has many vectors on its way (``kAhead``); bytes of a vector
-#: at most, by those of a logit; and classes of few rows, at least.
-SLICES = 2 * MANY_BLOCKS
+#: Slices of columns, which blocks share rows by: their number, as many blocks as 132 multiprocessors run at once, on
+#: every GPU, because slices decide the order of additions; warps of a block, and threads of a multiprocessor, which are
+#: few, so that each has many vectors on its way (``kAhead``); bytes of a vector at most, by those of a logit; and
+#: classes of few rows, at least.
+SLICES = 2 * 132
 SLICE_WARPS = 8
 SLICE_RESIDENT = 512
 SLICE_AHEAD = 16
