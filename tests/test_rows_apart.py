@@ -59,10 +59,13 @@ def test_which_rows_are_copied() -> None:
     )
     assert not copied((4096, 150), (1, 4096)) and not copied((150, 4096), class_dim=0)
     # A row of many classes would be one thread's work.
-    assert copied((16, 262144), (1, 16)) and copied((1, 193, 24, 24)) and copied((1, 97, 24, 24), size=8)
+    assert copied((7, 262144), (1, 7)) and copied((1, 193, 24, 24)) and copied((1, 97, 24, 24), size=8)
     # Several warps take one where rows are many.
     assert not copied((1, 193, 64, 64)) and not copied((1, 97, 64, 64), size=8) and not copied((8, 1100, 64, 64))
-    assert not copied((1024, 32000), (1, 1024)) and copied((256, 32000), (1, 256))
+    assert not copied((1024, 32000), (1, 1024))
+    # Or several blocks, where they are few and classes many, as long as neighbouring rows fill sectors.
+    assert not copied((256, 32000), (1, 256)) and copied((256, 1023), (1, 256))
+    assert copied((15, 32000), (1, 15), size=2) and not copied((16, 32000), (1, 16), size=2)
     assert copied((1000, 81), (1, 1000)) and not copied((1000, 80), (1, 1000)) and not copied((1024, 81), (1, 1024))
     assert copied((8, 97, 64, 64), operands=2) and not copied((8, 96, 64, 64), operands=2)
     # With a target per class, the warps of a block share those of which 32 fit into shared memory twice.
