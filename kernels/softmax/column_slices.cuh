@@ -115,47 +115,21 @@ struct SliceClasses {
 #pragma unroll
     for (int j = 0; j < kCount; ++j, at += stride) x[j] = kLast ? load_stream<kVecSize_>(at) : load_pack<kVecSize_>(at);
   }
-  // The first class of the n-th kAhead ones, if there are so many.
-  __device__ __forceinline__ int place(int n) const {
+  // Where the n-th kAhead classes begin, if there are so many.
+  __device__ __forceinline__ int batch(int n) const {
     return (kLast ? count / kAhead - 1 - n : n) * kAhead;
   }
   // Starts to load the first of these, for for_each_vector.
   __device__ __forceinline__ void start(P (&x)[kAhead]) const {
-    if (count >= kAhead) load(place(0), x);
+    if (count >= kAhead) load(batch(0), x);
   }
-  // k if class c is the thread's k-th one, otherwise -1; that of a row without a label, too. kStep is `step`.
+  // k if class c is the thread's k-th one, otherwise -1; so it is for -1, of a row without a label. kStep is `step`.
   template <int kStep>
-  __device__ __forceinline__ int place_of(int c) const {
+  __device__ __forceinline__ int index_of(int c) const {
     const int distance = c - first, k = distance / kStep;
     return c >= 0 && distance >= 0 && k < count && k * kStep == distance ? k : -1;
   }
 };
-
-// The largest of neighbouring logits of a thread's rows in some vectors; those of 16 bits in pairs.
-template <class Storage, int kVecSize, int kCount, class Compute>
-__device__ __forceinline__ void largest_of_vectors(const Pack<Storage, kVecSize> (&x)[kCount],
-                                                   Compute (&largest)[kVecSize]) {
-  if constexpr (sizeof(Storage) == 2 && sizeof(Compute) == 4 && kVecSize % 2 == 0 && kHasPairMax) {
-    PackedPairMax<Storage, 2> running[kVecSize / 2];
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-#pragma unroll
-      for (int i = 0; i < kVecSize / 2; ++i) running[i].add(reinterpret_cast<const Pack<Storage, 2>*>(&x[j])[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kVecSize; ++i) largest[i] = running[i / 2].half(i % 2);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kVecSize; ++i) largest[i] = -scalar_infinity(Compute());
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      Compute raw[kVecSize];
-      unpack(x[j], raw);
-#pragma unroll
-      for (int i = 0; i < kVecSize; ++i) largest[i] = max_ignoring_nan(largest[i], raw[i]);
-    }
-  }
-}
 
 // Adds kCount classes of a thread from its k-th one, whose logits are x. The sums are rescaled at most once. kMasks:
 // -inf replaces the logits of the labels, which are the thread's `own_label`-th classes, instead of a comparison for
@@ -167,11 +141,12 @@ __device__ __forceinline__ void add_vectors(const Program& program, const Classe
                                             const int (&labels)[kVecSize], const int (&own_label)[kVecSize],
                                             const Compute (&z)[kVecSize],
                                             RowSums<Compute, Program::kSmoothed> (&sums)[kVecSize]) {
-  Compute largest[kVecSize];
-  largest_of_vectors(x, largest);
+  LargestOfRows<typename Program::Input, kVecSize, Compute> largest;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) largest.add(x[j]);
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
-    rescale(sums[i].softmax, max_ignoring_nan(sums[i].softmax.max_logit, program.logit.value(largest[i])));
+    rescale(sums[i].softmax, max_ignoring_nan(sums[i].softmax.max_logit, program.logit.value(largest.of_row(i))));
     if constexpr (kMasks) {
       const unsigned place = static_cast<unsigned>(own_label[i] - k);
       if (place < kCount) {
@@ -211,11 +186,11 @@ __device__ __forceinline__ void for_each_vector(const Classes& own, typename Cla
   typename Classes::P second[kAhead], last[1];
 #pragma unroll 1
   for (int n = 0; n < whole; n += 2) {
-    if (n + 1 < whole) own.load(own.place(n + 1), second);
-    visit(own.place(n), first);
+    if (n + 1 < whole) own.load(own.batch(n + 1), second);
+    visit(own.batch(n), first);
     if (n + 1 >= whole) break;
-    if (n + 2 < whole) own.load(own.place(n + 2), first);
-    visit(own.place(n + 1), second);
+    if (n + 2 < whole) own.load(own.batch(n + 2), first);
+    visit(own.batch(n + 1), second);
   }
 #pragma unroll 1
   for (int k = whole * kAhead; k < own.count; ++k) {
@@ -337,7 +312,7 @@ struct ColumnSliceReader {
   static __device__ __forceinline__ auto sums_of_part(const Program& program, const SlicePlan::Part& part) {
     using Compute = typename Program::Compute;
     using Sums = RowSums<Compute, Program::kSmoothed>;
-    using Part = SumsPart<Program::kSmoothed, Compute>;
+    using Exchanged = ExchangedSums<Program::kSmoothed, Compute>;
     const Rows<Program> rows(program, part.tile);
     const auto own = rows.template classes<false>(program, part);
     Pack<typename Program::Input, kVecSize> first[kAhead];
@@ -350,7 +325,7 @@ struct ColumnSliceReader {
     for (int i = 0; i < kVecSize; ++i) {
       z[i] = Compute(0);
       sums[i] = Sums::empty();
-      own_label[i] = own.template place_of<kSlots>(labels[i]);
+      own_label[i] = own.template index_of<kSlots>(labels[i]);
       if (Program::kSmoothed && labels[i] >= 0) {
         const int64 at = rows.offset[kLogits] + i * program.space.at.stride[kLogits][0];
         const int64 place = at + labels[i] * program.space.class_stride[kLogits];
@@ -362,11 +337,11 @@ struct ColumnSliceReader {
     });
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      const Part mine = combined_lanes(Part(part_of_sums(sums[i])));
-      if (threadIdx.x % kWarp < kLanes) shared_part<Part>(threadIdx.x / kWarp, i * kLanes + lane()) = mine;
+      const Exchanged mine = combined_lanes(Exchanged(exchanged_sums(sums[i])));
+      if (threadIdx.x % kWarp < kLanes) shared_sums<Exchanged>(threadIdx.x / kWarp, i * kLanes + lane()) = mine;
     }
     __syncthreads();
-    return combined_parts<kWarps, Part>();
+    return combined<kWarps, Exchanged>();
   }
 
   // What thread n needs of the tile's n-th row besides its sums.
@@ -390,16 +365,17 @@ struct ColumnSliceReader {
 
   // Evaluates the rows of a tile. The partial sum of their values is stored, and the coefficients of their gradients if
   // `coeffs` is a place. Preconditions: as above; thread n has the sums of the n-th row.
-  template <class Program, class Part, class Compute = typename Program::Compute>
+  template <class Program, class Exchanged, class Compute = typename Program::Compute>
   static __device__ __forceinline__ void evaluate(const Program& program, int64 tile, const Target<Program>& row,
-                                                  const Part& part, double* partials, GradCoeffs<Compute>* coeffs) {
+                                                  const Exchanged& exchanged, double* partials,
+                                                  GradCoeffs<Compute>* coeffs) {
     double value = 0.0;
     if (threadIdx.x < kRows) {
       RowSums<Compute, Program::kSmoothed> sums = RowSums<Compute, Program::kSmoothed>::empty();
       if constexpr (Program::kSmoothed) {
-        sums = part;
+        sums = exchanged;
       } else {
-        sums.softmax = part;
+        sums.softmax = exchanged;
       }
       const RowResult<Compute> y = program.finish(row.target, row.z, sums, row.exists);
       value = static_cast<double>(y.value);
@@ -443,7 +419,7 @@ struct ColumnSliceReader {
     if constexpr (kMasks<Program>) {
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        const int k = own.template place_of<kSlots>(labels[i]);
+        const int k = own.template index_of<kSlots>(labels[i]);
         if (k >= 0) own.to[k * own.gradient_stride + i] = Narrow<typename Program::Gradient>::from(coeffs[i].target);
       }
     }
@@ -458,7 +434,7 @@ struct ColumnSliceReader {
   static __device__ __forceinline__ void sweep(const Program& program, const ColumnSlices& group, Scale& scale,
                                                int64 tiles, const Workspace& work) {
     using Compute = typename Program::Compute;
-    using Sums = SumsPart<Program::kSmoothed, Compute>;
+    using Sums = ExchangedSums<Program::kSmoothed, Compute>;
     __shared__ int claimed;
     const SlicePlan slices = plan(group, tiles, program.space.classes);
     Sums* const part_sums = reinterpret_cast<Sums*>(work.partials + (tiles + 1) / 2 * 2);
@@ -561,42 +537,42 @@ struct ColumnSliceReader {
   }
 
  private:
-  // The place of what one of those that share a tile has of its n-th row. An array of words, because parts may have
+  // The place of the sums of a tile's n-th row by one of several. An array of words, because they may have
   // constructors.
-  template <class Part>
-  static __device__ __forceinline__ Part& shared_part(int who, int n) {
+  template <class Sums>
+  static __device__ __forceinline__ Sums& shared_sums(int who, int n) {
     constexpr int kParts = kWarps > kTeams ? kWarps : kTeams;
-    alignas(16) __shared__ unsigned words[kParts * kRows * sizeof(Part) / 4];
-    return reinterpret_cast<Part*>(words)[who * kRows + n];
+    alignas(16) __shared__ unsigned words[kParts * kRows * sizeof(Sums) / 4];
+    return reinterpret_cast<Sums*>(words)[who * kRows + n];
   }
-  // The parts of the lanes of a warp that have the same rows together, in each of them. Of two lanes the lower one's
-  // comes first in both, so that they have the same bits.
-  template <class Part>
-  static __device__ __forceinline__ Part combined_lanes(Part part) {
+  // The sums of the lanes of a warp that have the same rows together, in each of them. Of two lanes the lower one's
+  // come first in both, so that they have the same bits.
+  template <class Sums>
+  static __device__ __forceinline__ Sums combined_lanes(Sums sums) {
 #pragma unroll
     for (int offset = kWarp / 2; offset >= kLanes; offset /= 2) {
-      Part other = part;
+      Sums other = sums;
 #pragma unroll
-      for (int word = 0; word < static_cast<int>(sizeof(Part) / 4); ++word) {
+      for (int word = 0; word < static_cast<int>(sizeof(Sums) / 4); ++word) {
         unsigned& x = reinterpret_cast<unsigned*>(&other)[word];
         x = __shfl_xor_sync(0xffffffffu, x, offset);
       }
       const bool upper = (threadIdx.x & offset) != 0;
-      const Part second = upper ? part : other;
-      part = upper ? other : part;
-      combine(part, second);
+      const Sums second = upper ? sums : other;
+      sums = upper ? other : sums;
+      combine(sums, second);
     }
-    return part;
+    return sums;
   }
-  // The parts of kParts together, in their order; those of the n-th row in thread n.
-  template <int kParts, class Part>
-  static __device__ __forceinline__ Part combined_parts() {
-    Part part = Part::empty();
+  // Those of kCount together, in their order; of the n-th row in thread n.
+  template <int kCount, class Sums>
+  static __device__ __forceinline__ Sums combined() {
+    Sums sums = Sums::empty();
     if (threadIdx.x < kRows) {
 #pragma unroll
-      for (int who = 0; who < kParts; ++who) combine(part, shared_part<Part>(who, threadIdx.x));
+      for (int who = 0; who < kCount; ++who) combine(sums, shared_sums<Sums>(who, threadIdx.x));
     }
-    return part;
+    return sums;
   }
   // True in the block that completes the tile.
   static __device__ __forceinline__ bool arrives_last(unsigned* counter, unsigned parts) {
@@ -607,26 +583,26 @@ struct ColumnSliceReader {
     return last;
   }
   // The sums of a tile's parts: each team of kRows threads combines every kTeams-th one, and then these in turn.
-  template <class Part>
-  static __device__ __forceinline__ Part sums_of_tile(const Part* of_parts, int count) {
+  template <class Sums>
+  static __device__ __forceinline__ Sums sums_of_tile(const Sums* of_parts, int count) {
     constexpr int kInFlight = 16;
     const int n = threadIdx.x % kRows, team = threadIdx.x / kRows;
-    Part part = Part::empty();
+    Sums sums = Sums::empty();
 #pragma unroll 1
     for (int k0 = team; k0 < count; k0 += kInFlight * kTeams) {
-      Part next[kInFlight];
+      Sums next[kInFlight];
 #pragma unroll
       for (int j = 0; j < kInFlight; ++j) {
         const int k = k0 + j * kTeams;
-        next[j] = Part::empty();
+        next[j] = Sums::empty();
         if (k < count) next[j] = load_shared_by_blocks(of_parts + static_cast<int64>(k) * kRows + n);
       }
 #pragma unroll
-      for (int j = 0; j < kInFlight; ++j) combine(part, next[j]);
+      for (int j = 0; j < kInFlight; ++j) combine(sums, next[j]);
     }
-    shared_part<Part>(team, n) = part;
+    shared_sums<Sums>(team, n) = sums;
     __syncthreads();
-    return combined_parts<kTeams, Part>();
+    return combined<kTeams, Sums>();
   }
 };
 

@@ -69,24 +69,24 @@ struct TileClasses {
 
 // What threads exchange of their sums of a row: without smoothing the softmax alone.
 template <class Compute>
-__device__ __forceinline__ const RowSums<Compute, true>& part_of_sums(const RowSums<Compute, true>& sums) {
+__device__ __forceinline__ const RowSums<Compute, true>& exchanged_sums(const RowSums<Compute, true>& sums) {
   return sums;
 }
 template <class Compute>
-__device__ __forceinline__ const OnlineSoftmax<Compute, ExcludeTarget>& part_of_sums(
+__device__ __forceinline__ const OnlineSoftmax<Compute, ExcludeTarget>& exchanged_sums(
     const RowSums<Compute, false>& sums) {
   return sums.softmax;
 }
 template <bool kSmoothed, class Compute>
-struct ChooseSumsPart {
+struct ChooseExchangedSums {
   using type = RowSums<Compute, true>;
 };
 template <class Compute>
-struct ChooseSumsPart<false, Compute> {
+struct ChooseExchangedSums<false, Compute> {
   using type = OnlineSoftmax<Compute, ExcludeTarget>;
 };
 template <bool kSmoothed, class Compute>
-using SumsPart = typename ChooseSumsPart<kSmoothed, Compute>::type;
+using ExchangedSums = typename ChooseExchangedSums<kSmoothed, Compute>::type;
 
 // The exchange between the warps that share a tile: sums of each warp and of each block, coefficients of each row.
 // Slots of one row are neighbours across lanes. Arrays of words, because the types may have constructors.
@@ -94,7 +94,7 @@ template <class Program, int kVecSize, int kWarps, int kClusterSize>
 struct TileExchange {
   using Compute = typename Program::Compute;
   using Sums = RowSums<Compute, Program::kSmoothed>;
-  using Part = SumsPart<Program::kSmoothed, Compute>;
+  using Part = ExchangedSums<Program::kSmoothed, Compute>;
   using Coeffs = GradCoeffs<Compute>;
   static constexpr int kRows = kVecSize * kWarp;
   static constexpr int kPartWords = sizeof(Part) / 4, kCoeffWords = sizeof(Coeffs) / 4;
@@ -114,7 +114,7 @@ struct TileExchange {
   static __device__ __forceinline__ void put(const Sums (&own)[kVecSize]) {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      of_warps()[(threadIdx.x / kWarp * kVecSize + i) * kWarp] = part_of_sums(own[i]);
+      of_warps()[(threadIdx.x / kWarp * kVecSize + i) * kWarp] = exchanged_sums(own[i]);
     }
   }
   // The sums of kCount parts, `apart` slots from each other, in their order.
@@ -140,7 +140,7 @@ struct TileExchange {
   }
   // Sends the sums of row i of each lane to all blocks of the cluster. Precondition: these are running.
   static __device__ __forceinline__ void send(const Sums& sums, int i, int block, int buffer) {
-    const Part part = part_of_sums(sums);
+    const Part part = exchanged_sums(sums);
     const unsigned* const words = reinterpret_cast<const unsigned*>(&part);
     unsigned* const slot = reinterpret_cast<unsigned*>(of_blocks(buffer) + (block * kVecSize + i) * kWarp);
 #pragma unroll
@@ -186,32 +186,40 @@ __device__ __forceinline__ void add_class(const Program& program, int c, const i
   }
 }
 
-// The largest logits of a thread's rows among its classes in shared memory; those of 16 bits in pairs.
-template <class Classes, int kVecSize, class Compute>
-__device__ __forceinline__ void largest_of_staged(const Classes& own, Compute (&largest)[kVecSize]) {
-  using Storage = typename Classes::Value;
-  if constexpr (sizeof(Storage) == 2 && sizeof(Compute) == 4 && kVecSize % 2 == 0 && kHasPairMax) {
-    PackedPairMax<Storage, 2> running[kVecSize / 2];
-#pragma unroll 4
-    for (int k = 0; k < own.count; ++k) {
-      const auto x = own.read(k);
-#pragma unroll
-      for (int i = 0; i < kVecSize / 2; ++i) running[i].add(reinterpret_cast<const Pack<Storage, 2>*>(&x)[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kVecSize; ++i) largest[i] = running[i / 2].half(i % 2);
-  } else {
+// The largest logit of each of a thread's rows, vector by vector; of those of 16 bits in pairs.
+template <class Storage, int kVecSize, class Compute, bool kPairs>
+struct LargestOfRowsBy {
+  Compute largest[kVecSize];
+
+  __device__ __forceinline__ LargestOfRowsBy() {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) largest[i] = -scalar_infinity(Compute());
-#pragma unroll 4
-    for (int k = 0; k < own.count; ++k) {
-      Compute raw[kVecSize];
-      unpack(own.read(k), raw);
-#pragma unroll
-      for (int i = 0; i < kVecSize; ++i) largest[i] = max_ignoring_nan(largest[i], raw[i]);
-    }
   }
-}
+  __device__ __forceinline__ void add(const Pack<Storage, kVecSize>& x) {
+    Compute raw[kVecSize];
+    unpack(x, raw);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) largest[i] = max_ignoring_nan(largest[i], raw[i]);
+  }
+  __device__ __forceinline__ Compute of_row(int i) const {
+    return largest[i];
+  }
+};
+template <class Storage, int kVecSize, class Compute>
+struct LargestOfRowsBy<Storage, kVecSize, Compute, true> {
+  PackedPairMax<Storage, 2> largest[kVecSize / 2];
+
+  __device__ __forceinline__ void add(const Pack<Storage, kVecSize>& x) {
+#pragma unroll
+    for (int i = 0; i < kVecSize / 2; ++i) largest[i].add(reinterpret_cast<const Pack<Storage, 2>*>(&x)[i]);
+  }
+  __device__ __forceinline__ Compute of_row(int i) const {
+    return largest[i / 2].half(i % 2);
+  }
+};
+template <class Storage, int kVecSize, class Compute>
+using LargestOfRows = LargestOfRowsBy<Storage, kVecSize, Compute,
+                                      sizeof(Storage) == 2 && sizeof(Compute) == 4 && kVecSize % 2 == 0 && kHasPairMax>;
 
 // The sums of a thread's classes, of which copies are complete. kKeeps: exponentials replace the logits in shared
 // memory. kMasks: -inf replaces those of the labels there, after the largest logits have been found.
@@ -221,11 +229,12 @@ __device__ __forceinline__ void sum_of_classes(const Program& program, const Cla
                                                const int (&labels)[kVecSize], const Compute (&z)[kVecSize],
                                                RowSums<Compute, Program::kSmoothed> (&sums)[kVecSize]) {
   Pack<Compute, kVecSize> power;
-  Compute largest[kVecSize];
-  largest_of_staged(own, largest);
+  LargestOfRows<typename Program::Input, kVecSize, Compute> largest;
+#pragma unroll 4
+  for (int k = 0; k < own.count; ++k) largest.add(own.read(k));
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
-    sums[i].softmax.max_logit = program.logit.value(largest[i]);
+    sums[i].softmax.max_logit = program.logit.value(largest.of_row(i));
     if constexpr (kMasks) {
       own.template if_own<kStep>(labels[i], [&](int k) {
         own.place(k)->element[i] = Narrow<typename Program::Input>::from(-scalar_infinity(0.0f));
