@@ -11,12 +11,11 @@
 //    them in the workspace, for each tile that the slice has a part of.
 // 2. The block that completes a tile combines its parts in their order, evaluates the rows, and leaves the coefficients
 //    of their gradients behind the records of grad_output.
-// 3. A task that writes starts to load, waits for the coefficients, and writes the gradients. It reads the logits
-// again,
-//    the last ones first: these are the likeliest to be in L2.
+// 3. A task that writes starts to load, waits for the coefficients, and writes the gradients. It reads the logits of a
+//    slice again, the last ones first: these are the likeliest to be in L2.
 //
 // A task waits only for tasks claimed before it, which never wait themselves: blocks need not run at the same time.
-// Where there are as many slices as tiles each is one, and is written when it has been summed.
+// If there are as many slices as tiles, each is one, and is written when it has been summed.
 //
 // Counters: one for each tile that several slices share, 0 before and after a launch. It counts the parts that are
 // summed, then the evaluation, then the parts that are written.
@@ -36,8 +35,8 @@ struct ColumnSlices : ClusterGroup<1> {
   int count;
 };
 
-// How slices divide the classes of all tiles: by units of some classes, of which each tile has the same number. As many
-// slices as tiles are these.
+// Division of the classes of all tiles into slices, by units of some classes, of which each tile has the same number.
+// If there are as many slices as tiles, each slice is one.
 struct SlicePlan {
   int64 units;
   int slices, of_tile, classes_of_unit, classes;
@@ -86,7 +85,7 @@ struct SlicePlan {
   }
 };
 
-// The classes of one thread in a slice. kLast: the logits are not read again, and read from the last one on.
+// The classes of one thread in a part of a slice. kLast: logits are read for the last time, the last ones first.
 template <class Program, int kVecSize_, bool kLast>
 struct SliceClasses {
   using Value = typename Program::Input;
@@ -115,7 +114,7 @@ struct SliceClasses {
 #pragma unroll
     for (int j = 0; j < kCount; ++j, at += stride) x[j] = kLast ? load_stream<kVecSize_>(at) : load_pack<kVecSize_>(at);
   }
-  // Where the n-th kAhead classes begin, if there are so many.
+  // The first of the n-th kAhead classes, if there are so many.
   __device__ __forceinline__ int batch(int n) const {
     return (kLast ? count / kAhead - 1 - n : n) * kAhead;
   }
@@ -199,7 +198,7 @@ __device__ __forceinline__ void for_each_vector(const Classes& own, typename Cla
   }
 }
 
-// What other blocks have stored, past the L1 cache, which may hold a stale line.
+// A value that another block has stored, read past the L1 cache, which may hold a stale line.
 template <class T>
 __device__ __forceinline__ T load_shared_by_blocks(const T* from) {
   static_assert(sizeof(T) % 8 == 0, "read in words of 8 bytes");
@@ -211,14 +210,15 @@ __device__ __forceinline__ T load_shared_by_blocks(const T* from) {
   return reinterpret_cast<const T&>(words);
 }
 
-// Where the coefficients of a row's gradient lie, and the factor that they take.
-//
-// Behind the records of grad_output of the tiles and the divisor that forward may have recorded, by the number of the
-// row.
+// Coefficients of the rows, by their numbers, behind the records of grad_output of the tiles and the divisor that
+// forward may have recorded. engines/softmax/layout.py: slice_records
 template <class Compute>
 __device__ __forceinline__ GradCoeffs<Compute>* coeffs_behind(double* records, int64 tiles) {
   return reinterpret_cast<GradCoeffs<Compute>*>(records + (tiles + 2) / 2 * 2);
 }
+
+// Sources of the coefficients of a row, multiplied by the factor of its gradient. RecordedCoeffs reads those that a
+// block of this launch has recorded, and the grad_output of its tile.
 template <class Compute>
 struct RecordedCoeffs {
   const GradCoeffs<Compute>* coeffs;
@@ -232,7 +232,7 @@ struct RecordedCoeffs {
     return found;
   }
 };
-// The same, for a factor that is known.
+// Coefficients that an earlier launch has recorded, for one factor.
 template <class Compute>
 struct KnownCoeffs {
   const GradCoeffs<Compute>* coeffs;
@@ -245,7 +245,7 @@ struct KnownCoeffs {
     return found;
   }
 };
-// In the residual, by the place of the row in the result.
+// Coefficients in the residual, by the place of the row in the result.
 template <class Result>
 struct ResidualCoeffs {
   const Result* grad_output;
@@ -344,7 +344,7 @@ struct ColumnSliceReader {
     return combined<kWarps, Exchanged>();
   }
 
-  // What thread n needs of the tile's n-th row besides its sums.
+  // Label and target logit of the tile's n-th row, in thread n.
   template <class Program>
   struct Target {
     using Compute = typename Program::Compute;

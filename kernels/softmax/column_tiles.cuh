@@ -67,7 +67,7 @@ struct TileClasses {
   }
 };
 
-// What threads exchange of their sums of a row: without smoothing the softmax alone.
+// The part of a row's sums that threads exchange: without smoothing the softmax alone.
 template <class Compute>
 __device__ __forceinline__ const RowSums<Compute, true>& exchanged_sums(const RowSums<Compute, true>& sums) {
   return sums;
