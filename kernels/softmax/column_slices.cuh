@@ -130,51 +130,65 @@ struct SliceClasses {
   }
 };
 
+// Visitors of for_each_vector. They are no generic lambdas, which NVRTC 11.8 takes for functions of the host.
+//
 // Adds kCount classes of a thread from its k-th one, whose logits are x. The sums are rescaled at most once. kMasks:
 // -inf replaces the logits of the labels, which are the thread's `own_label`-th classes, instead of a comparison for
 // each.
-template <bool kMasks, int kCount, class Classes, int kVecSize, class Program,
-          class Compute = typename Program::Compute>
-__device__ __forceinline__ void add_vectors(const Program& program, const Classes& own, int k,
-                                            Pack<typename Program::Input, kVecSize> (&x)[kCount],
-                                            const int (&labels)[kVecSize], const int (&own_label)[kVecSize],
-                                            const Compute (&z)[kVecSize],
-                                            RowSums<Compute, Program::kSmoothed> (&sums)[kVecSize]) {
-  LargestOfRows<typename Program::Input, kVecSize, Compute> largest;
+template <bool kMasks, class Program, class Classes, int kVecSize>
+struct AddVectors {
+  using Compute = typename Program::Compute;
+  using Input = typename Program::Input;
+  const Program& program;
+  const Classes& own;
+  const int (&labels)[kVecSize];
+  const int (&own_label)[kVecSize];
+  const Compute (&z)[kVecSize];
+  RowSums<Compute, Program::kSmoothed> (&sums)[kVecSize];
+
+  template <int kCount>
+  __device__ __forceinline__ void operator()(int k, Pack<Input, kVecSize> (&x)[kCount]) const {
+    LargestOfRows<Input, kVecSize, Compute> largest;
 #pragma unroll
-  for (int j = 0; j < kCount; ++j) largest.add(x[j]);
+    for (int j = 0; j < kCount; ++j) largest.add(x[j]);
 #pragma unroll
-  for (int i = 0; i < kVecSize; ++i) {
-    rescale(sums[i].softmax, max_ignoring_nan(sums[i].softmax.max_logit, program.logit.value(largest.of_row(i))));
-    if constexpr (kMasks) {
-      const unsigned place = static_cast<unsigned>(own_label[i] - k);
-      if (place < kCount) {
+    for (int i = 0; i < kVecSize; ++i) {
+      rescale(sums[i].softmax, max_ignoring_nan(sums[i].softmax.max_logit, program.logit.value(largest.of_row(i))));
+      if constexpr (kMasks) {
+        const unsigned place = static_cast<unsigned>(own_label[i] - k);
+        if (place < kCount) {
 #pragma unroll
-        for (int j = 0; j < kCount; ++j) {
-          if (j == place) x[j].element[i] = Narrow<typename Program::Input>::from(-scalar_infinity(0.0f));
+          for (int j = 0; j < kCount; ++j) {
+            if (j == place) x[j].element[i] = Narrow<Input>::from(-scalar_infinity(0.0f));
+          }
         }
       }
     }
-  }
-  Pack<Compute, kVecSize> power;
+    Pack<Compute, kVecSize> power;
 #pragma unroll
-  for (int j = 0; j < kCount; ++j) add_class<kMasks>(program, own.class_of(k + j), labels, z, x[j], sums, power);
-}
+    for (int j = 0; j < kCount; ++j) add_class<kMasks>(program, own.class_of(k + j), labels, z, x[j], sums, power);
+  }
+};
 
 // Writes the gradients of kCount classes of a thread from its k-th one, whose logits are x.
-template <bool kMasked, bool kSelects, int kCount, class Classes, int kVecSize, class Program,
-          class Compute = typename Program::Compute>
-__device__ __forceinline__ void store_vectors(const Program& program, const Classes& own, int k,
-                                              const Pack<typename Program::Input, kVecSize> (&x)[kCount],
-                                              const int (&labels)[kVecSize],
-                                              const GradCoeffs<Compute> (&coeffs)[kVecSize],
-                                              const bool (&all_zero)[kVecSize]) {
+template <bool kMasked, bool kSelects, class Program, class Classes, int kVecSize>
+struct StoreVectors {
+  using Compute = typename Program::Compute;
+  const Program& program;
+  const Classes& own;
+  const int (&labels)[kVecSize];
+  const GradCoeffs<Compute> (&coeffs)[kVecSize];
+  const bool (&all_zero)[kVecSize];
+
+  template <int kCount>
+  __device__ __forceinline__ void operator()(int k, const Pack<typename Program::Input, kVecSize> (&x)[kCount]) const {
 #pragma unroll
-  for (int j = 0; j < kCount; ++j) {
-    store_class<false, kMasked, kSelects>(program, own, k + j, own.to + (k + j) * own.gradient_stride, labels, x[j],
-                                          coeffs, all_zero);
+    for (int j = 0; j < kCount; ++j) {
+      store_class<false, kMasked, kSelects>(program, own, k + j, own.to + (k + j) * own.gradient_stride, labels, x[j],
+                                            coeffs, all_zero);
+    }
   }
-}
+};
 
 // visit(k, vectors) for all classes of a thread, kAhead at a time and then one by one. The next vectors are on their
 // way while some are visited; the first ones have been loaded by Classes::start().
@@ -260,6 +274,21 @@ struct ResidualCoeffs {
   }
 };
 
+// The evaluation of a tile, which wait() waits for if the tile has a counter. Preconditions: every thread of the block
+// calls it together.
+struct TileEvaluation {
+  const unsigned* counter;
+  unsigned parts;
+
+  __device__ __forceinline__ void wait() const {
+    if (counter == nullptr) return;
+    if (threadIdx.x == 0) {
+      while (load_and_synchronize(counter) <= parts) let_others_run();
+    }
+    __syncthreads();
+  }
+};
+
 // A reader as TwoPassReader, with entry points of its own for what it leaves out.
 template <int kVecSize, int kLanes, int kWarps>
 struct ColumnSliceReader {
@@ -332,9 +361,9 @@ struct ColumnSliceReader {
         z[i] = program.logit.value(widen<Compute>(program.input[place]));
       }
     }
-    for_each_vector(own, first, [&](int k, auto& x) {
-      add_vectors<kMasks<Program>>(program, own, k, x, labels, own_label, z, sums);
-    });
+    using Classes = SliceClasses<Program, kVecSize, false>;
+    const AddVectors<kMasks<Program>, Program, Classes, kVecSize> add{program, own, labels, own_label, z, sums};
+    for_each_vector(own, first, add);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       const Exchanged mine = combined_lanes(Exchanged(exchanged_sums(sums[i])));
@@ -385,16 +414,16 @@ struct ColumnSliceReader {
     if (threadIdx.x == 0) partials[tile] = value;
   }
 
-  // Writes the gradients of a part, whose coefficients are there after wait(). Preconditions: every thread of the
-  // block calls it together.
-  template <class Program, class Wait, class Coeffs, class Compute = typename Program::Compute>
-  static __device__ __forceinline__ void write(const Program& program, const SlicePlan::Part& part, const Wait& wait,
-                                               const Coeffs& coeffs_of) {
+  // Writes the gradients of a part, whose coefficients are there after the evaluation of its tile. Preconditions: every
+  // thread of the block calls it together.
+  template <class Program, class Coeffs, class Compute = typename Program::Compute>
+  static __device__ __forceinline__ void write(const Program& program, const SlicePlan::Part& part,
+                                               const TileEvaluation& evaluation, const Coeffs& coeffs_of) {
     const Rows<Program> rows(program, part.tile);
     const auto own = rows.template classes<true>(program, part);
     Pack<typename Program::Input, kVecSize> first[kAhead];
     own.start(first);
-    wait();
+    evaluation.wait();
     if (!rows.exists) return;
     int labels[kVecSize];
     rows.active_classes(program, labels);
@@ -407,14 +436,13 @@ struct ColumnSliceReader {
       all_zero[i] = coeffs[i].all_zero();
       any_zero |= all_zero[i];
     }
+    using Classes = SliceClasses<Program, kVecSize, true>;
     if (any_zero) {
-      for_each_vector(own, first, [&](int k, auto& x) {
-        store_vectors<kMasks<Program>, true>(program, own, k, x, labels, coeffs, all_zero);
-      });
+      using Store = StoreVectors<kMasks<Program>, true, Program, Classes, kVecSize>;
+      for_each_vector(own, first, Store{program, own, labels, coeffs, all_zero});
     } else {
-      for_each_vector(own, first, [&](int k, auto& x) {
-        store_vectors<kMasks<Program>, false>(program, own, k, x, labels, coeffs, all_zero);
-      });
+      using Store = StoreVectors<kMasks<Program>, false, Program, Classes, kVecSize>;
+      for_each_vector(own, first, Store{program, own, labels, coeffs, all_zero});
     }
     if constexpr (kMasks<Program>) {
 #pragma unroll
@@ -440,10 +468,10 @@ struct ColumnSliceReader {
     Sums* const part_sums = reinterpret_cast<Sums*>(work.partials + (tiles + 1) / 2 * 2);
     GradCoeffs<Compute>* coeffs = nullptr;
     if constexpr (kGradient) coeffs = coeffs_behind<Compute>(scale.used_grad_output, tiles);
-    const auto write_part = [&](const SlicePlan::Part& part, const auto& wait) {
+    const auto write_part = [&](const SlicePlan::Part& part, const TileEvaluation& evaluation) {
       if constexpr (kGradient) {
         const double* const used = scale.used_grad_output + part.tile;
-        write(program, part, wait, RecordedCoeffs<Compute>{coeffs, used, scale.weight});
+        write(program, part, evaluation, RecordedCoeffs<Compute>{coeffs, used, scale.weight});
       }
     };
     // Slices that are tiles are written when they have been summed.
@@ -479,7 +507,7 @@ struct ColumnSliceReader {
             evaluate(program, part.tile, row, sums, work.partials, coeffs);
           }
           __syncthreads();
-          if (alone) write_part(part, [] {});
+          if (alone) write_part(part, {nullptr, 0});
           if (complete && !alone && threadIdx.x == 0) {
             if (kGradient) {
               add_and_synchronize(counter, 1);
@@ -492,12 +520,7 @@ struct ColumnSliceReader {
         slices.for_each_part(n - slices.slices, [&](const SlicePlan::Part& part) {
           unsigned* const counter = work.counters + part.tile;
           const unsigned parts = slices.parts(part.tile);
-          write_part(part, [&] {
-            if (threadIdx.x == 0) {
-              while (load_and_synchronize(counter) <= parts) let_others_run();
-            }
-            __syncthreads();
-          });
+          write_part(part, {counter, parts});
           if (threadIdx.x == 0 && atomicAdd(counter, 1u) == 2 * parts) *counter = 0;
         });
       }
@@ -514,7 +537,7 @@ struct ColumnSliceReader {
     const SlicePlan slices = plan(group, tiles, program.space.classes);
 #pragma unroll 1
     for (int slice = blockIdx.x; slice < slices.slices; slice += gridDim.x) {
-      slices.for_each_part(slice, [&](const SlicePlan::Part& part) { write(program, part, [] {}, coeffs); });
+      slices.for_each_part(slice, [&](const SlicePlan::Part& part) { write(program, part, {nullptr, 0}, coeffs); });
     }
   }
 

@@ -332,7 +332,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "gradients written before their rows are evaluated",
         COLUMN_SLICES,
-        "sweep",
+        "wait",
         r"while \(load_and_synchronize\(counter\)[^;]*;",
         "",
         ("rows, column_slices",),
