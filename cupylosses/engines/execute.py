@@ -319,7 +319,7 @@ def _without_upstream(launch: Bound, wanted: Wanted, grad_output: int, speculati
         return speculation[1]
     if plan.follows_value(wanted):
         _, found = value_and_gradients(*launch, wanted)
-        assert found is not None, "there are sums"
+        assert found is not None, "there are gradients"
         check, gradients = found
         check.run(grad_output, pointers)
         return gradients

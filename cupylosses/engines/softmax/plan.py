@@ -213,7 +213,7 @@ class SoftmaxPlan(Plan):
         return Step((self.launcher("unreduced", self.nothing, False),), workspace=self.partials if self._sliced else 0)
 
     def follows_value(self, wanted: Wanted) -> bool:
-        return self._sliced
+        return self._sliced and True in self.writable(wanted)
 
     def gradient_steps(
         self, wanted: Wanted, upstream: tuple[tuple[int, ...], int] | None, counted: bool
