@@ -43,17 +43,17 @@ def call_signature(operands: Sequence[str]) -> list[str]:
     ]
 
 
-def loss_head(compute: str, heavy: int = 0, tried: bool = False) -> list[str]:
-    """The first lines of a functor ``Loss`` of ``pointwise/``, with ``tried`` one whose elements are all evaluated
-    tentatively first.
+def loss_head(compute: str, heavy: int = 0, usual: str = "") -> list[str]:
+    """The first lines of a functor ``Loss`` of ``pointwise/``, with ``usual`` one whose elements are evaluated
+    tentatively first where that expression holds.
     """
-    usual = ["  __device__ __forceinline__ bool usual() const { return true; }"]
+    condition = [f"  __device__ __forceinline__ bool usual() const {{ return {usual}; }}"]
     return [
         "struct Loss {",
         f"  using Compute = {compute};",
         f"  static constexpr int kHeavy = {heavy};",
-        f"  static constexpr bool kTriedFirst = {str(tried).lower()};",
-        *usual * tried,
+        f"  static constexpr bool kTriedFirst = {str(bool(usual)).lower()};",
+        *condition * bool(usual),
     ]
 
 

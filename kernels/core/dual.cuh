@@ -18,6 +18,11 @@ constexpr int kMaxOperands = 12;  // definition/base.py: MAX_OPERANDS, and as ma
 // primitive that does not look at the bit gives the same result either way.
 constexpr unsigned kTentative = 1u << 31;
 
+// True if a primitive may take a form of its own for tentative evaluation that fits polynomials: of these only the
+// value is good to 2^-16, so not if T is a number with a tangent.
+template <class T, unsigned kMask>
+constexpr bool kTentativeFit = (kMask & kTentative) != 0 && !kHasTangent<T>;
+
 template <class T, unsigned kMask_>
 struct Dual {
   using Scalar = T;

@@ -237,6 +237,14 @@ __device__ __forceinline__ NestedDual<T, kGuarded> max_ignoring_nan(NestedDual<T
   return {value, value == x.value ? x.tangent : y.tangent};
 }
 template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_above_zero(NestedDual<T, kGuarded> x) {
+  return {scalar_above_zero(x.value), x.value < T(0) ? T(0) : x.tangent};
+}
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_below_zero(NestedDual<T, kGuarded> x) {
+  return {scalar_below_zero(x.value), x.value < T(0) ? -x.tangent : T(0)};
+}
+template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> copysign(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   const T value = copysign(x.value, y.value);
   return {value, value == x.value ? x.tangent : -x.tangent};
@@ -569,15 +577,15 @@ template <class Y, class... X>
 __device__ __forceinline__ Y with_tangents(const Y& y, const X&...) {
   return y;
 }
-template <class T, unsigned kMask, int... kSlot, class... X>
-__device__ __forceinline__ Dual<NestedDual<T>, kMask> with_given_partials(Dual<NestedDual<T>, kMask> y,
-                                                                          Indices<kSlot...>, const X&... x) {
-  y.value.tangent = ((has<kMask>(kSlot) ? scaled_tangent(y.tangent[kSlot].value, x.value.tangent) : T(0)) + ...);
+template <class T, bool kGuarded, unsigned kMask, int... kSlot, class... X>
+__device__ __forceinline__ auto with_given_partials(Dual<NestedDual<T, kGuarded>, kMask> y, Indices<kSlot...>,
+                                                    const X&... x) {
+  y.value.tangent =
+      ((has<kMask>(kSlot) ? tangent_product<kGuarded>(y.tangent[kSlot].value, x.value.tangent) : T(0)) + ...);
   return y;
 }
-template <class T, unsigned kMask, class... X>
-__device__ __forceinline__ Dual<NestedDual<T>, kMask> with_tangents(const Dual<NestedDual<T>, kMask>& y,
-                                                                    const X&... x) {
+template <class T, bool kGuarded, unsigned kMask, class... X>
+__device__ __forceinline__ auto with_tangents(const Dual<NestedDual<T, kGuarded>, kMask>& y, const X&... x) {
   return with_given_partials(y, typename MakeIndices<sizeof...(X)>::type{}, x...);
 }
 
@@ -595,16 +603,16 @@ struct OperandNumber {
     return T(0);
   }
 };
-template <class T>
-struct OperandNumber<NestedDual<T>> {
+template <class T, bool kGuarded>
+struct OperandNumber<NestedDual<T, kGuarded>> {
   template <unsigned kMask, int kSlot>
   static __device__ __forceinline__ auto operand(T x, T tangent) {
-    return variable<kMask, kSlot>(NestedDual<T>{x, tangent});
+    return variable<kMask, kSlot>(NestedDual<T, kGuarded>{x, tangent});
   }
-  static __device__ __forceinline__ T slope(NestedDual<T> x) {
+  static __device__ __forceinline__ T slope(NestedDual<T, kGuarded> x) {
     return x.value;
   }
-  static __device__ __forceinline__ T slope_tangent(NestedDual<T> x) {
+  static __device__ __forceinline__ T slope_tangent(NestedDual<T, kGuarded> x) {
     return x.tangent;
   }
 };
@@ -612,30 +620,35 @@ struct OperandNumber<NestedDual<T>> {
 // The derivative of the loss L along a direction, sum over i of v_i dL/dx_i. `operands` are the operands x of L, then
 // the tangents v of those in kHasTangent, in order. Its derivative with respect to v_i is dL/dx_i. Its derivative with
 // respect to x_k is the tangent of dL/dx_k; numbers are nested only if one of these is wanted. If the element is not
-// active, a slope of 0 contributes 0, whatever the tangent holds.
+// active, a slope of 0 contributes 0, whatever the tangent holds. Tentatively the value is NaN if that of the loss or a
+// derivative is not finite, as products of tangents are not guarded then.
 template <unsigned kHasTangent, class Base, int... kSlot, class... X>
 __device__ __forceinline__ auto jvp(const Base& base, bool active, Indices<kSlot...>, const Tuple<X...>& operands) {
   using T = typename Base::Compute;
   constexpr int kOwn = sizeof...(kSlot);
   constexpr unsigned kMask = (X::kMask | ...);
+  constexpr unsigned kTried = kMask & kTentative;
   constexpr unsigned kOfOwn = kMask & ((1u << kOwn) - 1u);
-  using Number = Choose<kOfOwn != 0, NestedDual<T>, T>;
+  using Number = Choose<kOfOwn != 0, NestedDual<T, kTried == 0>, T>;
   using G = OperandNumber<Number>;
   // The slot of an operand's tangent; its own slot if it has none.
   constexpr int kTangentSlot[] = {has<kHasTangent>(kSlot) ? kOwn + count_bits(kHasTangent & ((1u << kSlot) - 1u))
                                                           : kSlot...};
   const T tangent[] = {has<kHasTangent>(kSlot) ? get<kTangentSlot[kSlot]>(operands).value : T(0)...};
-  const auto z = base(G::template operand<kHasTangent | kOfOwn, kSlot>(get<kSlot>(operands).value, tangent[kSlot])...);
-  const bool is_nan = G::slope(z.value) != G::slope(z.value);
+  const auto z =
+      base(G::template operand<kHasTangent | kOfOwn | kTried, kSlot>(get<kSlot>(operands).value, tangent[kSlot])...);
+  const bool is_nan = kTried == 0 && G::slope(z.value) != G::slope(z.value);
   Dual<T, kMask> y;
   y.value = T(0);
+  T sum = G::slope(z.value);
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     const T slope = is_nan ? G::slope(z.value) : G::slope(tangent_or_zero(z, i));
     if (has<kHasTangent>(i)) y.value += active ? slope * tangent[i] : scaled_tangent(slope, tangent[i]);
-    if (has<kHasTangent>(i) && has<kMask>(kTangentSlot[i])) y.tangent[kTangentSlot[i]] = slope;
-    if (has<kOfOwn>(i)) y.tangent[i] = G::slope_tangent(tangent_or_zero(z, i));
+    if (has<kHasTangent>(i) && has<kMask>(kTangentSlot[i])) sum += y.tangent[kTangentSlot[i]] = slope;
+    if (has<kOfOwn>(i)) sum += y.tangent[i] = G::slope_tangent(tangent_or_zero(z, i));
   }
+  if constexpr (kTried != 0) y.value += sum - sum;
   return y;
 }
 template <unsigned kHasTangent, class Base, class... X>

@@ -88,6 +88,16 @@ __device__ __forceinline__ double max_ignoring_nan(double x, double y) {
   return fmax(x, y);
 }
 
+// max(x, 0) and max(-x, 0), whose difference is x, also that of their tangents (nested.cuh); of NaN both are 0.
+template <class T>
+__device__ __forceinline__ T scalar_above_zero(T x) {
+  return max_ignoring_nan(x, T(0));
+}
+template <class T>
+__device__ __forceinline__ T scalar_below_zero(T x) {
+  return max_ignoring_nan(-x, T(0));
+}
+
 // As of core/ptx.cuh.
 __device__ __forceinline__ double smaller_or_nan(double x, double y) {
   return x < y ? x : (y <= x ? y : x + y);

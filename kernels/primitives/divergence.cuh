@@ -232,7 +232,7 @@ __device__ __forceinline__ Dual<T, kA | kB> relative_entropy(const Dual<T, kA>& 
   const T difference = a.value - b.value;
   const bool empty = a.value == T(0);
   const bool impossible = b.value == T(0);
-  if constexpr (((kA | kB) & kTentative) != 0) {
+  if constexpr (kTentativeFit<T, kA | kB>) {
     const InverseRoot<T> of_b = scalar_inverse_root(b.value);
     const T f = of_b.times(difference), quotient = of_b.times(a.value);
     const NarrowLog<T> ratio = scalar_tentative_log(f, quotient);
@@ -337,7 +337,7 @@ __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a,
                                                            const Dual<T, kD>& difference, const Dual<T, 0>& beta,
                                                            const Dual<T, 0>& complement) {
   const bool empty_a = a.value == T(0), empty_b = b.value == T(0);
-  if constexpr (((kA | kB) & kTentative) != 0) return tentative_jensen_shannon(a, b, difference);
+  if constexpr (kTentativeFit<T, kA | kB>) return tentative_jensen_shannon(a, b, difference);
   bool valid = is_finite_and_not_negative(a.value) && is_finite_and_not_negative(b.value);
   if (beta.value == T(0) || complement.value == T(0)) {
     const bool swapped = complement.value == T(0);
@@ -507,7 +507,7 @@ template <class T, unsigned kT, unsigned kX>
 __device__ __forceinline__ Dual<T, kT | kX> itakura_saito(const Dual<T, kT>& t, const Dual<T, kX>& x) {
   const T difference = t.value - x.value;
   T excess, value, by_x;
-  if constexpr (((kT | kX) & kTentative) != 0) {
+  if constexpr (kTentativeFit<T, kT | kX>) {
     const InverseRoot<T> of_x = scalar_inverse_root(x.value);
     excess = of_x.times(difference);
     by_x = -of_x.times(excess);

@@ -243,7 +243,7 @@ __device__ __forceinline__ Dual<T, kX | kY> asymmetric(const Dual<T, kX>& x, con
     const T p = negative ? at.smaller : at.larger, not_p = negative ? at.larger : at.smaller;
     const T q = max_ignoring_nan(p - clip.value, T(0));
     const T not_q = not_p + clip.value;
-    const T log_hit = at.excess + max_ignoring_nan(-x.value, T(0));
+    const T log_hit = at.excess + scalar_below_zero(x.value);
     const T log_miss = -scalar_log(not_q);
     const T square = q * q;
     const T hit = not_p * log_hit, miss = square * square * log_miss;
@@ -339,7 +339,7 @@ template <class T, unsigned kX, unsigned kY>
 __device__ __forceinline__ Dual<T, kX | kY> generalized_log_loss(const Dual<T, kX>& x, const Dual<T, kY>& y,
                                                                  const Dual<T, 0>& q) {
   const Decision<T> d = scalar_decision(x.value, y.value);
-  if constexpr (((kX | kY) & kTentative) != 0) {
+  if constexpr (kTentativeFit<T, kX | kY>) {
     // The larger p is at least 1/2, so its power cancels nowhere. Where |x| is small, the easy part is not.
     const T easy = d.at.excess * scalar_mean_of_fall(q.value * d.at.excess);
     const T e = scalar_fma(-q.value, easy, T(1));

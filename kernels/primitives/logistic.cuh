@@ -98,7 +98,7 @@ __device__ __forceinline__ auto log_loss_of_logit(const Dual<T, kX>& x, const Du
   const bool negative = x.value < T(0);
   if constexpr (((kX | kY) & kTentative) != 0) {
     const T p = negative ? at.smaller : at.larger, not_p = negative ? at.larger : at.smaller;
-    const T above = max_ignoring_nan(x.value, T(0)), below = max_ignoring_nan(-x.value, T(0));
+    const T above = scalar_above_zero(x.value), below = scalar_below_zero(x.value);
     const T falling = w.value * y.value;
     const T value = scalar_fma(not_y + falling, at.excess, scalar_fma(not_y, above, falling * below));
     return chain(x, y, w, value, scalar_fma(not_y, p, -(falling * not_p)),

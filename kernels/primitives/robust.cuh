@@ -301,7 +301,7 @@ __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& 
                                                              const Dual<T, kC>& scale) {
   constexpr bool kFloat = kSingle<T>;
   const T c = scale.value;
-  if constexpr (((kD | kA | kC) & kTentative) != 0) return tentative_robust(d, alpha.value, c);
+  if constexpr (kTentativeFit<T, kD | kA | kC>) return tentative_robust(d, alpha.value, c);
   if constexpr (kNarrow && !kDifferentiated<kA | kC>) {
     const NarrowRobust<T> usual = scalar_narrow_robust(d.value, alpha.value, c);
     if (usual.valid) return chain(d, usual.value, usual.slope);

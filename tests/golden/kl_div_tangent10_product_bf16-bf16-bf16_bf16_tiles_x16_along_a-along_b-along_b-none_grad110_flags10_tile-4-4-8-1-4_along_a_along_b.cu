@@ -17,6 +17,7 @@ struct Base {
     return ::lift<_number>(where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability)));
 #line 1 "<kl_div_tangent10_product_bf16-bf16-bf16_bf16_tiles_x16_along_a-along_b-along_b-none_grad110_flags10_tile-4-4-8-1-4_along_a_along_b>.entries"
   }
+  static constexpr bool kTriedFirst = false;
 };
 
 struct Loss {

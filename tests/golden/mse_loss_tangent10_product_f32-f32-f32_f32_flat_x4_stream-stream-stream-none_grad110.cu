@@ -9,6 +9,7 @@ struct Base {
     return ::lift<_number>(square(input - target));
 #line 1 "<mse_loss_tangent10_product_f32-f32-f32_f32_flat_x4_stream-stream-stream-none_grad110>.entries"
   }
+  static constexpr bool kTriedFirst = false;
 };
 
 struct Loss {

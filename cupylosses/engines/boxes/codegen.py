@@ -164,9 +164,9 @@ class BoxKernel(Kernel):
 def _functor(kernel: BoxKernel) -> Iterator[str]:
     """The loss as a functor of boxes, each a tuple of dual numbers, of the weight and of the mask."""
     loss, compute = kernel.loss, STORAGE[kernel.compute][0]
-    tried = loss.tentative and kernel.compute == "float32"
+    usual = "true" if loss.tentative and kernel.compute == "float32" else ""
     if True not in kernel.has_tangent:
-        yield from loss_head(compute, loss.heavy, tried)
+        yield from loss_head(compute, loss.heavy, usual)
         yield from _operator(kernel, compute)
         yield "};"
         return
@@ -175,7 +175,7 @@ def _functor(kernel: BoxKernel) -> Iterator[str]:
     yield from _operator(kernel, "_number")
     yield "};"
     yield ""
-    yield from loss_head(compute, 3, tried)
+    yield from loss_head(compute, 3, usual)
     yield "  Base _base;"
     yield ""
     yield from call_signature(kernel.names)

@@ -163,10 +163,14 @@ class PointwiseKernel(Kernel):
         return nested(files) if isinstance(self.loss, TangentLoss) else files
 
     @property
-    def narrow(self) -> bool:
+    def of_16_bits(self) -> bool:
+        """True if no operand and no result keeps more digits."""
         floats = [x for x in (*self.storage, self.result) if x in FLOATING]
-        narrow = all(ITEMSIZE[x] == 2 for x in floats) and self.compute == "float32"
-        return narrow and not isinstance(self.loss, TangentLoss)  # of which some is differentiated twice
+        return all(ITEMSIZE[x] == 2 for x in floats) and self.compute == "float32"
+
+    @property
+    def narrow(self) -> bool:
+        return self.of_16_bits and not isinstance(self.loss, TangentLoss)  # of which some is differentiated twice
 
     @property
     def arguments(self) -> list[str]:
@@ -237,10 +241,17 @@ def functor(variant: PointwiseKernel) -> str:
     if isinstance(loss, TangentLoss):
         # On numbers of whatever kind: of the arithmetic type, or nested.
         lines = ["struct Base {", f"  using Compute = {compute};"]
-        lines += [*_operator(variant, loss.base or loss, "_number"), "};", "", *_direction(variant, loss)]
+        base = loss.base or loss
+        lines += [
+            *_operator(variant, base, "_number"),
+            *_tentative(variant, base),
+            "};",
+            "",
+            *_direction(variant, loss),
+        ]
     else:
         lines = ["struct Loss {", f"  using Compute = {compute};", f"  static constexpr int kHeavy = {loss.heavy};"]
-        lines += [*_operator(variant, loss, compute), *_tentative(variant), "};"]
+        lines += [*_operator(variant, loss, compute), *_tentative(variant, loss), "};"]
     return "\n".join(lines) + "\n"
 
 
@@ -276,15 +287,18 @@ def _operator(variant: PointwiseKernel, loss: Loss, number: str) -> list[str]:
     return [*lines, f'#line 1 "<{variant.title}>.entries"', "  }"]
 
 
-def _tentative(variant: PointwiseKernel) -> list[str]:
-    """The condition under which elements are evaluated tentatively first. It is unknown of operands that are arrays."""
-    loss, condition = variant.loss, variant.loss.tentative
-    known = names_in(condition) <= {x.name for x in loss.parameters}
-    tried = bool(condition) and known and variant.narrow
+def _tried_first(variant: PointwiseKernel, loss: Loss) -> bool:
+    """True if elements are evaluated tentatively first. A condition on operands that are arrays is unknown."""
+    return bool(loss.tentative) and variant.of_16_bits and names_in(loss.tentative) <= {x.name for x in loss.parameters}
+
+
+def _tentative(variant: PointwiseKernel, loss: Loss) -> list[str]:
+    """The condition under which elements are evaluated tentatively first."""
+    tried = _tried_first(variant, loss)
     lines = [f"  static constexpr bool kTriedFirst = {str(tried).lower()};"]
     if tried:
         lines += ["  __device__ __forceinline__ bool usual() const {", *written_at(loss, "tentative")]
-        lines += [f"    return {in_double(condition)};", f'#line 1 "<{variant.title}>.entries"', "  }"]
+        lines += [f"    return {in_double(loss.tentative)};", f'#line 1 "<{variant.title}>.entries"', "  }"]
     return lines
 
 
@@ -294,8 +308,9 @@ def _direction(variant: PointwiseKernel, loss: TangentLoss) -> list[str]:
     tangents = sum(1 << i for i, moves in enumerate(loss.has_tangent) if moves)
     counts = ["mask != 0"] if loss.mask else []
     counts += [{"array": "weight != 0", "number": "_base.weight_ != 0"}[loss.weight]] if loss.weight else []
+    usual = "_base.usual()" if _tried_first(variant, loss.base or loss) else ""
     return [
-        *loss_head(STORAGE[variant.compute][0], loss.heavy),
+        *loss_head(STORAGE[variant.compute][0], loss.heavy, usual),
         "  Base _base;",
         "",
         *call_signature(operands),
