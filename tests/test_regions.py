@@ -675,6 +675,10 @@ def test_a_normalizer_on_the_device_divides_the_sum():
         (F.dice_ce_loss, 22, "", {"ignore_index": 1}),
         (F.focal_tversky_loss, 17, "last", {"preset": "monai", "reduction": "none"}),
         (F.dice_loss, 3, "dense", {"activation": "sigmoid", "overlap": "squared", "log_loss": True}),
+        (F.dice_focal_loss, 13, "", {}),
+        (F.dice_ce_loss, 22, "", {"label_smoothing": 0.1}),
+        (F.dice_focal_loss, 7, "dense", {}),
+        (F.dice_ce_loss, 18, "dense", {}),
     ],
 )
 def test_products_of_second_derivatives(function, classes, layout, options, monkeypatch):
@@ -705,6 +709,26 @@ def test_products_of_second_derivatives(function, classes, layout, options, monk
     monkeypatch.setattr(formulas, "hvp", None)
     for a, b in zip(second(KERNELS, torch.float32), right, strict=True):
         torch.testing.assert_close(a.cpu().double(), b, rtol=2e-5, atol=2e-6 * float(b.abs().max()))
+
+
+@pytest.mark.kernels
+def test_second_derivatives_that_are_tried_first_are_those_of_another_exponent():
+    """With a focal exponent of 2 products are not guarded first: 0 times infinity is noticed."""
+    generator = torch.Generator().manual_seed(6)
+    z, v = (3 * torch.randn(2, 4, 5, 8, generator=generator).to(KERNELS) for _ in range(2))
+    y = torch.randint(0, 4, (2, 5, 8), generator=generator).to(KERNELS)
+    # All classes are right, with certainty.
+    z[0, :, 1, 1] = -torch.inf
+    z[0, y[0, 1, 1], 1, 1] = torch.inf
+    z[1, :, 2] *= 100
+    found = []
+    for exponent in (2.0, 2.00001):
+        x = z.clone().requires_grad_()
+        value = F.dice_focal_loss(x, y, activation="sigmoid", gamma_focal=exponent)
+        (slope,) = torch.autograd.grad(value, x, create_graph=True)
+        found.append(torch.autograd.grad(slope, x, v)[0])
+    assert found[0].isfinite().all() and not found[0][0, :, 1, 1].any()
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.kernels

@@ -36,23 +36,28 @@ struct Dimensions {
   int64 size[kRank];
   int64 stride[kStreams][kRank];
 
-  __device__ __forceinline__ void offsets(int64 index, int64 (&offset)[kStreams]) const {
+  // Indices of 32 bits take half the instructions of 64. Precondition: no size is out of the range of Index.
+  template <class Index>
+  __device__ __forceinline__ void offsets(Index index, int64 (&offset)[kStreams]) const {
     if constexpr (kRank == 1) {
 #pragma unroll
-      for (int s = 0; s < kStreams; ++s) offset[s] = index * stride[s][0];
+      for (int s = 0; s < kStreams; ++s) offset[s] = static_cast<int64>(index) * stride[s][0];
     } else if constexpr (kRank == 2) {
-      const int64 outer_index = index / size[0], coordinate = index - outer_index * size[0];
+      const Index inner = static_cast<Index>(size[0]), outer_index = index / inner;
+      const Index coordinate = index - outer_index * inner;
 #pragma unroll
-      for (int s = 0; s < kStreams; ++s) offset[s] = coordinate * stride[s][0] + outer_index * stride[s][1];
+      for (int s = 0; s < kStreams; ++s) {
+        offset[s] = static_cast<int64>(coordinate) * stride[s][0] + static_cast<int64>(outer_index) * stride[s][1];
+      }
     } else {
 #pragma unroll
       for (int s = 0; s < kStreams; ++s) offset[s] = 0;
 #pragma unroll 1
       for (int d = 0; d < rank; ++d) {
-        const int64 outer_index = d + 1 < rank ? index / size[d] : 0;
-        const int64 coordinate = index - outer_index * size[d];
+        const Index inner = static_cast<Index>(size[d]), outer_index = d + 1 < rank ? index / inner : Index(0);
+        const Index coordinate = index - outer_index * inner;
 #pragma unroll
-        for (int s = 0; s < kStreams; ++s) offset[s] += coordinate * stride[s][d];
+        for (int s = 0; s < kStreams; ++s) offset[s] += static_cast<int64>(coordinate) * stride[s][d];
         index = outer_index;
       }
     }

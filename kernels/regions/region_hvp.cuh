@@ -38,7 +38,20 @@ template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> without_label(bool is_label, NestedDual<T, kGuarded> e) {
   return {is_label ? T(0) : e.value, e.tangent};
 }
-// No derivative of an overlap is infinite; those of a voxel's own loss may be.
+template <class T, bool kGuarded>
+__device__ __forceinline__ bool all_finite(NestedDual<T, kGuarded> x) {
+  return is_finite(x.value) && is_finite(x.tangent);
+}
+template <class T, unsigned kMask>
+__device__ __forceinline__ NestedDual<T, false> tried_result(const Dual<NestedDual<T, false>, kMask>& loss) {
+  NestedDual<T, false> x = loss.value;
+#pragma unroll
+  for (int k = 0; k < kMaxOperands; ++k) {
+    if (has<kMask>(k)) x.tangent += loss.tangent[k].tangent;
+  }
+  return x;
+}
+// No derivative of an overlap is infinite; those of a voxel's own loss may be, unless it is evaluated tentatively.
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, true> guarded(NestedDual<T, kGuarded> x) {
   return {x.value, x.tangent};
@@ -46,6 +59,10 @@ __device__ __forceinline__ NestedDual<T, true> guarded(NestedDual<T, kGuarded> x
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, false> unguarded(NestedDual<T, kGuarded> x) {
   return {x.value, x.tangent};
+}
+template <class T>
+__device__ __forceinline__ NestedDual<T, false> scaled_by(NestedDual<T, false> scale, NestedDual<T, true> derivative) {
+  return unguarded(guarded(scale) * derivative);
 }
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<double> as_double(NestedDual<T, kGuarded> x) {
@@ -96,7 +113,7 @@ struct RegionHvpProgram : Base {
   using Scalar = decltype(Compute::value);
   const typename Base::Input* tangents;
 
-  // The logit of a class of a voxel.
+  // The logit of a class of a voxel, with its tangent.
   __device__ __forceinline__ Compute logit(const VectorOffsets<Base::kVecSize, Base::kWide>& offset, int i,
                                            int64 c) const {
     const auto& stride = this->space.class_stride;
@@ -375,25 +392,6 @@ struct StoreTangentsInMemory {
   }
 };
 
-// The products of a voxel. With kLabelApart those of one that does not count are for the caller to clear.
-template <bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
-__device__ __forceinline__ void voxel_products(const Program& program, const Classes& classes,
-                                               const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
-                                               const VoxelTarget& target, int i, const Coeffs& coeffs,
-                                               typename Program::Compute voxel_scale, const Store& store) {
-  using Compute = typename Program::Compute;
-  if constexpr (Program::kLabelApart) {
-    VoxelSoftmax<Program> softmax;
-    softmax.template find_apart<false>(classes, i, target, program.logit(offset, i, target.label));
-    label_gradient<0u>(program, classes, softmax, target, i, coeffs, voxel_scale, store);
-  } else if (target.sound) {
-    gradient_of_classes<0u, kInput, kTarget>(program, classes, target, i, coeffs, voxel_scale, store);
-  } else {
-#pragma unroll(Program::kUnroll)
-    for (int c = 0; c < program.classes(); ++c) store(c, Compute(0), Compute(0));
-  }
-}
-
 // Writes the products of the chunk of this block. A sample has `chunks` of `vectors_per_chunk`. `numbers` are 3 C of
 // Compute in shared memory, with the memory of PackedStretch behind them. Preconditions: those of write_gradients().
 template <bool kInput, bool kTarget, class Program, class Groups, class Result>
@@ -435,7 +433,7 @@ __device__ __forceinline__ void write_products(const Program& program, const Gro
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           const StoreTangents<kInput, kTarget, kTogether, Program> store{by_input, by_target, i};
-          voxel_products<kInput, kTarget>(program, classes, offset, targets[at + i], at + i, coeffs, voxel_scale,
+          voxel_gradient<kInput, kTarget>(program, classes, offset, targets[at + i], at + i, coeffs, voxel_scale,
                                           store);
         }
 #pragma unroll
@@ -465,7 +463,7 @@ __device__ __forceinline__ void write_products(const Program& program, const Gro
           kTarget ? target_gradients + offset.at(kGradientsOfTargets, 0) : nullptr, stride[kGradientsOfInputs],
           stride[kGradientsOfTargets]};
       const VoxelTarget target = voxel_target(program, classes, offset, 0);
-      voxel_products<kInput, kTarget>(program, classes, offset, target, 0, coeffs, voxel_scale, store);
+      voxel_gradient<kInput, kTarget>(program, classes, offset, target, 0, coeffs, voxel_scale, store);
     }
   }
 }

@@ -90,12 +90,12 @@ __device__ __forceinline__ bool label_gradient(const Program& program, const Cla
     y = is_own ? of_label.by_label : y;
     if constexpr (Program::kVoxel == kElement) {
       const auto cost = element_loss<kMode | 1u>(program, classes, c, i, c == target.label ? Compute(1) : Compute(0));
-      y += unguarded(guarded(voxel_scale) * tangent_or_zero(cost, 0));
-      total += unguarded(cost.value);
+      y += scaled_by(voxel_scale, tangent_or_zero(cost, 0));
+      if constexpr ((kMode & kTentative) != 0) total += tried_result(cost);
     }
     store(c, y, Compute(0));
   }
-  return (kMode & kTentative) == 0 || is_finite(total);
+  return (kMode & kTentative) == 0 || all_finite(total);
 }
 
 // The gradients of a voxel whose classes are all alike. Returns as label_gradient().
@@ -166,13 +166,13 @@ __device__ __forceinline__ bool gradient_of_classes(const Program& program, cons
       by_target += unguarded(scale * tangent_or_zero(y, 1));
     } else if constexpr (Program::kVoxel == kElement) {
       const auto y = element_loss<kMode | (kTarget ? 3u : 1u)>(program, classes, c, i, t);
-      by_input += unguarded(scale * tangent_or_zero(y, 0));
-      by_target += unguarded(scale * tangent_or_zero(y, 1));
-      total += unguarded(y.value);
+      by_input += scaled_by(voxel_scale, tangent_or_zero(y, 0));
+      by_target += scaled_by(voxel_scale, tangent_or_zero(y, 1));
+      if constexpr ((kMode & kTentative) != 0) total += tried_result(y);
     }
     store(c, by_input, by_target);
   }
-  return (kMode & kTentative) == 0 || is_finite(total);
+  return (kMode & kTentative) == 0 || all_finite(total);
 }
 
 // Both.

@@ -42,6 +42,16 @@ __device__ __forceinline__ T without_label(bool is_label, T e) {
   return is_label ? T(0) : e;
 }
 
+template <class T>
+__device__ __forceinline__ bool all_finite(T x) {
+  return is_finite(x);
+}
+// What is not finite if a tentative loss is not.
+template <class T, unsigned kMask>
+__device__ __forceinline__ T tried_result(const Dual<T, kMask>& loss) {
+  return loss.value;
+}
+
 // A number as the loss of a voxel takes it, and one of its results as all else does. Those with a tangent differ in how
 // they are multiplied (region_hvp.cuh).
 template <class T>
@@ -51,6 +61,20 @@ __device__ __forceinline__ T guarded(T x) {
 template <class T>
 __device__ __forceinline__ T unguarded(T x) {
   return x;
+}
+
+template <bool kGuarded, class T>
+__device__ __forceinline__ auto guarded_if(T x) {
+  if constexpr (kGuarded) {
+    return guarded(x);
+  } else {
+    return x;
+  }
+}
+// A derivative of that loss times a scale, as all else takes it.
+template <class T>
+__device__ __forceinline__ T scaled_by(T scale, T derivative) {
+  return scale * derivative;
 }
 
 // Offsets of kVecSize neighbouring voxels in every stream. With kWide they are contiguous where that matters.
@@ -83,7 +107,11 @@ struct VoxelSpace {
     offset.mask_step = at.stride[kVoxelMasks][0];
 #pragma unroll
     for (int i = 0; i < (kWide ? 1 : kVecSize); ++i) {
-      at.offsets(voxel + i, offset.of[i]);
+      if (!kOneDimension && voxels <= 0xffffffff) {
+        at.offsets(static_cast<unsigned>(voxel + i), offset.of[i]);
+      } else {
+        at.offsets(voxel + i, offset.of[i]);
+      }
 #pragma unroll
       for (int s = 0; s < kRegionStreams; ++s) offset.of[i][s] += sample * sample_stride[s];
     }
@@ -144,6 +172,10 @@ struct RegionProgram {
   // The first class of a voxel in the input or its gradients.
   static __device__ __forceinline__ int64 first_class(const VectorOffsets<kVecSize, kWide>& offset, int stream, int i) {
     return kPackedInput && kClasses > 0 ? offset.at(stream, 0) + i * kClasses : offset.at(stream, i);
+  }
+  // The logit of a class of a voxel.
+  __device__ __forceinline__ Compute logit(const VectorOffsets<kVecSize, kWide>& offset, int i, int64 c) const {
+    return widen<Compute>(input[first_class(offset, kInputs, i) + c * space.class_stride[kInputs]]);
   }
   __device__ __forceinline__ Compute weight(int c) const {
     if constexpr (kWeighted) return widen<Compute>(load_pack<1>(weights + c).element[0]);
@@ -732,9 +764,7 @@ struct VoxelSoftmax {
       classes.overwrite(label, -scalar_infinity(Compute()));
       find_apart<true>(classes, i, target, logit);
     } else {
-      const int64 at = static_cast<int64>(label) * program.space.class_stride[kInputs];
-      const Compute logit = widen<Compute>(program.input[Program::first_class(offset, kInputs, i) + at]);
-      find_apart<false>(classes, i, target, logit);
+      find_apart<false>(classes, i, target, program.logit(offset, i, label));
     }
   }
   // With kLabelOut the label's logit is -inf among the classes.
@@ -952,22 +982,24 @@ __device__ __forceinline__ typename Program::Compute log_of_sum(const VoxelSoftm
 template <unsigned kMode, class Program, class Classes>
 __device__ __forceinline__ auto element_loss(const Program& program, const Classes& classes, int c, int i,
                                              typename Program::Compute t) {
-  using Guarded = typename Program::Guarded;
-  return program.loss(variable<kMode, 0>(guarded(classes.input(c, i))), variable<kMode, 1>(guarded(t)),
-                      variable<kMode, 2>(guarded(program.weight(c))),
-                      variable<kMode, 3>(Guarded(program.space.classes)));
+  using Compute = typename Program::Compute;
+  constexpr bool kGuarded = (kMode & kTentative) == 0;
+  return program.loss(variable<kMode, 0>(guarded_if<kGuarded>(classes.input(c, i))),
+                      variable<kMode, 1>(guarded_if<kGuarded>(t)),
+                      variable<kMode, 2>(guarded_if<kGuarded>(program.weight(c))),
+                      variable<kMode, 3>(guarded_if<kGuarded>(Compute(program.space.classes))));
 }
 
 // The sum of these losses over the classes of a voxel.
 template <unsigned kMode, class Program, class Classes>
 __device__ __forceinline__ typename Program::Compute element_sum(const Program& program, const Classes& classes,
                                                                  const VoxelTarget& target, int i) {
-  typename Program::Guarded total(0);
+  typename Program::Compute total(0);
 #pragma unroll(Program::kLoop)
   for (int c = 0; c < program.classes(); ++c) {
-    total += element_loss<kMode>(program, classes, c, i, target_of<Program>(classes, target, c, i)).value;
+    total += unguarded(element_loss<kMode>(program, classes, c, i, target_of<Program>(classes, target, c, i)).value);
   }
-  return unguarded(total);
+  return total;
 }
 
 template <class Program, class Classes>
@@ -982,11 +1014,14 @@ __device__ __forceinline__ VoxelCost<typename Program::Compute> voxel_cost(const
   } else if constexpr (Program::kVoxel == kElement) {
     const Compute count = Compute(program.space.classes);
     if constexpr (Program::Loss::kTriedFirst) {
-      Compute total = scalar_infinity(Compute());
-      if (program.loss.usual()) total = element_sum<kTentative>(program, classes, target, i);
+      Compute total(0);
+      bool done = false;
+      if (program.loss.usual()) {
+        total = element_sum<kTentative>(program, classes, target, i);
+        done = all_finite(total);
+      }
       // Opaque, or the compiler has what follows twice.
-      total = opaque(total);
-      if (is_finite(total)) return {total, count};
+      if (opaque(static_cast<unsigned>(done)) != 0) return {total, count};
     }
     return {element_sum<0u>(program, classes, target, i), count};
   } else {

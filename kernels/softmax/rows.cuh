@@ -110,22 +110,8 @@ struct RowSpace : InnerDivision<kRank> {
       if (rows > 0xffffffffLL) {
         at.offsets(row, offset);
       } else {
-        narrow_offsets(static_cast<unsigned>(row), offset);
+        at.offsets(static_cast<unsigned>(row), offset);
       }
-    }
-  }
-
- private:
-  __device__ __forceinline__ void narrow_offsets(unsigned index, int64 (&offset)[kRowStreams]) const {
-#pragma unroll
-    for (int s = 0; s < kRowStreams; ++s) offset[s] = 0;
-#pragma unroll 1
-    for (int d = 0; d < at.rank; ++d) {
-      const unsigned size = static_cast<unsigned>(at.size[d]), outer_index = d + 1 < at.rank ? index / size : 0;
-      const int64 coordinate = index - outer_index * size;
-#pragma unroll
-      for (int s = 0; s < kRowStreams; ++s) offset[s] += coordinate * at.stride[s][d];
-      index = outer_index;
     }
   }
 };

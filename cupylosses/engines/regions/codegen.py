@@ -185,7 +185,7 @@ def _functor(kernel: RegionKernel) -> Iterator[str]:
     parameters = [x.name for x in loss.of_voxels] if part else []
     expression = loss.expressions[part] if part else ""
     used = set(re.findall(r"\w+", expression))
-    tries = part == "element" and kernel.compute == "float32" and kernel.kind not in SECOND
+    tries = part == "element" and kernel.compute == "float32"
     tried = loss.tentative if tries else ""
     used |= set(re.findall(r"\w+", tried))
     numbers = [x for x in [*parameters, *(loss.constants if part else ())] if x in used]
@@ -212,9 +212,10 @@ def _functor(kernel: RegionKernel) -> Iterator[str]:
             yield f"    return {in_double(tried)};"
             yield "  }"
         yield from call_signature(_CALLED_WITH[part])
-        yield from (f"    const auto {x} = ::constant<{number_of(kernel)}>({x}_kept);" for x in numbers)
+        yield f"    using _number = typename {_CALLED_WITH[part][0]}_::Scalar;"
+        yield from (f"    const auto {x} = ::constant<_number>({x}_kept);" for x in numbers)
         yield from written_at(loss, part)
-        yield f"    return ::lift<{number_of(kernel)}>({cuda(expression)});"
+        yield f"    return ::lift<_number>({cuda(expression)});"
         yield f'#line 1 "<{kernel.title}>.entries"'
         yield "  }"
     yield "};"

@@ -27,6 +27,9 @@ from cupylosses.engines.strides import dense_strides
 #: elements or, where the classes of a voxel are next to each other, in voxels; and from so many elements on.
 INTERLEAVED_STEP = 4
 INTERLEAVED_ELEMENTS = 1 << 16
+#: Elements from which on inputs are copied in second derivatives if their voxels are read one by one in another order
+#: than the targets: both launches compute their offsets.
+SCATTERED_ELEMENTS = 1 << 20
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
 
@@ -83,7 +86,7 @@ class RegionEngine(Engine):
     ) -> Mapping[int, tuple[int, ...]]:
         """Class weights with gaps; input and target whose samples lie between the voxels of each other; of second
         derivatives a tangent that does not lie as the gradient of the input does, and both where the voxels of many
-        classes lie apart and no tile of them is in shared memory.
+        classes lie apart and no tile of them is in shared memory, or where the offset of each voxel takes divisions.
         """
         last, found = 2 + call.static.class_weighted + call.static.weighted, {}
         if writes and not any(call.static.has_tangent):
@@ -94,9 +97,10 @@ class RegionEngine(Engine):
         if any(call.static.has_tangent[:1]):
             x, strides = tensors[0], tensors[0].gradient.strides
             in_order = dense_strides(x.shape, (0,) * x.ndim)
-            if voxels_far_apart(x, call.static.class_dim) and x.strides != in_order:
-                in_place = RegionHvpPlan(self, call, tensors, self.promoted(call), machine)
-                if not in_place.layout.word:
+            far, large = voxels_far_apart(x, call.static.class_dim), prod(x.shape) >= SCATTERED_ELEMENTS
+            if (far or large) and x.strides != in_order:
+                at = RegionHvpPlan(self, call, tensors, self.promoted(call), machine).layout
+                if (far and not at.word) or (large and at.many and at.vec_size == 1):
                     found[0] = strides = in_order
             if tensors[-1].strides != strides:
                 found[len(tensors) - 1] = strides

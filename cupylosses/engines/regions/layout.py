@@ -24,7 +24,7 @@ GROUP_THREADS = 512
 TILE = 512
 #: Classes that a thread keeps in registers, by the bytes of a number of the arithmetic: of labels, and of a target per
 #: class, which takes as many registers again. Lanes exchange a power of two of numbers, of which 64 have room.
-IN_REGISTERS = {4: (20, 12), 8: (6, 4)}
+IN_REGISTERS = {4: (20, 20), 8: (6, 4)}
 #: Registers of 4 bytes for the logits of a thread, at most; those of logits of 4 bytes or more if a voxel has no more
 #: than the loss of its label, which leaves other registers free; and voxels of a vector, at most.
 VECTOR_REGISTERS = 20
@@ -62,7 +62,7 @@ SECOND_RECORD = 10
 #: Classes that a thread keeps in registers in second derivatives, by the bytes of a number of the arithmetic: of labels
 #: that are kept apart (``kLabelApart``), of other labels or with a loss of every class besides, and of a target per
 #: class. Blocks of a multiprocessor that write products of these.
-SECOND_IN_REGISTERS = {4: (14, 6, 3), 8: (6, 3, 2)}
+SECOND_IN_REGISTERS = {4: (14, 20, 16), 8: (6, 3, 2)}
 SECOND_BLOCKS = 3
 #: Registers for the logits of a thread in second derivatives, at most, without a loss of voxels and with one; tangents
 #: take as many again.
