@@ -258,12 +258,16 @@ def test_class_dim(dim: int, copied: bool, monkeypatch: pytest.MonkeyPatch, fres
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("dtype", "reduction"), [(f32, "mean"), (bf16, "none")])
-def test_a_thread_per_row(
-    dtype: torch.dtype, reduction: str, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
+@pytest.mark.parametrize(
+    ("dtype", "reduction", "warps"), [(f32, "mean", 1), (bf16, "none", 1), (bf16, "mean", 2), (f32, "none", 2)]
+)
+def test_rows_apart_in_place(
+    dtype: torch.dtype, reduction: str, warps: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
 ) -> None:
     """Images of many pixels are read in place, with what does not count, NaN, and labels that are no class."""
-    monkeypatch.setattr(margin_layout, "APART_ROWS", 0)
+    monkeypatch.setattr(margin_layout, "APART_BYTES", 0)
+    monkeypatch.setattr(margin_layout, "SHARING_WARPS", warps)
+    kinds = noted_kinds(monkeypatch)
     fresh_plans()
     scores, target = drawn(ONE, 150, 19, dtype)
     scores, target = scores.reshape(2, 75, 19).movedim(-1, 1).contiguous(), target.reshape(2, 75)
@@ -271,6 +275,7 @@ def test_a_thread_per_row(
     agree(ONE, (scores, target), reduction=reduction, weight=weight, p=2 if dtype == f32 else 1)
     scores[1, 3, 5], target[0, 7] = nan, 19
     agree(ONE, (scores, target), reduction="none", check_targets="off")
+    assert kinds == {"shared_rows" if warps > 1 else "thread_per_row"}
 
 
 def noted_kinds(monkeypatch: pytest.MonkeyPatch) -> set[str]:
@@ -297,7 +302,7 @@ def test_a_thread_per_list(
     """Rows of lists by threads: of all lengths, with repeated labels, with what does not count, and next to each
     other.
     """
-    for name in ("THREAD_LISTS", "APART_ROWS"):
+    for name in ("THREAD_LISTS", "APART_LISTS"):
         monkeypatch.setattr(margin_layout, name, 0)
     monkeypatch.setattr(margin_layout, "THREAD_WARPS", 1)
     kinds = noted_kinds(monkeypatch)

@@ -14,7 +14,8 @@
 //    its own score and the label's alone.
 // 2. The group adds the hinges, and their derivatives; those of z itself follow from the sum of the active scores
 //    (linear_value). Then thread 0 overwrites the label's gradient. A row whose value is NaN is written again.
-// Rows whose classes lie apart are taken by a thread each (ThreadPerRowReader), in the same way. Of few classes, so are
+// Rows whose classes lie apart are taken by a thread each (ThreadPerRowReader), in the same way, or by the same lane of
+// each warp of a block (SharedRowReader). Of few classes, so are
 // rows of lists (thread_per_list.cuh).
 //
 // Several labels (ListReader): a warp or a block takes a row, or a warp of a block, whose threads take rows of long
@@ -567,51 +568,117 @@ struct OneLabelReader {
   }
 };
 
-// A row of one label whose classes lie apart, by one thread. Neighbouring threads take neighbouring rows, so that a
-// warp reads and writes each class of its rows together. kTogether classes are in flight.
-template <bool kGradient, int kTogether, class Program, class Scale>
-__device__ __forceinline__ double thread_row(const Program& program, int64 row, bool exists, Scale& scale) {
+// A row of one label whose classes lie apart, as a thread takes it: all of its classes, or some. Neighbouring threads
+// take neighbouring rows, so that a warp reads and writes each class of its rows together.
+template <bool kGradient, class Program>
+struct RowApart {
   using Input = typename Program::Input;
-  if (!exists) return 0.0;
-  const RowTarget<double> t = program.target(row);
-  const bool counts = t.active && t.weight != 0.0;
-  const int64 classes = program.space.classes, step = program.space.class_stride[kGradients];
-  Input* const to = kGradient ? program.gradient_pointer(t.offset) : nullptr;
-  typename Program::Sums sums{0.0, typename Program::Slopes(0)};
-  double factor = 0.0;
-  if (counts) {
-    const double own = program.score(t.offset, t.label);
-    if constexpr (kGradient) factor = grad_factor(scale, t.offset) * (t.weight * program.inverse);
-#pragma unroll 1
-    for (int64 first = 0; first < classes; first += kTogether) {
-      Input x[kTogether];
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (first + i < classes) x[i] = program.raw(t.offset, first + i);
-      }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (first + i >= classes || first + i == t.label) continue;
-        const auto slope = program.add(program.excess(widen<double>(x[i]), own), sums.value);
-        sums.slopes += slope;
-        if constexpr (kGradient) to[(first + i) * step] = Narrow<Input>::from(Program::gradient(slope, factor));
-      }
-    }
-  }
-  double value = t.invalid_label ? scalar_nan(0.0) : 0.0;
-  if (counts) value = t.weight * (sums.value * program.inverse);
-  if constexpr (kGradient) {
-    if (!counts || value != value) {
-      for (int64 c = 0; c < classes; ++c) to[c * step] = Narrow<Input>::from(counts ? value : 0.0);
-    } else {
-      to[t.label * step] = Narrow<Input>::from(Program::gradient(sums.slopes, -factor));
-    }
-  }
-  program.store(t, value);
-  return value;
-}
+  using Score = typename Program::Gradient;
+  using Sums = typename Program::Sums;
+  RowTarget<double> target;
+  bool counts;
+  bool is_linear;
+  Score smallest;
+  double own, factor;
 
-// The reader of rows of one label whose classes lie apart. The group is a lane.
+  template <class Scale>
+  __device__ __forceinline__ RowApart(const Program& program, int64 row, Scale& scale)
+      : target(program.target(row)), is_linear(false), smallest(0), own(0.0), factor(0.0) {
+    counts = target.active && target.weight != 0.0;
+    if (!counts) return;
+    own = program.score(target.offset, target.label);
+    if constexpr (Program::Hinge::kLinear) {
+      is_linear = is_finite(own - program.loss.margin());
+      if (is_linear) smallest = smallest_active<Score>(own, program.loss.margin());
+    }
+    if constexpr (kGradient) factor = grad_factor(scale, target.offset) * (target.weight * program.inverse);
+  }
+  // Adds kTogether classes from each of first, first + stride, ..., all kTogether in flight, and writes their
+  // gradients. What is added of a linear hinge is for linear_value().
+  template <int kTogether>
+  __device__ __forceinline__ Sums add(const Program& program, int64 first, int64 stride) const {
+    Sums sums{0.0, typename Program::Slopes(0)};
+    if (!counts) return sums;
+    const auto from = program.template scores<1>(target.offset);
+    const auto to = program.template gradients_of<1, kGradient>(target.offset);
+    if constexpr (Program::Hinge::kLinear) {
+      if (is_linear) {
+        // Opaque, or it is computed again for each class.
+        const auto active = opaque(Waiting<Input>::from(factor));
+        each_batch<kTogether>(from, program.space.classes, first, stride, TakeLinear{to, smallest, own, active, sums});
+        return sums;
+      }
+    }
+    each_batch<kTogether>(from, program.space.classes, first, stride, TakePairs{program, *this, to, sums});
+    return sums;
+  }
+  // The sums of the row, from what add() has returned for all of its classes.
+  __device__ __forceinline__ Sums total(const Program& program, const Sums& added) const {
+    if constexpr (Program::Hinge::kLinear) {
+      if (is_linear) return linear_value(added, smallest, own, program.loss.margin());
+    }
+    return added;
+  }
+  __device__ __forceinline__ double value(const Program& program, const Sums& sums) const {
+    if (counts) return target.weight * (sums.value * program.inverse);
+    return target.invalid_label ? scalar_nan(0.0) : 0.0;
+  }
+  // Writes the gradient of the label; or, if the row has none, that of the classes first, first + stride, ...
+  // Precondition: what add() writes has been written, by all threads that share the row.
+  __device__ __forceinline__ void write_rest(const Program& program, const Sums& sums, double value, int64 first,
+                                             int64 stride) const {
+    if constexpr (kGradient) {
+      const auto to = program.template gradients_of<1>(target.offset);
+      if (!counts || value != value) {
+        const Input filled = Narrow<Input>::from(counts ? value : 0.0);
+        for (int64 c = first; c < program.space.classes; c += stride) to[c] = filled;
+      } else if (first == 0) {
+        to[target.label] = Narrow<Input>::from(Program::gradient(sums.slopes, -factor));
+      }
+    }
+  }
+
+ private:
+  struct TakeLinear {
+    ClassesOfRow<1, Input> to;
+    Score smallest;
+    double own;
+    Score active;
+    Sums& sums;
+    __device__ __forceinline__ void operator()(Input* at, int64, const Pack<Input, 1>& x) const {
+      take_linear<kGradient, 1, Program>(at, x, smallest, own, active, sums);
+    }
+  };
+  struct TakePairs {
+    const Program& program;
+    const RowApart& row;
+    ClassesOfRow<1, Input> to;
+    Sums& sums;
+    __device__ __forceinline__ void operator()(Input* at, int64 c, const Pack<Input, 1>& x) const {
+      take_classes<kGradient, 1>(program, at, x, c == row.target.label ? 0 : -1, row.own, row.factor, sums);
+    }
+  };
+  template <int kTogether, class Take>
+  static __device__ __forceinline__ void each_batch(const ClassesOfRow<1, const Input>& scores, int64 classes,
+                                                    int64 first, int64 stride, const Take& take) {
+    const Input* from = scores + first;
+    Input* to = take.to + first;
+#pragma unroll 1
+    for (; first < classes; first += stride) {
+      const int count = static_cast<int>(min(classes - first, static_cast<int64>(kTogether)));
+      Pack<Input, 1> x[kTogether];
+      load_vectors<1>(from, scores.step, count, x);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (i < count) take(to + i * take.to.step, first + i, x[i]);
+      }
+      from += stride * scores.step;
+      to += stride * take.to.step;
+    }
+  }
+};
+
+// The reader of rows of one label whose classes lie apart, by a thread each. The group is a lane.
 template <int kTogether>
 struct ThreadPerRowReader {
   template <bool kGradient, class Group, class Program, class Scale>
@@ -619,8 +686,14 @@ struct ThreadPerRowReader {
     static constexpr bool kNeedsNextRow = false;
     const Program& program;
     Scale& scale;
-    __device__ __forceinline__ double operator()(int64 row, bool exists, int64, SyncState&) const {
-      return thread_row<kGradient, kTogether>(program, row, exists, scale);
+    __device__ __forceinline__ double operator()(int64 index, bool exists, int64, SyncState&) const {
+      if (!exists) return 0.0;
+      const RowApart<kGradient, Program> row(program, index, scale);
+      const auto sums = row.total(program, row.template add<kTogether>(program, 0, kTogether));
+      const double value = row.value(program, sums);
+      row.write_rest(program, sums, value, 0, 1);
+      program.store(row.target, value);
+      return value;
     }
   };
 
@@ -630,6 +703,67 @@ struct ThreadPerRowReader {
                                                const Workspace& work) {
     for_each_row(group, scale, program.space.rows, chunks, work,
                  Visit<kGradient, Group, Program, Scale>{program, scale});
+  }
+};
+
+// A block as a worker whose warps share 32 rows: each lane has a row, and so has the same lane of every other warp. Of
+// values, the first warp's are those of the rows, and those of others 0. Precondition: width is 1.
+struct WarpsShareRows : BlockOfSubwarps {
+  __device__ __forceinline__ int rows_at_once() const {
+    return kWarp;
+  }
+  __device__ __forceinline__ int row_slot() const {
+    return threadIdx.x % kWarp;
+  }
+};
+
+// The reader of rows of one label whose classes lie apart, if there are too few for a thread each to keep memory busy.
+// Warp w of W takes kTogether classes from w kTogether, (W + w) kTogether, ... on. Sums go through shared memory, with
+// one barrier for 32 rows: two buffers take turns, so that the sums that a warp still reads are not those that another
+// writes. Preconditions: blockDim.x <= 32 kWarps; the group is WarpsShareRows.
+template <int kTogether, int kWarps>
+struct SharedRowReader {
+  template <bool kGradient, class Program, class Scale>
+  struct Visit {
+    using Sums = typename Program::Sums;
+    static constexpr bool kNeedsNextRow = false;
+    const Program& program;
+    Scale& scale;
+    Sums (&exchanged)[2][kWarps][kWarp];
+    int& turn;
+
+    __device__ __forceinline__ double operator()(int64 index, bool exists, int64, SyncState&) const {
+      const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
+      auto& of_warps = exchanged[turn];
+      turn ^= 1;
+      const RowApart<kGradient, Program> row(program, exists ? index : 0, scale);
+      if (exists) of_warps[warp][lane] = row.template add<kTogether>(program, warp * kTogether, warps * kTogether);
+      __syncthreads();
+      if (!exists) return 0.0;
+      Sums sums = of_warps[0][lane];
+      for (int w = 1; w < warps; ++w) {
+        sums.value += of_warps[w][lane].value;
+        sums.slopes += of_warps[w][lane].slopes;
+      }
+      sums = row.total(program, sums);
+      const double value = row.value(program, sums);
+      row.write_rest(program, sums, value, warp, warps);
+      if (warp != 0) return 0.0;
+      program.store(row.target, value);
+      return value;
+    }
+  };
+
+  // Visits every row once. The members of `work` may be null.
+  template <bool kGradient, class Group, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
+                                               const Workspace& work) {
+    __shared__ typename Program::Sums exchanged[2][kWarps][kWarp];
+    int turn = 0;
+    // The scale that thread 0 has read must be there: gradients are written before the first exchange.
+    __syncthreads();
+    for_each_row(group, scale, program.space.rows, chunks, work,
+                 Visit<kGradient, Program, Scale>{program, scale, exchanged, turn});
   }
 };
 

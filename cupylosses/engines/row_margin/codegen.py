@@ -9,6 +9,7 @@ from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.row_margin.definition import MarginLoss
 from cupylosses.engines.row_margin.layout import RESIDENT_OF_WARPS, resident
 from cupylosses.engines.softmax.codegen import SELF_COUNTED, TALLIED, space_rank_name
+from cupylosses.jit import gpu
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR, nested
@@ -24,7 +25,11 @@ KINDS = {
     "hvp": "the products of the second derivatives with a tangent, for a grad_output per row",
 }
 #: The group of threads of a layout, if it is no part of a warp.
-_GROUPS = {"block": "ClusterGroup<1> group{}", "warp": "BlockOfSubwarps group{{width}}"}
+_GROUPS = {
+    "block": "ClusterGroup<1> group{}",
+    "warp": "BlockOfSubwarps group{{width}}",
+    "shared_rows": "WarpsShareRows group{{{width}}}",
+}
 #: Those that write gradients.
 _WRITING = ("value_and_gradient", "verify_gradient", "gradient", "hvp")
 _CALLS = {
@@ -192,6 +197,8 @@ def _entry(kernel: MarginKernel) -> list[str]:
     reader = f"{'ListReader' if several else 'OneLabelReader'}<{kernel.vec_size}, {kernel.ahead}>"
     if kernel.layout == "thread_per_row":
         reader = f"ThreadPerRowReader<{kernel.ahead}>"
+    if kernel.layout == "shared_rows":
+        reader = f"SharedRowReader<{kernel.ahead}, {kernel.threads // gpu.WARP}>"
     if kernel.layout.startswith("thread_per_list"):
         reader = f"ThreadPerListReader<{str(kernel.layout.endswith('apart')).lower()}>"
     if kernel.layout == "short_lists":

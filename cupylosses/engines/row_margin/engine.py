@@ -117,7 +117,7 @@ class MarginEngine(Engine):
         # Threads take rows of lists that are contiguous, or next to each other.
         lists = loss.several and self._takes_lists(call, tensors, machine)
         apart = apart and (lists or not gathered(rows, x.shape[dim]))
-        if apart and read_apart(rows, rows_of(x, dim, 0), rows_of(x.gradient, dim, 0)):
+        if apart and read_apart(rows, rows_of(x, dim, 0), rows_of(x.gradient, dim, 0), loss.several):
             apart = loss.several and not (len(rows) == 1 and lists)
         if 0 not in x.shape and (apart or x.misalignment % ITEMSIZE[x.dtype]):
             found[0] = classes_last(x.shape, dim)

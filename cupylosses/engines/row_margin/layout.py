@@ -4,6 +4,7 @@ subwarp         neighbouring lanes of a warp share a row; of lists of labels all
 block           a block shares a row
 warp            a warp takes a row, unless its list is long: then all warps of the block share it
 thread_per_row  a thread takes a row of one label whose classes lie apart, and its neighbours the rows next to it
+shared_rows     likewise, but the warps of a block share 32 rows: each takes some of the classes
 thread_per_list a thread takes a row of a list and few contiguous classes; its warp moves all its rows together
 short_lists     lanes of a warp share a row of a list and some more classes; the warp reads 32 lists together
 thread_per_list_apart likewise, of classes that lie apart, which each thread moves itself
@@ -60,6 +61,8 @@ MANY_ROWS = 512
 MIN_BLOCK_THREADS = 64
 #: Threads that a multiprocessor runs at once, by the registers that they are given.
 RESIDENT_THREADS = 512
+#: Threads where each takes classes of a row that lie apart: what is under way is what it has in flight.
+RESIDENT_APART = {"thread_per_row": 1024, "shared_rows": 1024}
 #: Threads where each takes a row that its warp has moved to shared memory: nothing else is under way meanwhile.
 RESIDENT_OF_WARPS = {"thread_per_list": 768, "thread_per_list_apart": 768, "thread_per_label": 768, "short_lists": 512}
 #: Partial sums of such rows, and of the number of rows that count, at most: the last block adds them up alone, and an
@@ -73,10 +76,15 @@ ASSUMED_ELEMENTS = 1 << 17
 #: take longer.
 GATHERED_ELEMENTS = 1 << 17
 GATHERED_CLASSES = 1024
-#: Rows from which on a thread takes each of them, and classes that it reads together. The copies that others are read
-#: from and written to take three times the traffic.
-APART_ROWS = 8192
+#: Rows of lists from which on threads take them in place, and bytes of a class of rows of one label. The copies that
+#: others are read from and written to take three times the traffic.
+APART_LISTS = 8192
+APART_BYTES = 8192
+#: Classes that a thread reads together, warps that share rows at most, and warps up to which rows are shared: an H100
+#: runs as many.
 APART_TOGETHER = 8
+SHARING_WARPS = 16
+SHARED_UP_TO = 4224
 #: Places for the rows of a warp where a thread takes each and has one label.
 BUFFERS = 2
 #: Rows of lists from which on a thread takes each of them, classes and places for labels that it takes, at most.
@@ -121,19 +129,30 @@ class Layout:
 
     def blocks(self, processors: int) -> int:
         """Blocks of a launch: as many as run at once, and no more than there are chunks for."""
-        per_block = 1 if self.kind in ("block", "warp") else self.threads // WARP
+        per_block = 1 if self.kind in ("block", "warp", "shared_rows") else self.threads // WARP
         return max(1, min(-(-self.chunks // per_block), processors * resident(self.kind, self.threads)))
 
 
 def resident(kind: str, threads: int) -> int:
     """Blocks of a multiprocessor, by their threads."""
-    return max(1, RESIDENT_OF_WARPS.get(kind, RESIDENT_THREADS) // threads)
+    return max(1, (RESIDENT_OF_WARPS | RESIDENT_APART).get(kind, RESIDENT_THREADS) // threads)
 
 
-def read_apart(shape: Sequence[int], scores: RowStrides, gradients: RowStrides) -> bool:
-    """True if rows whose classes lie apart can be read in place by a thread each: many, next to each other."""
-    neighbours = [scores.strides[d] == gradients.strides[d] == 1 for d, n in enumerate(shape) if n > 1]
-    return prod(shape) >= APART_ROWS and any(neighbours)
+def read_apart(shape: Sequence[int], scores: RowStrides, gradients: RowStrides, lists: bool) -> bool:
+    """True if threads read rows whose classes lie apart in place: many, next to each other."""
+    rows, neighbours = (
+        prod(shape),
+        (scores.strides[d] == gradients.strides[d] == 1 for d, n in enumerate(shape) if n > 1),
+    )
+    return (rows >= APART_LISTS if lists else rows * scores.itemsize >= APART_BYTES) and any(neighbours)
+
+
+def warps_of_row(rows: int, classes: int) -> int:
+    """Warps that share rows whose classes lie apart."""
+    warps = 1
+    while warps < SHARING_WARPS and -(-rows // WARP) * warps < SHARED_UP_TO and 2 * warps * APART_TOGETHER <= classes:
+        warps *= 2
+    return warps
 
 
 def gathered(shape: Sequence[int], classes: int) -> bool:
@@ -172,12 +191,13 @@ def layout(
     strides_of_classes = (scores.class_stride, gradients.class_stride, label_stride, 0, 0, 0)
     words = space_words(rows, classes, strides_of_classes, sizes, strides)
     apart = classes > 1 and not scores.class_stride == gradients.class_stride == 1
-    if apart and labels is None and read_apart(shape, scores, gradients):
-        chunks = max(1, min(-(-rows // WARP), MAX_CHUNKS))
-        rank = space_rank(rows, sizes)
-        return Layout("thread_per_row", 1, 1, SUBWARP_THREADS, chunks, rank, words, APART_TOGETHER)
+    if apart and labels is None and read_apart(shape, scores, gradients, False):
+        chunks, rank = max(1, min(-(-rows // WARP), MAX_CHUNKS)), space_rank(rows, sizes)
+        warps = warps_of_row(rows, classes)
+        kind, threads = ("shared_rows", warps * WARP) if warps > 1 else ("thread_per_row", SUBWARP_THREADS)
+        return Layout(kind, 1, 1, threads, chunks, rank, words, APART_TOGETHER)
     of_lists = 0
-    if labels is not None and len(sizes) <= 1 and (not apart or read_apart(shape, scores, gradients)):
+    if labels is not None and len(sizes) <= 1 and (not apart or read_apart(shape, scores, gradients, True)):
         of_lists = takes_lists(rows, classes, labels, scores.itemsize, linear, chip)
     if labels is not None and of_lists:
         chunks = max(1, min(-(-rows // WARP), CHUNKS_OF_WARPS))
