@@ -81,6 +81,8 @@ SMALL_PART = 16
 
 #: Elements from which on gradients may have their dimensions in another order than their operands.
 ORDERED_ELEMENTS = 1 << 19
+#: Elements of up to 4 bytes from which on operands of another order are copied where tiles would read single elements.
+SINGLE_ELEMENTS = 1 << 22
 
 #: Bytes between neighbours, up to which the sectors that they share are worth an order of batches that keeps them in
 #: L2; and bytes of all streams that L2 keeps for certain, beside those that run warps have in flight.
@@ -859,13 +861,18 @@ def reordered(
     shape: tuple[int, ...], streams: Mapping[int, Stream], twice: bool, gaps: bool
 ) -> dict[int, tuple[int, ...]]:
     """The operands of the full shape that are copied into the order of the first, with the strides of the copies: those
-    of other orders, if they are read ``twice``, or have too many dimensions to be gathered. If the first has ``gaps``,
-    all take the row-major order, which its gradient has.
+    of other orders, if they are read ``twice``, or have too many dimensions to be gathered, or are many in tiles of
+    single elements. If the first has ``gaps``, all take the row-major order, which its gradient has.
     """
     if len(streams) < 2 or prod(shape) < ORDERED_ELEMENTS:
         return {}
     found = layout(shape, [*streams.values()])
-    if found.kind not in SCALAR or found.vec_size > 1 or not (twice or len(found.sizes) > len(GATHERED)):
+    if found.vec_size > 1:
+        return {}
+    gathered = len(found.sizes) > len(GATHERED)
+    narrow = max(x.itemsize for x in streams.values()) <= 4
+    single = found.kind in TILED and narrow and found.elements >= SINGLE_ELEMENTS
+    if not (single or (found.kind in SCALAR and (twice or gathered))):
         return {}
     if len({min(range(len(x)), key=x.__getitem__) for x in found.strides}) == 1:
         return {}
