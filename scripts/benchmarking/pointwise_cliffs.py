@@ -58,6 +58,7 @@ def _layouts() -> Iterator[Case]:
         yield case(pair("mse_loss", (16, 64, 256, 256), dtype), channels_last(4))
         # Sizes that no tile divides.
         yield case(pair("mse_loss", (8191, 8191), dtype), transposed(2))
+        yield case(pair("mse_loss", (8191, 8191), dtype), transposed(2), mode=ALL)
         yield case(pair("mse_loss", (1 << 20, 24), dtype), transposed(2))
         yield case(pair("mse_loss", (12, 1 << 22), dtype), transposed(2))
     yield case(pair("mse_loss", square(26), F32, reduction="none"), transposed(2))
@@ -182,5 +183,7 @@ def _second() -> Iterator[Case]:
     for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits", "poisson_nll_loss", "huber_loss"):
         for dtype in DTYPES:
             yield Case(SECOND, pair(name, square(26), dtype), HVP, copy_bar=0.4)
+    for name in ("sigmoid_focal_loss", "asymmetric_loss"):
+        yield Case(SECOND, pair(name, square(26), BF16), HVP, copy_bar=0.4)
     yield Case(SECOND, pair("mse_loss", square(26), F32), HVP, {1: transposed(2)}, copy_bar=0.4)
     yield Case(SECOND, pair("mse_loss", square(14), F32), HVP)

@@ -14,6 +14,7 @@ from benchmarking.figures import REGIONS
 from benchmarking.selection import Run
 from benchmarking.workloads import Workload
 from cupylosses import functional
+from cupylosses.checks import FLOATING
 from cupylosses.engines.regions.definition import RegionLoss
 from cupylosses.testing.eager import Call
 from cupylosses.testing.regions.eager import twin
@@ -21,7 +22,9 @@ from cupylosses.testing.regions.eager import twin
 
 @dataclass(frozen=True)
 class RegionWorkload(Workload):
-    """A region loss. The shapes are those of the logits, with the classes in dimension 1, and of the labels."""
+    """A region loss. The shapes are those of the logits, with the classes in dimension 1, and of the labels, or of
+    targets per class.
+    """
 
     Definition: ClassVar = RegionLoss
     section = "throughput"
@@ -47,6 +50,8 @@ class RegionWorkload(Workload):
         generator = torch.Generator(workloads.DEVICE).manual_seed(seed)
         where = {"generator": generator, "device": workloads.DEVICE}
         logits = torch.randn(tuple(shapes[0]), **where).to(getattr(torch, self.dtype))
+        if self.label in FLOATING:
+            return [logits, torch.rand(tuple(shapes[1]), **where).to(getattr(torch, self.label))]
         labels = torch.randint(0, shapes[0][1], tuple(shapes[1]), **where)
         return [logits, labels.to(getattr(torch, self.label))]
 
@@ -87,7 +92,8 @@ class RegionWorkload(Workload):
     def random(cls, loss: RegionLoss, draw: Draw) -> RegionWorkload:
         elements, classes, samples = draw.size(1 << 12, 1 << 26), draw.size(2, 64), draw.size(1, 16)
         pixels = draw.pixels(max(1, elements // classes // samples))
-        found = regions(loss, (samples, classes, *pixels), draw.dtype(), draw.choice(("int64", "uint8")))
+        dtype = draw.dtype()
+        found = regions(loss, (samples, classes, *pixels), dtype, draw.choice(("int64", "uint8", dtype)))
         return replace(found, title=figures.RANDOM)
 
     def __str__(self) -> str:
@@ -95,6 +101,8 @@ class RegionWorkload(Workload):
 
 
 def regions(loss: RegionLoss, shape: Sequence[int], dtype: str, label: str) -> RegionWorkload:
-    """A workload of logits of this shape, and labels."""
-    shapes = tuple(shape), (*shape[:1], *shape[2:])
-    return RegionWorkload(loss, shapes, dtype, f"{figures.REGION_VOXELS}, {label} labels", label=label)
+    """A workload of logits of this shape, and labels; targets per class if these have a floating dtype."""
+    dense = label in FLOATING
+    shapes = tuple(shape), tuple(shape) if dense else (*shape[:1], *shape[2:])
+    title = f"{figures.REGION_VOXELS}, {label} {'targets per class' if dense else 'labels'}"
+    return RegionWorkload(loss, shapes, dtype, title, label=label)

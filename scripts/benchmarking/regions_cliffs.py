@@ -17,6 +17,8 @@ REGIONS, SECOND = "regions", "second derivatives of regions"
 
 #: Logits of street scenes.
 STREETS = (8, 19, 512, 512)
+#: Logits of volumes with a target per class.
+DENSE = (2, 8, 128, 128, 64)
 
 
 def cases() -> Iterator[Case]:
@@ -35,16 +37,22 @@ def cases() -> Iterator[Case]:
     yield _case("generalized_dice_loss", (4, 150, 256, 256), BF16)
     yield _case("jaccard_loss", (16, 3, 32, 32), F32)
     for dtype in DTYPES:
+        yield _case("dice_loss", DENSE, dtype, target=dtype)
+    for dtype in DTYPES:
         yield _second("dice_loss", STREETS, dtype)
         yield _second("dice_loss", STREETS, dtype, channels_last(4))
         yield _second("dice_focal_loss", (2, 4, 128, 128, 128), dtype)
+        yield _second("dice_loss", DENSE, dtype, target=dtype)
+    yield _second("dice_focal_loss", (4, 16, 384, 384), BF16)
     yield _second("dice_loss", (4, 16, 256, 256), F32, Layout((2, 3, 0, 1)))
 
 
-def _case(name: str, shape: Sequence[int], dtype: str, layout: Layout | None = None, **fields: Any) -> Case:
-    work = regions(registry(RegionLoss)[name], shape, dtype, "int64")
+def _case(
+    name: str, shape: Sequence[int], dtype: str, layout: Layout | None = None, target: str = "int64", **fields: Any
+) -> Case:
+    work = regions(registry(RegionLoss)[name], shape, dtype, target)
     return case(fields.pop("group", REGIONS), work, {0: layout} if layout else None, **fields)
 
 
-def _second(name: str, shape: Sequence[int], dtype: str, layout: Layout | None = None) -> Case:
-    return _case(name, shape, dtype, layout, group=SECOND, mode=HVP, copy_bar=0.4)
+def _second(name: str, shape: Sequence[int], dtype: str, layout: Layout | None = None, **fields: Any) -> Case:
+    return _case(name, shape, dtype, layout, group=SECOND, mode=HVP, copy_bar=0.4, **fields)

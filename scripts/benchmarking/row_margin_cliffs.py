@@ -24,6 +24,7 @@ def cases() -> Iterator[Case]:
         for shape in ((1 << 22, 10), (65536, 1000), (2048, 32000)):
             yield _case(ONE, shape, dtype)
         yield _case(ONE, (65536, 1000), dtype, transposed(2))
+        yield _case(ONE, (10655, 1096), dtype, Layout((1, 0), offset=1))
         yield _case(SEVERAL, (1 << 20, 20), dtype)
         yield _case(SEVERAL, (1 << 20, 20), dtype, transposed(2))
     yield _case(ONE, (65536, 1000), F32, reduction="none")
