@@ -42,11 +42,13 @@ __device__ __forceinline__ T without_label(bool is_label, T e) {
   return is_label ? T(0) : e;
 }
 
+// Of numbers with a tangent, that too (region_hvp.cuh).
 template <class T>
 __device__ __forceinline__ bool all_finite(T x) {
   return is_finite(x);
 }
-// What is not finite if a tentative loss is not.
+// The value of a tentative loss. It is not finite if the loss is not; with tangents, if one of a derivative is not,
+// either.
 template <class T, unsigned kMask>
 __device__ __forceinline__ T tried_result(const Dual<T, kMask>& loss) {
   return loss.value;
