@@ -669,13 +669,12 @@ def test_a_normalizer_on_the_device_divides_the_sum():
 @pytest.mark.parametrize(
     ("function", "classes", "layout", "options"),
     [
-        (F.dice_ce_loss, 4, "", {"ignore_index": 1, "label_smoothing": 0.1}),
+        (F.dice_ce_loss, 15, "", {"ignore_index": 1, "label_smoothing": 0.1}),
         (F.dice_focal_loss, 4, "last", {"activation": "sigmoid", "alpha_focal": 0.25}),
         (F.generalized_dice_loss, 9, "tangent", {}),
         (F.dice_ce_loss, 22, "", {"ignore_index": 1}),
         (F.focal_tversky_loss, 17, "last", {"preset": "monai", "reduction": "none"}),
         (F.dice_loss, 3, "dense", {"activation": "sigmoid", "overlap": "squared", "log_loss": True}),
-        (F.dice_focal_loss, 13, "", {}),
         (F.dice_ce_loss, 22, "", {"label_smoothing": 0.1}),
         (F.dice_focal_loss, 7, "dense", {}),
         (F.dice_ce_loss, 18, "dense", {}),
