@@ -296,8 +296,8 @@ class RowLayout:
     gradients a lane stores ``per_thread`` vectors. ``shifted`` rows have the vectors of their gradients, which lie
     otherwise: logits are shifted on their way to shared memory, or ``gathered`` if classes lie apart. Of second
     derivatives in registers a lane takes ``per_thread`` vectors, some lanes fewer if rows are ``partial``, and rows may
-    have single elements at their ends, ``edges``. Rows that blocks share by their classes have so many
-    ``slices``, and ``lanes`` of a warp read a class.
+    have single elements at their ends, ``edges``. Of rows that blocks share by their classes ``lanes`` of a warp read
+    a class.
     """
 
     kind: str
@@ -320,8 +320,12 @@ class RowLayout:
     turns: int = 0
     edges: bool = False
     partial: bool = False
-    slices: int = 0
     lanes: int = 0
+
+    @property
+    def slices(self) -> int:
+        """The slices of the classes of all tiles that blocks share; 0 of other layouts."""
+        return self.width if self.kind == "column_slices" else 0
 
 
 def row_layout(
@@ -662,7 +666,7 @@ def _slice_layout(
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     return RowLayout(
         "column_slices", vec_size, slices, SLICE_WARPS * WARP, tiles, 1, 0, space_rank(rows, sizes), words,
-        resident=SLICE_RESIDENT, warps=SLICE_WARPS, slices=slices, lanes=lanes,
+        resident=SLICE_RESIDENT, warps=SLICE_WARPS, lanes=lanes,
     )  # fmt: skip
 
 
