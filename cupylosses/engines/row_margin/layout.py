@@ -140,10 +140,8 @@ def resident(kind: str, threads: int) -> int:
 
 def read_apart(shape: Sequence[int], scores: RowStrides, gradients: RowStrides, lists: bool) -> bool:
     """True if threads read rows whose classes lie apart in place: many, next to each other."""
-    rows, neighbours = (
-        prod(shape),
-        (scores.strides[d] == gradients.strides[d] == 1 for d, n in enumerate(shape) if n > 1),
-    )
+    rows = prod(shape)
+    neighbours = [scores.strides[d] == gradients.strides[d] == 1 for d, n in enumerate(shape) if n > 1]
     return (rows >= APART_LISTS if lists else rows * scores.itemsize >= APART_BYTES) and any(neighbours)
 
 
