@@ -39,9 +39,10 @@ struct StoredTile {
   static constexpr bool kShifts = kWord == 1 && !Program::kPackedInput && sizeof(Input) == 2;
   static constexpr int kShiftedWord = 16 / static_cast<int>(sizeof(Input));
   // Classes side by side are scattered over banks by a pitch of an odd number of words; whole words of a class keep
-  // its rows aligned.
-  static constexpr int kPitch =
-      kVoxels + (kWord > 1 || kShifts ? 16 : 4) / static_cast<int>(sizeof(Input) < 4 ? sizeof(Input) : 4);
+  // its rows aligned. At most 16 bytes a class, as `_stored_bytes` of engines/regions/layout.py counts: 4 doubles ran
+  // past the end of shared memory.
+  static constexpr int kSize = static_cast<int>(sizeof(Input));
+  static constexpr int kPitch = kVoxels + (kWord > 1 || kShifts ? 16 : (kSize < 4 ? 4 : kSize)) / kSize;
   Input* logits;
   Input* tangents;
   int classes;
