@@ -339,6 +339,9 @@ BATTERY: dict[str, Callable[[], None]] = {
     "regions, ignored": hosted(region_properties.leaves_voxels_out),
     "regions, pooled": hosted(partial(region_properties.agrees_with_truth, pool="class"), ("dice_loss", "vectors")),
     "regions, tiles": hosted(region_properties.agrees_with_truth, ("dice_loss", "many")),
+    "regions, lanes": hosted(
+        partial(region_properties.agrees_with_truth, label_smoothing=0.1), ("dice_ce_loss", "many")
+    ),
     "regions, by warps": hosted(region_properties.moves_vectors_by_warps),
     "regions, second": hosted(region_properties.second_agrees_with_differences),
     "regions, absent": hosted(region_properties.leaves_absent_classes_out),

@@ -479,6 +479,17 @@ def test_copies_are_made_for_gradients(monkeypatch):
     call = call_of("dice_loss", tensors)
     for writes, copies in ((True, {0: (42, 21, 7, 1), 1: (21, 7, 1)}), (False, {})):
         assert call.loss.engine.copies(call, tensors, Machine(132, Chip()), writes) == copies
+    # Lanes share the voxels of many classes that lie side by side.
+    for classes, dtype, copies in (
+        (64, "bfloat16", {1: (1 << 20, 1 << 14, 1)}),
+        (64, "float32", {}),
+        (16, "bfloat16", {}),
+    ):
+        shape = 2, classes, 1 << 14
+        strides = (classes << 14, 1 << 14, 1), (classes << 14, 1, classes)
+        tensors = TensorSpec(dtype, shape, strides[0]), TensorSpec(dtype, shape, strides[1])
+        call = call_of("dice_loss", tensors)
+        assert call.loss.engine.copies(call, tensors, Machine(132, Chip()), True) == copies
 
 
 @pytest.mark.kernels
@@ -652,6 +663,54 @@ def test_tiles_of_logits_as_they_are_stored(classes, width, last, monkeypatch, f
     assert value.isnan() and gradient.isfinite().all() and not gradient[1, :, 2, 2].any()
     with pytest.raises(IndexError, match=rf"target\[1, 2, 2\].*got {classes} for {classes} classes"):
         F.dice_ce_loss(x, y.to(KERNELS), ignore_index=3, check_targets="sync")
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("function", "classes", "dtype", "dense", "options"),
+    [
+        (F.dice_ce_loss, 41, torch.float32, True, {}),
+        (F.dice_focal_loss, 170, torch.float32, False, {}),
+        (F.dice_loss, 31, torch.float64, True, {"activation": "sigmoid", "overlap": "min"}),
+        (F.dice_ce_loss, 42, torch.bfloat16, False, {"label_smoothing": 0.1}),
+    ],
+)
+def test_lanes_that_share_the_classes_of_a_voxel(function, classes, dtype, dense, options, monkeypatch, fresh_plans):
+    """Groups of 2 to 16 lanes, some of which have one class less than the others."""
+    # On the host, too, there is room for the sums of so many classes.
+    monkeypatch.setattr("cupylosses.engines.regions.layout.DECLARED_BYTES", 4 << 10)
+    fresh_plans()
+    generator = torch.Generator().manual_seed(4)
+    z, v, t = (torch.randn(2, classes, 5, 7, generator=generator) for _ in range(3))
+    z[0, :, 1, 1], z[0, classes - 1, 2, 2] = 0, 40
+    mask = torch.rand(2, 5, 7, generator=generator) < 0.8
+    y = t.sigmoid() if dense else t.argmax(1)
+    z, v = z.to(dtype), v.to(dtype)
+    if not dense:
+        options = {**options, "class_weight": torch.rand(classes, generator=generator).to(dtype)}
+
+    def results(device, dtype):
+        x, target = z.to(device, dtype).requires_grad_(), y.to(device, dtype if dense else None)
+        own = {k: a.to(device, dtype) if isinstance(a, torch.Tensor) else a for k, a in options.items()}
+        wanted = [x, target.requires_grad_()] if dense else [x]
+        value = function(x, target, mask=mask.to(device), out_dtype="float64", **own)
+        first = torch.autograd.grad(value, wanted, create_graph=True)
+        (second,) = torch.autograd.grad(first[0], x, v.to(device, dtype))
+        return value, *first, second
+
+    before = plans.use_host(None)
+    right = results("cpu", torch.float64)
+    plans.use_host(before)
+    monkeypatch.setattr(formulas, "hvp", None)
+    near = {torch.float32: 2e-5, torch.float64: 1e-11, torch.bfloat16: 2e-2}[dtype]
+    for a, b in zip(results(KERNELS, dtype), right, strict=True):
+        torch.testing.assert_close(
+            a.detach().cpu().double(), b.detach(), rtol=near, atol=near / 10 * float(b.abs().nan_to_num(0).max())
+        )
+    if not dense:
+        y[1, 2, 2], mask[1, 2, 2] = classes, True
+        with pytest.raises(IndexError, match=rf"target\[1, 2, 2\].*got {classes} for {classes} classes"):
+            function(z.to(KERNELS, dtype), y.to(KERNELS), mask=mask.to(KERNELS), check_targets="sync")
 
 
 @pytest.mark.kernels

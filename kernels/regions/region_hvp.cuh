@@ -68,6 +68,10 @@ template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<double> as_double(NestedDual<T, kGuarded> x) {
   return {static_cast<double>(x.value), static_cast<double>(x.tangent)};
 }
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> shuffled_number(unsigned mask, NestedDual<T, kGuarded> x, int lane) {
+  return {shuffled_number(mask, x.value, lane), shuffled_number(mask, x.tangent, lane)};
+}
 __device__ __forceinline__ double without_tangent(NestedDual<double> x) {
   return x.value;
 }
@@ -148,17 +152,21 @@ struct ClassesWithTangents {
       PackedVector<Program>::load(program.input + offset.at(kInputs, 0), x);
       PackedVector<Program>::load(program.tangents + offset.at(kGradientsOfInputs, 0), v);
     } else {
+      const int64 first = program.first_own();
+      const auto* const logits = program.input + first * stride[kInputs];
+      const auto* const own_tangents = program.tangents + first * stride[kGradientsOfInputs];
 #pragma unroll
       for (int c = 0; c < Program::kClasses; ++c) {
-        x[c] = load_voxels<kLast, Program>(program.input + c * stride[kInputs], offset, kInputs);
-        v[c] =
-            load_voxels<kLast, Program>(program.tangents + c * stride[kGradientsOfInputs], offset, kGradientsOfInputs);
+        if (!program.has(c)) {
+          x[c] = no_logits<Program>();
+          v[c] = Pack<typename Program::Input, kVecSize>{};
+          continue;
+        }
+        x[c] = load_voxels<kLast, Program>(logits + c * stride[kInputs], offset, kInputs);
+        v[c] = load_voxels<kLast, Program>(own_tangents + c * stride[kGradientsOfInputs], offset, kGradientsOfInputs);
       }
     }
-#pragma unroll
-    for (int c = 0; c < (Program::kDense ? Program::kClasses : 1); ++c) {
-      t[c] = load_voxels<kLast, Program>(program.target + c * stride[kTargets], offset, kTargets);
-    }
+    load_target_vectors<kLast>(program, offset, t);
   }
   static __device__ __forceinline__ int count() {
     return Program::kClasses;
@@ -237,13 +245,14 @@ __device__ __forceinline__ void find_targets(const Program& program, Classes& cl
   }
 }
 
-// Adds up the numbers of a warp's threads from kBegin on, 16 at a time with their tangents, and leaves them in
-// `of_warp`. Columns are read by the thread that wrote them. Preconditions: all lanes of the warp call it together.
-template <int kBegin, class Sums>
+// Adds up numbers of the threads of a warp that have the same classes, from kBegin to kEnd, with their tangents: half
+// as many at a time as there are threads. Number k of lanes at place g of their groups goes to of_warp[(k - kFirst) * 2
+// * kLanes + 2 * g]. Columns are read by the thread that wrote them. Preconditions: all lanes of the warp call it
+// together.
+template <int kFirst, int kBegin, int kEnd, class Program, class Sums>
 __device__ __forceinline__ void sum_of_threads(const Sums& sums, const typename Sums::Compute* columns,
                                                double* of_warp) {
-  constexpr int kNumbers = Sums::kInColumns + Sums::kInRegisters;
-  constexpr int kCount = kNumbers - kBegin < kWarp / 2 ? kNumbers - kBegin : kWarp / 2;
+  constexpr int kMost = Program::Lanes::kVectors / 2, kCount = kEnd - kBegin < kMost ? kEnd - kBegin : kMost;
   double numbers[2 * kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -254,9 +263,27 @@ __device__ __forceinline__ void sum_of_threads(const Sums& sums, const typename 
     numbers[2 * i + 1] = own.tangent;
   }
   int place;
-  const double sum = scattered_warp_sum<kWarp / 2>(numbers, place);
-  if (place < 2 * kCount) of_warp[2 * Sums::place(kBegin + place / 2) + place % 2] = sum;
-  if constexpr (kBegin + kCount < kNumbers) sum_of_threads<kBegin + kCount>(sums, columns, of_warp);
+  const double sum = scattered_warp_sum<kMost>(numbers, place);
+  const int number = kBegin - kFirst + place / 2;
+  if (place < 2 * kCount) of_warp[2 * (number * Program::kLanes + Program::Lanes::place()) + place % 2] = sum;
+  if constexpr (kBegin + kCount < kEnd) sum_of_threads<kFirst, kBegin + kCount, kEnd, Program>(sums, columns, of_warp);
+}
+
+// Adds up the numbers of all threads of a block from kFirst on, a batch at a time, and stores them as those of a chunk.
+template <int kFirst, class Program, class Sums>
+__device__ __forceinline__ void store_sums(const Program& program, const Sums& sums,
+                                           const typename Sums::Compute* columns, double* of_warps,
+                                           NestedDual<double>* partials) {
+  constexpr int kNumbers = Sums::kInColumns + Sums::kInRegisters;
+  constexpr int kBatch = kSumsOfWarp<Program> / (2 * Program::kLanes);
+  constexpr int kEnd = kNumbers - kFirst < kBatch ? kNumbers : kFirst + kBatch, kPerWarp = kSumsOfWarp<Program>;
+  __syncwarp();
+  __syncthreads();  // the numbers before have been read
+  sum_of_threads<kFirst, kFirst, kEnd, Program>(sums, columns, of_warps + kPerWarp * (threadIdx.x / kWarp));
+  __syncthreads();
+  store_numbers<kSumWarps, kPerWarp / 2, Program, Sums>(
+      program, kFirst, kEnd - kFirst, reinterpret_cast<const NestedDual<double>*>(of_warps), partials);
+  if constexpr (kEnd < kNumbers) store_sums<kEnd>(program, sums, columns, of_warps, partials);
 }
 
 // The sums of chunks of `vectors_per_chunk` of few classes, as sum_in_registers has them. Threads of a warp exchange
@@ -267,13 +294,12 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
                                                   NestedDual<double>* partials, typename Program::Compute* columns) {
   using Compute = typename Program::Compute;
   using Sums = ThreadSums<Program>;
-  constexpr int kVecSize = Program::kVecSize, kNumbers = Sums::kInColumns + Sums::kInRegisters;
+  constexpr int kVecSize = Program::kVecSize, kApart = kSumThreads / Program::kLanes;
   // A vector is loaded while the one before is added up, where registers have room: for four blocks with up to 24 bytes
   // of logits, and for two with more.
   constexpr int kLogitBytes = Program::kClasses * kVecSize * static_cast<int>(sizeof(Compute)) / 2;
   constexpr bool kAhead = kLogitBytes <= 8 || (kLogitBytes > 24 && kLogitBytes <= 32);
-  __shared__ double memory_of_warps[2 * kSumWarps * kNumbers];  // NestedDual has constructors
-  NestedDual<double>(*const of_warp)[kNumbers] = reinterpret_cast<NestedDual<double>(*)[kNumbers]>(memory_of_warps);
+  __shared__ double of_warps[kSumWarps * kSumsOfWarp<Program>];  // NestedDual has constructors
   const int64 vectors = program.space.voxels / kVecSize;
   void* const exchanged = columns + Sums::kInColumns * kSumThreads;
   const unsigned of_sample = static_cast<unsigned>(chunks);
@@ -290,15 +316,15 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
       program.space.offsets(sample, vector * kVecSize, offset);
       next.template load<false>(program, offset, WarpOfVectors(exchanged, end - vector));
     };
-    if constexpr (kAhead) load_next(first + threadIdx.x);
+    if constexpr (kAhead) load_next(first + Program::Lanes::vector());
 #pragma unroll 1
-    for (int64 vector = first + threadIdx.x; vector < end; vector += kSumThreads) {
+    for (int64 vector = first + Program::Lanes::vector(); vector < end; vector += kApart) {
       VectorOffsets<kVecSize, Program::kWide> offset;
       program.space.offsets(sample, vector * kVecSize, offset);
       ClassesWithTangents<Program> classes;
       if constexpr (kAhead) {
         classes = next;
-        load_next(vector + kSumThreads);
+        load_next(vector + kApart);
       } else {
         classes.template load<false>(program, offset, WarpOfVectors(exchanged, end - vector));
       }
@@ -306,7 +332,7 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
       find_targets(program, classes, offset, targets);
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        if (targets[i].spoilt) sums.spoilt += Compute(1);
+        if (targets[i].spoilt && Program::Lanes::place() == 0) sums.spoilt += Compute(1);
         const auto find_softmax = [&](VoxelSoftmax<Program>& softmax, int i) {
           if constexpr (Program::kLabelApart) {
             const Compute logit = program.logit(offset, i, targets[i].label);
@@ -316,16 +342,7 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
         add_voxel(program, classes, targets[i], i, find_softmax, sums);
       }
     }
-    __syncwarp();
-    __syncthreads();  // the numbers of the chunk before have been read
-    sum_of_threads<0>(sums, columns, memory_of_warps + 2 * kNumbers * (threadIdx.x / kWarp));
-    __syncthreads();
-    if (threadIdx.x < kNumbers) {
-      NestedDual<double> sum(0.0);
-#pragma unroll
-      for (int w = 0; w < kSumWarps; ++w) sum += of_warp[w][threadIdx.x];
-      partials[static_cast<int64>(chunk) * kNumbers + threadIdx.x] = sum;
-    }
+    store_sums<0>(program, sums, columns, of_warps, partials + chunk * (3 * int64(program.classes()) + 3));
   }
 }
 
@@ -405,17 +422,16 @@ __device__ __forceinline__ void write_products(const Program& program, const Gro
   using Scalar = decltype(Compute::value);
   constexpr int kVecSize = Program::kVecSize;
   constexpr int kTogether = kVecSize % 2 == 0 && sizeof(typename Program::Input) == 2 ? 2 : 1;
-  const auto& stride = program.space.class_stride;
   const unsigned of_sample = static_cast<unsigned>(chunks);
   const int64 sample = blockIdx.x / of_sample, first = (blockIdx.x - sample * of_sample) * vectors_per_chunk;
   const int64 end = min(first + vectors_per_chunk, program.space.voxels / kVecSize);
   load_coefficients(program, groups, coefficients, grad_output, per_group, sample, numbers);
   const Compute voxel_scale = scale_of_voxels(program, coefficients, grad_output);
-  const SharedCoeffs<Program> coeffs{numbers, program.classes()};
+  const SharedCoeffs<Program> coeffs(program, numbers);
   void* const exchanged = behind_coefficients<Program>(numbers);
   __syncthreads();
 #pragma unroll 1
-  for (int64 vector = first + threadIdx.x; vector < end; vector += blockDim.x) {
+  for (int64 vector = first + Program::Lanes::vector(); vector < end; vector += blockDim.x / Program::kLanes) {
     VectorOffsets<kVecSize, Program::kWide> offset;
     program.space.offsets(sample, vector * kVecSize, offset);
     ClassesWithTangents<Program> classes;
@@ -446,18 +462,11 @@ __device__ __forceinline__ void write_products(const Program& program, const Gro
       if constexpr (kInput && Program::kPackedGradients) {
         store_packed<Program>(input_gradients + offset.at(kGradientsOfInputs, 0), warp, of_inputs);
       }
-#pragma unroll
-      for (int c = 0; c < Program::kClasses; ++c) {
-        if constexpr (kInput && !Program::kPackedGradients) {
-          store_voxels<Program>(input_gradients + c * stride[kGradientsOfInputs], offset, kGradientsOfInputs,
-                                of_inputs[c]);
-        }
-        if constexpr (kTarget) {
-          store_voxels<Program>(target_gradients + c * stride[kGradientsOfTargets], offset, kGradientsOfTargets,
-                                of_targets[c]);
-        }
-      }
+      store_classes<kInput && !Program::kPackedGradients>(program, offset, kGradientsOfInputs, of_inputs,
+                                                          input_gradients);
+      store_classes<kTarget>(program, offset, kGradientsOfTargets, of_targets, target_gradients);
     } else {
+      const auto& stride = program.space.class_stride;
       const StoreTangentsInMemory<kInput, kTarget, Program> store{
           kInput ? input_gradients + offset.at(kGradientsOfInputs, 0) : nullptr,
           kTarget ? target_gradients + offset.at(kGradientsOfTargets, 0) : nullptr, stride[kGradientsOfInputs],

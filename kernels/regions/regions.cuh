@@ -116,35 +116,45 @@ __device__ __forceinline__ bool gradient_of_classes(const Program& program, cons
     // The derivatives of all terms by their log p_c.
     log_sum = log_of_sum(softmax);
 #pragma unroll(Program::kLoop)
-    for (int c = 0; c < program.classes(); ++c) {
+    for (int c = 0; c < program.own_classes(); ++c) {
+      if (!program.has(c)) continue;
       const auto y =
           program.loss(variable<1u, 0>(guarded(log_probability(classes, softmax, c, i, log_sum))),
                        variable<0u, 1>(guarded(target_of<Program>(classes, target, c, i))),
                        variable<0u, 2>(guarded(program.weight(c))), variable<0u, 3>(Guarded(program.space.classes)));
       of_terms += tangent_or_zero(y, 0);
     }
+    of_terms = Program::Lanes::sum(of_terms);
   }
   // For a softmax: the derivative by p of the largest class, and the mean of the others' differences to it.
   Compute at_largest = Compute(0), mean = Compute(0), total = Compute(0);
   if constexpr (Program::kActivation == kSoftmax) {
+    using Lanes = typename Program::Lanes;
     int largest = 0;
+    bool is_here = false;
 #pragma unroll(Program::kLoop)
-    for (int c = 0; c < program.classes(); ++c) {
-      if (softmax.exponential(classes, c, i) == Compute(1)) largest = c;
+    for (int c = 0; c < program.own_classes(); ++c) {
+      if (softmax.exponential(classes, c, i) == Compute(1)) {
+        largest = c;
+        is_here = true;
+      }
     }
     // An exponential of 1 has p = 1 / sum.
     const Probability<Compute> p{softmax.inv_sum, largest == softmax.pivot
                                                       ? softmax.others * softmax.inv_sum
                                                       : (softmax.sum - Compute(1)) * softmax.inv_sum};
-    at_largest = coeffs.at(classes, target, largest, i, p);
+    at_largest = Lanes::from_lane(coeffs.at(classes, target, largest, i, p), Lanes::first_lane(is_here));
 #pragma unroll(Program::kLoop)
-    for (int c = 0; c < program.classes(); ++c) {
+    for (int c = 0; c < program.own_classes(); ++c) {
+      if (!program.has(c)) continue;
       const Probability<Compute> of_class = probability(program, classes, softmax, c, i);
       mean += of_class.p * (coeffs.derivative(classes, target, c, i, of_class) - at_largest);
     }
+    mean = Lanes::sum(mean);
   }
 #pragma unroll(Program::kLoop)
-  for (int c = 0; c < program.classes(); ++c) {
+  for (int c = 0; c < program.own_classes(); ++c) {
+    if (!program.has(c)) continue;
     const Probability<Compute> p = probability(program, classes, softmax, c, i);
     const Compute t = target_of<Program>(classes, target, c, i);
     const Compute g = coeffs.derivative(classes, target, c, i, p);
@@ -200,7 +210,7 @@ __device__ __forceinline__ void voxel_gradient(const Program& program, const Cla
   using Compute = typename Program::Compute;
   if (!Program::kLabelApart && !target.sound) {
 #pragma unroll(Program::kLoop)
-    for (int c = 0; c < program.classes(); ++c) store(c, Compute(0), Compute(0));
+    for (int c = 0; c < program.own_classes(); ++c) store(c, Compute(0), Compute(0));
     return;
   }
   if constexpr (Program::Loss::kTriedFirst) {
@@ -208,25 +218,32 @@ __device__ __forceinline__ void voxel_gradient(const Program& program, const Cla
     if (program.loss.usual()) {
       done = gradient_of_voxel<kTentative, kInput, kTarget>(program, classes, offset, target, i, coeffs, voxel_scale,
                                                             store);
+      // Lanes that share a voxel evaluate it again together.
+      done = Program::Lanes::all(done);
     }
     // Opaque, or the compiler has what follows twice.
     if (opaque(static_cast<unsigned>(done)) != 0) return;
-    if constexpr (Program::kTile > 0 && Program::kPackedGradients) classes.reload(program, offset);
   }
   gradient_of_voxel<0u, kInput, kTarget>(program, classes, offset, target, i, coeffs, voxel_scale, store);
 }
 
 // The coefficients of a sample in shared memory: the derivatives a, b and c by I, FP and FN of each class. Of labels
-// and products only b of all classes, and behind them a - c, for the label.
+// and products only b of all classes, and behind them a - c, for the label. There is memory for 3 numbers of every
+// class of every lane, of which those of classes that do not exist are not used.
 template <class Program>
 struct SharedCoeffs {
   using Compute = typename Program::Compute;
   static constexpr bool kPairs = !Program::kDense && Program::kOverlap == kProduct;
   const Compute* numbers;
   int count;  // of classes
+  int first;  // class of this thread
 
+  __device__ __forceinline__ SharedCoeffs(const Program& program, const Compute* numbers)
+      : numbers(numbers), count(program.classes()), first(program.first_own()) {
+  }
   __device__ __forceinline__ Summands<Compute> of_class(int c) const {
-    return {numbers[3 * c], numbers[3 * c + 1], numbers[3 * c + 2]};
+    const Compute* const own = numbers + 3 * (first + c);
+    return {own[0], own[1], own[2]};
   }
   __device__ __forceinline__ Compute of_label(int label) const {
     return numbers[count + label];
@@ -239,7 +256,7 @@ struct SharedCoeffs {
   __device__ __forceinline__ Compute derivative(const Classes& classes, const VoxelTarget& target, int c, int i,
                                                 const Probability<Compute>& p) const {
     if constexpr (kPairs) {
-      return numbers[c == target.label ? count + c : c];
+      return numbers[first + (c == target.label ? count + c : c)];
     } else {
       return derivative_by_p<Program::kOverlap>(of_class(c), p, target_of<Program>(classes, target, c, i));
     }
@@ -294,15 +311,12 @@ struct StoreInMemory {
 };
 
 // Gradients by the input wait in the places of a tile's logits.
-template <bool kTarget, class Program>
+template <class Program>
 struct StoreInTile {
   using Compute = typename Program::Compute;
   const TileClasses<Program>& classes;
-  typename Program::Target* targets;
-  int64 target_stride;
-  __device__ __forceinline__ void operator()(int c, Compute by_input, Compute by_target) const {
+  __device__ __forceinline__ void operator()(int c, Compute by_input, Compute) const {
     classes.overwrite(c, by_input);
-    if constexpr (kTarget) targets[c * target_stride] = Narrow<typename Program::Target>::from(by_target);
   }
 };
 
@@ -316,6 +330,22 @@ __device__ __forceinline__ void store_voxels(Storage* to,
   } else {
 #pragma unroll
     for (int i = 0; i < Program::kVecSize; ++i) to[offset.at(stream, i)] = pack.element[i];
+  }
+}
+
+// Stores the vectors of the classes of a thread, with kWanted.
+template <bool kWanted, class Program, class Storage>
+__device__ __forceinline__ void store_classes(const Program& program,
+                                              const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
+                                              int stream, const Pack<Storage, Program::kVecSize> (&x)[Program::kUnroll],
+                                              Storage* to) {
+  if constexpr (kWanted) {
+    const int64 stride = program.space.class_stride[stream];
+    to += program.first_own() * stride;
+#pragma unroll
+    for (int c = 0; c < Program::kClasses; ++c) {
+      if (program.has(c)) store_voxels<Program>(to + c * stride, offset, stream, x[c]);
+    }
   }
 }
 
@@ -364,7 +394,8 @@ __device__ __forceinline__ void clear_uncounted(
 // The memory of PackedStretch behind 3 C numbers.
 template <class Program>
 __device__ __forceinline__ void* behind_coefficients(typename Program::Compute* numbers) {
-  constexpr int kBytes = 3 * Program::kClasses * static_cast<int>(sizeof(typename Program::Compute));
+  constexpr int kNumbers = 3 * Program::kLanes * Program::kClasses;
+  constexpr int kBytes = kNumbers * static_cast<int>(sizeof(typename Program::Compute));
   return reinterpret_cast<char*>(numbers) + (kBytes + 15) / 16 * 16;
 }
 
@@ -384,15 +415,16 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
   const unsigned of_sample = static_cast<unsigned>(chunks), chunk = gridDim.x - 1 - blockIdx.x;
   const int64 sample = chunk / of_sample, first = (chunk - sample * chunks) * vectors_per_chunk;
   const int64 vectors = program.space.voxels / kVecSize;
-  const SharedCoeffs<Program> coeffs{numbers, program.classes()};
+  const SharedCoeffs<Program> coeffs(program, numbers);
   void* const exchanged = behind_coefficients<Program>(numbers);
   Compute voxel_scale = Compute(0);
 #pragma unroll 1
-  for (int64 turn = 0; turn < vectors_per_chunk && first + turn < vectors; turn += blockDim.x) {
-    const bool exists = first + turn + threadIdx.x < vectors;
+  for (int64 turn = 0; turn < vectors_per_chunk && first + turn < vectors; turn += blockDim.x / Program::kLanes) {
+    const int64 own = first + turn + Program::Lanes::vector();
+    const bool exists = own < vectors;
     // All threads load, and wait at the barrier; of those that move vectors by warps, all that have one.
-    const int64 vector = exists ? first + turn + threadIdx.x : vectors - 1;
-    const WarpOfVectors warp(exchanged, vectors - (first + turn + threadIdx.x));
+    const int64 vector = exists ? own : vectors - 1;
+    const WarpOfVectors warp(exchanged, vectors - own);
     VectorOffsets<Program::kVecSize, Program::kWide> offset;
     program.space.offsets(sample, vector * kVecSize, offset);
     ClassesOf<Program> classes;
@@ -429,17 +461,9 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
       if constexpr (kInput && Program::kPackedGradients) {
         store_packed<Program>(input_gradients + offset.at(kGradientsOfInputs, 0), warp, of_inputs);
       }
-#pragma unroll
-      for (int c = 0; c < Program::kClasses; ++c) {
-        if constexpr (kInput && !Program::kPackedGradients) {
-          store_voxels<Program>(input_gradients + c * program.space.class_stride[kGradientsOfInputs], offset,
-                                kGradientsOfInputs, of_inputs[c]);
-        }
-        if constexpr (kTarget) {
-          store_voxels<Program>(target_gradients + c * program.space.class_stride[kGradientsOfTargets], offset,
-                                kGradientsOfTargets, of_targets[c]);
-        }
-      }
+      store_classes<kInput && !Program::kPackedGradients>(program, offset, kGradientsOfInputs, of_inputs,
+                                                          input_gradients);
+      store_classes<kTarget>(program, offset, kGradientsOfTargets, of_targets, target_gradients);
     } else {
       const VoxelTarget target = voxel_target(program, classes, offset, 0);
       const StoreInMemory<kInput, kTarget, Program> store{
@@ -490,27 +514,26 @@ __device__ __forceinline__ void store_packed_tile(const Program& program, int64 
   }
 }
 
-// Gradients of a voxel of a tile.
-template <bool kInput, bool kTarget, class Program, class Coeffs, class Store>
+// Gradients of a voxel of a tile, which has a label.
+template <class Program, class Coeffs, class Store>
 __device__ __forceinline__ void tile_gradient(const Program& program, const TileClasses<Program>& classes,
                                               const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
                                               const VoxelTarget& target, const Coeffs& coeffs,
                                               typename Program::Compute voxel_scale, const Store& store) {
   using Compute = typename Program::Compute;
-  if (Program::kLabelApart && !target.sound) {
+  if (!target.sound) {
     for (int c = 0; c < classes.count(); ++c) store(c, Compute(0), Compute(0));
     return;
   }
-  voxel_gradient<kInput, kTarget>(program, classes, offset, target, 0, coeffs, voxel_scale, store);
+  voxel_gradient<true, false>(program, classes, offset, target, 0, coeffs, voxel_scale, store);
 }
 
 // Version of write_gradients for tiles of kGradientThreads voxels, behind 3 C `numbers`, rounded up to 16 bytes.
-template <bool kInput, bool kTarget, class Program, class Groups, class Result>
+template <class Program, class Groups, class Result>
 __device__ __forceinline__ void write_tile_gradients(const Program& program, const Groups& groups,
                                                      const double* residual, const Result* grad_output, int64 per_group,
                                                      int64 chunks, int64 voxels_per_chunk,
-                                                     typename Program::Input* input_gradients,
-                                                     typename Program::Target* target_gradients,
+                                                     typename Program::Input* gradients,
                                                      typename Program::Compute* numbers) {
   using Compute = typename Program::Compute;
   static_assert(Program::kTile == kGradientThreads, "a thread for each voxel of a tile");
@@ -520,7 +543,7 @@ __device__ __forceinline__ void write_tile_gradients(const Program& program, con
   const unsigned of_sample = static_cast<unsigned>(chunks), chunk = gridDim.x - 1 - blockIdx.x;
   const int64 sample = chunk / of_sample, first = (chunk - sample * chunks) * voxels_per_chunk;
   const int64 end = min(first + voxels_per_chunk, program.space.voxels);
-  const SharedCoeffs<Program> coeffs{numbers, classes_count};
+  const SharedCoeffs<Program> coeffs(program, numbers);
   Compute voxel_scale = Compute(0);
 #pragma unroll 1
   for (int64 begin = first; begin < end; begin += Program::kTile) {
@@ -536,21 +559,17 @@ __device__ __forceinline__ void write_tile_gradients(const Program& program, con
       program.space.offsets(sample, begin + threadIdx.x, offset);
       const TileClasses<Program> classes(program, tile, threadIdx.x, offset);
       const VoxelTarget target = voxel_target(program, classes, offset, 0);
-      auto* const of_target = kTarget ? target_gradients + offset.at(kGradientsOfTargets, 0) : nullptr;
       if constexpr (Program::kPackedGradients) {
-        const StoreInTile<kTarget, Program> store{classes, of_target, program.space.class_stride[kGradientsOfTargets]};
-        tile_gradient<kInput, kTarget>(program, classes, offset, target, coeffs, voxel_scale, store);
+        tile_gradient(program, classes, offset, target, coeffs, voxel_scale, StoreInTile<Program>{classes});
       } else {
-        const StoreInMemory<kInput, kTarget, Program> store{
-            kInput ? input_gradients + offset.at(kGradientsOfInputs, 0) : nullptr, of_target,
-            program.space.class_stride[kGradientsOfInputs], program.space.class_stride[kGradientsOfTargets]};
-        tile_gradient<kInput, kTarget>(program, classes, offset, target, coeffs, voxel_scale, store);
+        const StoreInMemory<true, false, Program> store{gradients + offset.at(kGradientsOfInputs, 0), nullptr,
+                                                        program.space.class_stride[kGradientsOfInputs], 0};
+        tile_gradient(program, classes, offset, target, coeffs, voxel_scale, store);
       }
     }
     __syncthreads();
-    if constexpr (Program::kPackedGradients && kInput) {
-      store_packed_tile<kGradientThreads, TileClasses<Program>::kPitch>(program, sample, begin, count, tile,
-                                                                        input_gradients);
+    if constexpr (Program::kPackedGradients) {
+      store_packed_tile<kGradientThreads, TileClasses<Program>::kPitch>(program, sample, begin, count, tile, gradients);
       __syncthreads();
     }
   }
@@ -579,7 +598,7 @@ __device__ __forceinline__ void write_staged_gradients(const Program& program, c
   const int64 behind = begin + vectors_per_chunk - piece * vectors_per_piece;
   const int64 first = max(begin, behind - vectors_per_piece), end = min(behind, program.space.voxels / kVecSize);
   if (first >= end) return;
-  const SharedCoeffs<Program> coeffs{numbers, program.classes()};
+  const SharedCoeffs<Program> coeffs(program, numbers);
   int64 vector = end - kGradientThreads + threadIdx.x;
   const int count = vector < first ? 0 : static_cast<int>(vector - first) / kGradientThreads + 1;
   VectorOffsets<kVecSize, Program::kWide> offset;

@@ -3,22 +3,24 @@
 //   partials[(n chunks + j) K + k]     K = 3 C + 3 numbers of chunk j of sample n: I, FP, FN of each class, voxels
 //                                      with bad labels, loss of voxels, and its divisor
 //
-// Few classes (sum_in_registers):
-// 1. A block takes chunks in turn; a thread takes vectors of the chunk in turn, and adds to 3 C numbers: at most 64
-//    voxels in the arithmetic type. On GPUs that have room for them logits and labels come through shared memory, one
-//    vector ahead (sum_staged).
+// Few classes (sum_in_registers), or more of them whose target or loss differs from class to class, which lanes of a
+// warp share (LaneGroup):
+// 1. A block takes chunks in turn; a thread takes vectors of the chunk in turn, and adds to 3 numbers of each of its
+//    classes: at most 64 voxels in the arithmetic type. On GPUs that have room for them logits and labels come through
+//    shared memory, one vector ahead (sum_staged).
 // 2. Threads leave their numbers in columns of shared memory, up to 32 at a time, and each lane of a warp adds up a
 //    column over the threads of the warp. Lanes exchange nothing: NVRTC puts a YIELD into the loop over
 //    voxels, because of the atomic in report_label, and lanes that have left the loop may run ahead of those that have
 //    not. NVRTC 13.0 to 13.2 compiled shuffles behind the loop without a check for that, and numbers were lost.
 // 3. Warps add up through shared memory, in order.
 //
-// Many classes (sum_in_shared_tiles): a thread cannot hold them.
+// Many classes of labels alone (sum_in_shared_tiles), with softmax and product, whose voxels have no other loss than
+// that of the label:
 // 1. A block copies the logits of Program::kTile voxels to shared memory (load_tile). A thread finds the softmax of a
 //    voxel, whose exponentials take the place of the logits (kKeepsExponentials), and leaves the rest beside them.
 // 2. Warps take classes in turn, lanes the voxels of the tile; each class's sums belong to one warp. A lane has its own
 //    in shared memory; threads add up those of the lanes, in double, behind 64 voxels of a lane.
-// Classes that shared memory has no room for (sum_in_tiles): logits stay in memory.
+// More classes than fit anywhere (sum_in_tiles): logits stay in memory.
 //
 // Traffic: each logit and label once from memory; in sum_in_tiles once more from L1 or L2.
 // Order of additions: by sizes alone. Preconditions: blockDim.x is kSumThreads.
@@ -41,27 +43,58 @@ __device__ __forceinline__ double warp_total(double x) {
   return warp_sum(x);
 }
 
-// Adds up `count` columns over the lanes of each warp: words of 16 bytes in the arithmetic type, and their sums in
-// double, since conversions to double run at an eighth of the rate of additions. A column has a number of each thread
-// of the block; lane l takes columns l, l + 32 and so on, the first of which has number `first`. It starts at its own
-// word, so that lanes read different banks. Preconditions: `columns` is aligned to 16 bytes, and written before a
-// barrier.
-template <class Sums>
-__device__ __forceinline__ void sum_columns(const typename Sums::Compute* columns, int first, int count,
-                                            double* of_warp) {
-  using Compute = typename Sums::Compute;
-  constexpr int kVecSize = 16 / static_cast<int>(sizeof(Compute)), kWords = kWarp / kVecSize;
+// Adds up `count` columns over the lanes of each warp that have the same classes: words of up to 16 bytes in the
+// arithmetic type, and their sums in double, since conversions to double run at an eighth of the rate of additions. A
+// column has a number of each thread of the block; lane l takes sums l, l + 32 and so on, of which a column has one for
+// each place of a group. It starts at its own word, so that lanes read different banks. Preconditions: `columns` is
+// aligned to 16 bytes, and written before a barrier.
+template <class Program>
+__device__ __forceinline__ void sum_columns(const typename Program::Compute* columns, int count, double* of_warp) {
+  using Compute = typename Program::Compute;
+  constexpr int kVectors = Program::Lanes::kVectors, kMost = 16 / static_cast<int>(sizeof(Compute));
+  constexpr int kVecSize = kVectors < kMost ? kVectors : kMost, kWords = kVectors / kVecSize;
   const int lane = threadIdx.x % kWarp;
 #pragma unroll 1
-  for (int column = lane; column < count; column += kWarp) {
-    const Compute* own = columns + column * kSumThreads + (threadIdx.x - lane);
+  for (int k = lane; k < count * Program::kLanes; k += kWarp) {
+    const int column = k / Program::kLanes, place = k % Program::kLanes;
+    const Compute* own = columns + column * kSumThreads + (threadIdx.x - lane) + place * kVectors;
     double sums[kWords];
 #pragma unroll
     for (int j = 0; j < kWords; ++j) {
       Pack<Compute, kVecSize> word = reinterpret_cast<const Pack<Compute, kVecSize>*>(own)[(j + lane) % kWords];
       sums[j] = static_cast<double>(sum_elements(word.element));
     }
-    of_warp[Sums::place(first + column)] = sum_elements(sums);
+    of_warp[k] = sum_elements(sums);
+  }
+}
+
+// Sums that a warp leaves at a time: 32 numbers of up to four places of a group, and fewer of more.
+template <class Program>
+constexpr int kSumsOfWarp = kWarp * (Program::kLanes < 4 ? Program::kLanes : 4);
+
+// Adds up numbers `first` to `first + count` of the threads over kWarps warps, of which each has kPerWarp sums: those
+// of a number side by side, one for each place of a group of lanes. Stores them in their places among those of a chunk.
+// Preconditions: all threads call it, behind a barrier.
+template <int kWarps, int kPerWarp, class Program, class Sums, class Number>
+__device__ __forceinline__ void store_numbers(const Program& program, int first, int count, const Number* of_warps,
+                                              Number* partials) {
+  constexpr int kLanes = Program::kLanes, kOfClasses = 3 * Program::kClasses;
+  for (int k = threadIdx.x; k < count * kLanes; k += kSumThreads) {
+    const int own = Sums::place(first + k / kLanes), lane_place = k % kLanes;
+    // The numbers of voxels are added up over the lanes of a group, too.
+    const bool of_voxels = own >= kOfClasses;
+    const int number = own + 3 * (of_voxels ? program.classes() - Program::kClasses : program.first_of(lane_place));
+    if (of_voxels ? lane_place > 0 : !program.has(lane_place, own / 3)) continue;
+    Number sum(0.0);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const Number* const of_warp = of_warps + w * kPerWarp + k;
+      sum += of_warp[0];
+      if (kLanes > 1 && of_voxels) {
+        for (int place = 1; place < kLanes; ++place) sum += of_warp[place];
+      }
+    }
+    partials[number] = sum;
   }
 }
 
@@ -187,7 +220,7 @@ __device__ __forceinline__ void voxel_targets(const Program& program, Classes& c
     if (!whole) {
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        if (!targets[i].spoilt) continue;
+        if (!targets[i].spoilt || Program::Lanes::place() != 0) continue;
         sums.spoilt += Compute(1);
         report_label(program.status, program.site, first + i, classes.label(i), program.space.classes);
       }
@@ -242,9 +275,10 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
                                                  double* partials, typename Program::Compute* columns, int staged_at) {
   using Compute = typename Program::Compute;
   using Sums = ThreadSums<Program>;
-  constexpr int kVecSize = Program::kVecSize, kNumbers = Sums::kInColumns + Sums::kInRegisters;
-  __shared__ double of_warp[kSumWarps][kNumbers];
-  double* const own_warp = of_warp[threadIdx.x / kWarp];
+  constexpr int kVecSize = Program::kVecSize, kLanes = Program::kLanes, kApart = kSumThreads / kLanes;
+  constexpr int kBatch = kSumsOfWarp<Program> / kLanes;
+  constexpr int kPerWarp = Sums::kInColumns > kSumsOfWarp<Program> ? Sums::kInColumns : kSumsOfWarp<Program>;
+  __shared__ double of_warps[kSumWarps * kPerWarp];
   const int64 vectors = program.space.voxels / kVecSize;
   // 32 bits hold any number of chunks, and divide faster than 64.
   const unsigned of_sample = static_cast<unsigned>(chunks);
@@ -258,7 +292,7 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
                  sums);
     }
 #pragma unroll 1
-    for (int64 turn = threadIdx.x; !kStaged && turn < vectors_per_chunk; turn += kSumThreads) {
+    for (int64 turn = Program::Lanes::vector(); !kStaged && turn < vectors_per_chunk; turn += kApart) {
       const int64 vector = first + turn;
       if (vector >= vectors) break;
       VectorOffsets<Program::kVecSize, Program::kWide> offset;
@@ -276,28 +310,22 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
         add_voxel(program, classes, targets[i], i, find_softmax, sums);
       }
     }
-    if constexpr (Sums::kInColumns > 0) {
+    double* const of_chunk = partials + chunk * (3 * static_cast<int64>(program.classes()) + 3);
+    const auto add_up = [&](int first, int count) {
       __syncthreads();
-      sum_columns<Sums>(columns, 0, Sums::kInColumns, own_warp);
-    }
+      sum_columns<Program>(columns, count, of_warps + threadIdx.x / kWarp * kPerWarp);
+      __syncthreads();
+      store_numbers<kSumWarps, kPerWarp, Program, Sums>(program, first, count, of_warps, of_chunk);
+    };
+    if constexpr (Sums::kInColumns > 0) add_up(0, Sums::kInColumns);
 #pragma unroll
-    for (int begin = 0; begin < Sums::kInRegisters; begin += kWarp) {
-      const int count = min(Sums::kInRegisters - begin, kWarp);
-      __syncthreads();  // the columns before may still be read
+    for (int begin = 0; begin < Sums::kInRegisters; begin += kBatch) {
+      const int count = min(Sums::kInRegisters - begin, kBatch);
 #pragma unroll
-      for (int k = 0; k < kWarp; ++k) {
+      for (int k = 0; k < kBatch; ++k) {
         if (k < count) columns[k * kSumThreads + threadIdx.x] = sums.number(begin + k);
       }
-      __syncthreads();
-      sum_columns<Sums>(columns, Sums::kInColumns + begin, count, own_warp);
-    }
-    __syncthreads();
-    static_assert(kNumbers <= kSumThreads, "a thread for each number");
-    if (threadIdx.x < kNumbers) {
-      double sum = 0.0;
-#pragma unroll
-      for (int w = 0; w < kSumWarps; ++w) sum += of_warp[w][threadIdx.x];
-      partials[static_cast<int64>(chunk) * kNumbers + threadIdx.x] = sum;
+      add_up(Sums::kInColumns + begin, count);
     }
   }
 }
@@ -445,7 +473,7 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
   }
 }
 
-// A voxel of a tile with kLabelApart: the reciprocal of its sum of exponentials, and the summands of I and FN.
+// A voxel of a tile in shared memory: the reciprocal of its sum of exponentials, and the summands of I and FN.
 template <class Compute>
 struct LabelledVoxel {
   Compute inv_sum;
@@ -465,7 +493,7 @@ __device__ __forceinline__ void sum_in_shared_tiles(const Program& program, int6
   using Compute = typename Program::Compute;
   constexpr int kTileSize = Program::kTile, kEach = kTileSize / kWarp, kPitch = TileClasses<Program>::kPitch;
   constexpr int kWords = 16 / static_cast<int>(sizeof(Compute));
-  using Kept = Choose<Program::kLabelApart, LabelledVoxel<Compute>, TileVoxel<Program>>;
+  using Kept = LabelledVoxel<Compute>;
   __shared__ Kept kept_of[kTileSize];
   __shared__ double of_warp[kSumWarps][3];
   const int classes_count = program.classes(), numbers = 3 * classes_count + 3;
@@ -491,31 +519,23 @@ __device__ __forceinline__ void sum_in_shared_tiles(const Program& program, int6
       __syncthreads();
       if (const int v = threadIdx.x; v < kTileSize) {
         Kept kept{};
-        kept.label = Program::kLabelApart ? -1 : -2;
+        kept.label = -1;
         bool sound = false;
         if (v < count) {
           VectorOffsets<Program::kVecSize, Program::kWide> offset;
           program.space.offsets(sample, begin + v, offset);
           const TileClasses<Program> classes(program, tile, v, offset);
           const VoxelTarget target = voxel_target(program, classes, offset, 0);
-          if constexpr (!Program::kDense) {
-            if (target.spoilt) {
-              report_label(program.status, program.site, sample * voxels + begin + v, classes.label(0),
-                           program.space.classes);
-            }
+          if (target.spoilt) {
+            report_label(program.status, program.site, sample * voxels + begin + v, classes.label(0),
+                         program.space.classes);
+            spoilt += 1.0;
           }
-          if (target.spoilt) spoilt += 1.0;
           sound = target.sound;
           if (sound) {
             VoxelSoftmax<Program> softmax;
-            if constexpr (Program::kLabelApart) {
-              softmax.find_apart(program, classes, offset, 0, target);
-              kept = {softmax.inv_sum, softmax.label_e * softmax.inv_sum, softmax.others * softmax.inv_sum,
-                      target.label};
-            } else {
-              if constexpr (Program::kNeedsSoftmax) softmax.find(program, classes, 0, target.label);
-              kept.keep(softmax, target);
-            }
+            softmax.find_apart(program, classes, offset, 0, target);
+            kept = {softmax.inv_sum, softmax.label_e * softmax.inv_sum, softmax.others * softmax.inv_sum, target.label};
             if constexpr (Program::kVoxel != kNoVoxelLoss) {
               const VoxelCost<Compute> of_voxel = voxel_cost(program, classes, softmax, target, 0);
               cost += static_cast<double>(of_voxel.value);
@@ -523,7 +543,7 @@ __device__ __forceinline__ void sum_in_shared_tiles(const Program& program, int6
             }
           }
         }
-        if (Program::kLabelApart && !sound) {
+        if (!sound) {
           for (int c = 0; c < classes_count; ++c) tile[c * kPitch + v] = Compute(0);
         }
         kept_of[v] = kept;
@@ -535,27 +555,12 @@ __device__ __forceinline__ void sum_in_shared_tiles(const Program& program, int6
 #pragma unroll 1
       for (int c = warp; c < classes_count; c += kSumWarps) {
         Summands<Compute> sum{Compute(0), Compute(0), Compute(0)};
-        if constexpr (Program::kLabelApart) {
 #pragma unroll
-          for (int j = 0; j < kEach; ++j) {
-            sum.false_positive = scalar_fma(tile[c * kPitch + j * kWarp + lane], own[j].inv_sum, sum.false_positive);
-            const bool is_label = own[j].label == c;
-            sum.hit += is_label ? own[j].hit : Compute(0);
-            sum.false_negative += is_label ? own[j].false_negative : Compute(0);
-          }
-        } else {
-#pragma unroll 1
-          for (int v = lane; v < count; v += kWarp) {
-            const TileVoxel<Program> kept = kept_of[v];
-            if (kept.label == -2) continue;
-            VectorOffsets<Program::kVecSize, Program::kWide> offset;
-            program.space.offsets(sample, begin + v, offset);
-            const TileClasses<Program> classes(program, tile, v, offset);
-            const Summands<Compute> s = kept.summands_of(program, classes, c);
-            sum.hit += s.hit;
-            sum.false_positive += s.false_positive;
-            sum.false_negative += s.false_negative;
-          }
+        for (int j = 0; j < kEach; ++j) {
+          sum.false_positive = scalar_fma(tile[c * kPitch + j * kWarp + lane], own[j].inv_sum, sum.false_positive);
+          const bool is_label = own[j].label == c;
+          sum.hit += is_label ? own[j].hit : Compute(0);
+          sum.false_negative += is_label ? own[j].false_negative : Compute(0);
         }
         Compute* const of_class = of_lanes + 3 * c * kWarp + lane;
         of_class[0] += sum.hit;

@@ -693,7 +693,7 @@ __device__ __forceinline__ void write_stored_tiles(const Program& program, const
   const unsigned of_sample = static_cast<unsigned>(chunks), chunk = gridDim.x - 1 - blockIdx.x;
   const int64 sample = chunk / of_sample, first = (chunk - sample * chunks) * voxels_per_chunk;
   const int64 end = min(first + voxels_per_chunk, program.space.voxels);
-  const SharedCoeffs<Program> coeffs{numbers, classes_count};
+  const SharedCoeffs<Program> coeffs(program, numbers);
   Compute voxel_scale = Compute(0);
 #pragma unroll 1
   for (int64 begin = first; begin < end; begin += kTileSize) {

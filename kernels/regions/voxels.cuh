@@ -5,8 +5,9 @@
 //   I = sum p t,  FP = sum p (1 - t),  FN = sum (1 - p) t                       for each sample n and class c
 //
 // 1. VoxelSpace gives the offsets of a voxel in every stream; ClassesOf reads its classes. With kClasses > 0 those of
-//    kVecSize neighbouring voxels are in registers; with kTile > 0 those of as many are in shared memory (TileClasses);
-//    otherwise every use reads memory, which is in L1 or L2 by then.
+//    kVecSize neighbouring voxels are in registers, of one thread or of kLanes lanes of a warp (LaneGroup); with
+//    kTile > 0 those of as many voxels are in shared memory (TileClasses); otherwise every use reads memory, which is
+//    in L1 or L2 by then.
 // 2. VoxelSoftmax finds maximum and sum of exponentials. 1 - p of one class, the label or else the largest one, is the
 //    sum of the others: 1 - p as written would cancel where p is close to 1.
 // 3. Overlap has the summands of I, FP and FN, and the derivatives by p and t of a FP-weighted sum of them.
@@ -120,10 +121,78 @@ struct VoxelSpace {
   }
 };
 
+// The number of another lane. One with a tangent takes two steps (region_hvp.cuh).
+__device__ __forceinline__ float shuffled_number(unsigned mask, float x, int lane) {
+  return __shfl_sync(mask, x, lane);
+}
+__device__ __forceinline__ double shuffled_number(unsigned mask, double x, int lane) {
+  return __shfl_sync(mask, x, lane);
+}
+
+// The kLanes lanes of a warp that share the classes of a vector of voxels: lanes v, v + kVectors and so on those of
+// vector v of the warp. The first have kClasses neighbouring classes each, the others one less: in place of their last
+// are logits of -inf or 0, and targets of 0. Each counts its own from 0, and so a label, the largest class, weights and
+// coefficients: one of another lane is below 0, or not below the number of its own.
+//
+// Preconditions of the exchanges: all lanes of a group call them together.
+template <int kLanes_>
+struct LaneGroup {
+  static constexpr int kLanes = kLanes_, kVectors = kWarp / kLanes;
+
+  static __device__ __forceinline__ int lane() {
+    return threadIdx.x % kWarp;
+  }
+  // The index of this group in its warp, that of this lane in the group, and the vector of this thread in its block.
+  static __device__ __forceinline__ int group() {
+    return lane() % kVectors;
+  }
+  static __device__ __forceinline__ int place() {
+    return kLanes == 1 ? 0 : lane() / kVectors;
+  }
+  static __device__ __forceinline__ int vector() {
+    return kLanes == 1 ? static_cast<int>(threadIdx.x) : static_cast<int>(threadIdx.x) / kWarp * kVectors + group();
+  }
+  static __device__ __forceinline__ unsigned mask() {
+    unsigned found = 1u;
+#pragma unroll
+    for (int shift = kVectors; shift < kWarp; shift *= 2) found |= found << shift;
+    return found << group();
+  }
+  template <class T>
+  static __device__ __forceinline__ T sum(T x) {
+#pragma unroll
+    for (int offset = kVectors; offset < kWarp; offset *= 2) x += shuffled(x, lane() ^ offset);
+    return x;
+  }
+  template <class T>
+  static __device__ __forceinline__ T largest(T x) {
+#pragma unroll
+    for (int offset = kVectors; offset < kWarp; offset *= 2) x = max_ignoring_nan(x, shuffled(x, lane() ^ offset));
+    return x;
+  }
+  // The first lane of the group for which something is true, or the lane of its first classes if there is none.
+  static __device__ __forceinline__ int first_lane(bool is_true) {
+    if constexpr (kLanes == 1) return lane();
+    const unsigned lanes = __ballot_sync(mask(), is_true);
+    return lanes == 0 ? group() : __ffs(lanes) - 1;
+  }
+  static __device__ __forceinline__ bool all(bool is_true) {
+    return kLanes == 1 ? is_true : __all_sync(mask(), is_true) != 0;
+  }
+  template <class T>
+  static __device__ __forceinline__ T from_lane(T x, int lane) {
+    return kLanes == 1 ? x : shuffled(x, lane);
+  }
+  template <class T>
+  static __device__ __forceinline__ T shuffled(T x, int lane) {
+    return shuffled_number(mask(), x, lane);
+  }
+};
+
 // Operands and the choices that kernels are compiled for.
 template <class Loss_, class Space_, class Input_, class Target_, class Weight_, bool kMasked_, bool kDense_,
-          int kActivation_, int kOverlap_, int kVoxel_, bool kSmoothed_, int kClasses_, int kVecSize_, bool kWide_,
-          int kTile_, int kTileWord_, bool kPackedInput_, bool kPackedGradients_, bool kByWarps_>
+          int kActivation_, int kOverlap_, int kVoxel_, bool kSmoothed_, int kClasses_, int kLanes_, int kVecSize_,
+          bool kWide_, int kTile_, int kTileWord_, bool kPackedInput_, bool kPackedGradients_, bool kByWarps_>
 struct RegionProgram {
   using Loss = Loss_;
   using Space = Space_;
@@ -135,7 +204,9 @@ struct RegionProgram {
   static constexpr bool kMasked = kMasked_, kDense = kDense_, kSmoothed = kSmoothed_;
   static constexpr bool kWeighted = !kIsAbsent<Weight_>;
   static constexpr int kActivation = kActivation_, kOverlap = kOverlap_, kVoxel = kVoxel_;
-  static constexpr int kClasses = kClasses_, kVecSize = kVecSize_;
+  // Classes of a thread in registers, or 0, and lanes that share a voxel's.
+  static constexpr int kClasses = kClasses_, kLanes = kLanes_, kVecSize = kVecSize_;
+  using Lanes = LaneGroup<kLanes_>;
   static constexpr bool kWide = kWide_;
   // Voxels of a tile whose logits are in shared memory, or 0, and of a word in which they are copied; and whether the
   // classes of a voxel lie side by side, and its neighbours behind them, in the input and in its gradients.
@@ -146,16 +217,15 @@ struct RegionProgram {
   static constexpr int kUnroll = kClasses > 0 ? kClasses : 1;
   // Classes of a loop without a branch between them.
   static constexpr int kLoop = kClasses > 0 ? kClasses : (kTile > 0 ? 4 : 1);
-  // No more than the softmax and the label's logit is needed of the logits of a tile. Then they lie there as they are
-  // stored (StoredTile), by labels alone, of 16 bits or with a tangent; or exponentials take their places.
-  static constexpr bool kOnlySoftmax =
-      kTile > 0 && kActivation == kSoftmax && (kVoxel == kNoVoxelLoss || (kVoxel == kRow && !kSmoothed));
   static constexpr bool kProductOfLabels = !kDense && kActivation == kSoftmax && kOverlap == kProduct;
-  static constexpr bool kStoredTile = kOnlySoftmax && kProductOfLabels && (sizeof(Input) == 2 || kHasTangent<Compute>);
-  static constexpr bool kKeepsExponentials = kOnlySoftmax && !kStoredTile;
+  // Of a tile's logits no more than softmax and label is needed. They lie there as they are stored (StoredTile), of 16
+  // bits or with a tangent; or exponentials take their places.
+  static_assert(kTile == 0 || (kProductOfLabels && (kVoxel == kNoVoxelLoss || (kVoxel == kRow && !kSmoothed))));
+  static constexpr bool kStoredTile = kTile > 0 && (sizeof(Input) == 2 || kHasTangent<Compute>);
+  static constexpr bool kKeepsExponentials = kTile > 0 && !kStoredTile;
   // Labels under a softmax, with classes in registers or shared memory: the label's class is taken apart from the
   // others, which then need no comparison of their own for each sum.
-  static constexpr bool kLabelApart = kProductOfLabels && (kClasses > 0 || kKeepsExponentials || kStoredTile);
+  static constexpr bool kLabelApart = kProductOfLabels && kLanes == 1 && (kClasses > 0 || kTile > 0);
   static constexpr bool kNeedsSoftmax = kActivation == kSoftmax || kVoxel == kRow || kVoxel == kTerm;
 
   Loss loss;
@@ -169,7 +239,28 @@ struct RegionProgram {
   int64 site;
 
   __device__ __forceinline__ int classes() const {
+    return kClasses > 0 && kLanes == 1 ? kClasses : static_cast<int>(space.classes);
+  }
+  // Those of a thread, the first of them, and true of one that exists.
+  __device__ __forceinline__ int own_classes() const {
     return kClasses > 0 ? kClasses : static_cast<int>(space.classes);
+  }
+  __device__ __forceinline__ int first_own() const {
+    return first_of(Lanes::place());
+  }
+  __device__ __forceinline__ bool has(int c) const {
+    return has(Lanes::place(), c);
+  }
+  // Of the lane at a place of a group.
+  __device__ __forceinline__ int first_of(int place) const {
+    return kLanes == 1 ? 0 : place * (kClasses - 1) + min(place, full_lanes());
+  }
+  __device__ __forceinline__ bool has(int place, int c) const {
+    return kLanes == 1 || c < kClasses - 1 || place < full_lanes();
+  }
+  // Lanes with kClasses classes.
+  __device__ __forceinline__ int full_lanes() const {
+    return static_cast<int>(space.classes) - kLanes * (kClasses - 1);
   }
   // The first class of a voxel in the input or its gradients.
   static __device__ __forceinline__ int64 first_class(const VectorOffsets<kVecSize, kWide>& offset, int stream, int i) {
@@ -180,7 +271,7 @@ struct RegionProgram {
     return widen<Compute>(input[first_class(offset, kInputs, i) + c * space.class_stride[kInputs]]);
   }
   __device__ __forceinline__ Compute weight(int c) const {
-    if constexpr (kWeighted) return widen<Compute>(load_pack<1>(weights + c).element[0]);
+    if constexpr (kWeighted) return widen<Compute>(load_pack<1>(weights + first_own() + c).element[0]);
     return Compute(1);
   }
 };
@@ -451,6 +542,36 @@ __device__ __forceinline__ Number largest_logit(const Pack<Storage, kVecSize> (&
   }
 }
 
+// The logits of a class that does not exist: its exponentials are 0.
+template <class Program>
+__device__ __forceinline__ Pack<typename Program::Input, Program::kVecSize> no_logits() {
+  using Scalar = decltype(value_of(typename Program::Compute(0)));
+  Pack<typename Program::Input, Program::kVecSize> x;
+#pragma unroll
+  for (int i = 0; i < Program::kVecSize; ++i) {
+    x.element[i] =
+        Narrow<typename Program::Input>::from(Program::kNeedsSoftmax ? -scalar_infinity(Scalar()) : Scalar(0));
+  }
+  return x;
+}
+
+// The targets of kVecSize neighbouring voxels: labels, or a target for each class.
+template <bool kLast, class Program, int kTargets_>
+__device__ __forceinline__ void load_target_vectors(const Program& program,
+                                                    const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
+                                                    Pack<typename Program::Target, Program::kVecSize> (&t)[kTargets_]) {
+  const int64 stride = program.space.class_stride[kTargets];
+  const auto* const first = program.target + (Program::kDense ? program.first_own() * stride : 0);
+#pragma unroll
+  for (int c = 0; c < kTargets_; ++c) {
+    if (Program::kDense && !program.has(c)) {
+      t[c] = Pack<typename Program::Target, Program::kVecSize>{};
+      continue;
+    }
+    t[c] = load_voxels<kLast, Program>(first + c * stride, offset, kTargets);
+  }
+}
+
 // The classes of kVecSize neighbouring voxels as they are stored. `warp`: the lanes that have such vectors, this one
 // among them.
 template <class Program, bool kOnChip = (Program::kClasses > 0)>
@@ -472,9 +593,14 @@ struct ClassesOf {
     } else if constexpr (Program::kPackedInput) {
       PackedVector<Program>::load(program.input + offset.at(kInputs, 0), x);
     } else {
+      const auto* const first = program.input + program.first_own() * program.space.class_stride[kInputs];
 #pragma unroll
       for (int c = 0; c < Program::kClasses; ++c) {
-        x[c] = load_voxels<kLast, Program>(program.input + c * program.space.class_stride[kInputs], offset, kInputs);
+        if (!program.has(c)) {
+          x[c] = no_logits<Program>();
+          continue;
+        }
+        x[c] = load_voxels<kLast, Program>(first + c * program.space.class_stride[kInputs], offset, kInputs);
       }
     }
     load_targets<kLast>(program, offset);
@@ -482,10 +608,7 @@ struct ClassesOf {
   template <bool kLast>
   __device__ __forceinline__ void load_targets(const Program& program,
                                                const VectorOffsets<kVecSize, Program::kWide>& offset) {
-#pragma unroll
-    for (int c = 0; c < (Program::kDense ? Program::kClasses : 1); ++c) {
-      t[c] = load_voxels<kLast, Program>(program.target + c * program.space.class_stride[kTargets], offset, kTargets);
-    }
+    load_target_vectors<kLast>(program, offset, t);
   }
   static __device__ __forceinline__ int count() {
     return Program::kClasses;
@@ -539,8 +662,7 @@ struct ClassesOf<Program, false> {
   }
 };
 
-// Classes of one voxel of a tile: logits in shared memory, in which a class's voxels lie side by side, and a target per
-// class in memory.
+// Classes of one voxel of a tile: logits in shared memory, in which a class's voxels lie side by side.
 template <class Program>
 struct TileClasses {
   using Compute = typename Program::Compute;
@@ -549,39 +671,26 @@ struct TileClasses {
   static constexpr int kPitch = Program::kTile + 1;
   Compute* x;
   const typename Program::Target* t;
-  int64 target_stride;
   int number;  // of classes
 
   __device__ __forceinline__ TileClasses(const Program& program, Compute* tile, int voxel, const Offset& offset)
-      : x(tile + voxel),
-        t(program.target + offset.at(kTargets, 0)),
-        target_stride(program.space.class_stride[kTargets]),
-        number(program.classes()) {
+      : x(tile + voxel), t(program.target + offset.at(kTargets, 0)), number(program.classes()) {
   }
   __device__ __forceinline__ int count() const {
     return number;
   }
-  // A logit, or, with kKeepsExponentials behind VoxelSoftmax::find, its exponential.
+  // A logit, or, with kKeepsExponentials behind VoxelSoftmax::find_apart, its exponential.
   __device__ __forceinline__ Compute input(int c, int) const {
     return x[c * kPitch];
   }
   __device__ __forceinline__ void overwrite(int c, Compute y) const {
     x[c * kPitch] = y;
   }
-  // Reads the logits again where gradients have taken their places.
-  __device__ __forceinline__ void reload(const Program& program, const Offset& offset) const {
-    for (int c = 0; c < number; ++c) {
-      overwrite(c, widen<Compute>(program.input[offset.at(kInputs, 0) + c * program.space.class_stride[kInputs]]));
-    }
-  }
   __device__ __forceinline__ Compute largest(int) const {
     Compute y = x[0];
 #pragma unroll 4
     for (int c = 1; c < number; ++c) y = max_ignoring_nan(y, x[c * kPitch]);
     return y;
-  }
-  __device__ __forceinline__ Compute target(int c, int) const {
-    return widen<Compute>(load_pack<1>(t + c * target_stride).element[0]);
   }
   __device__ __forceinline__ int64 label(int) const {
     return static_cast<int64>(*t);
@@ -717,7 +826,7 @@ __device__ __forceinline__ VoxelTarget voxel_target(const Program& program, cons
     constexpr int kNoLabel = 1 << 20;
     using Label = Choose<kShort, int, int64>;
     using Unsigned = Choose<kShort, unsigned, unsigned long long>;
-    const int64 given = classes.label(i), limit = Program::kClasses > 0 ? Program::kClasses : program.space.classes;
+    const int64 given = classes.label(i), limit = program.classes();
     const Label label = static_cast<Label>(given);
     const bool is_short = program.ignored == static_cast<Label>(program.ignored);
     const Label ignored = is_short ? static_cast<Label>(program.ignored) : kNoLabel;
@@ -726,7 +835,9 @@ __device__ __forceinline__ VoxelTarget voxel_target(const Program& program, cons
     const bool in_range = static_cast<Unsigned>(label) < classes_count;
     found.sound = counts && in_range;
     found.spoilt = counts && !in_range;
-    found.label = found.sound ? static_cast<int>(label) : (Program::kLabelApart ? 0 : -1);
+    // No class of any lane is that of a voxel that does not count.
+    const int own = static_cast<int>(label) - program.first_own();
+    found.label = found.sound ? own : (Program::kLabelApart ? 0 : -program.classes() - 1);
   }
   return found;
 }
@@ -795,16 +906,23 @@ struct VoxelSoftmax {
 
   template <class Classes>
   __device__ __forceinline__ void find(const Program& program, const Classes& classes, int i, int label) {
+    using Lanes = typename Program::Lanes;
     max_logit = -scalar_infinity(Compute());
 #pragma unroll(Program::kLoop)
-    for (int c = 0; c < program.classes(); ++c) max_logit = max_ignoring_nan(max_logit, classes.input(c, i));
+    for (int c = 0; c < program.own_classes(); ++c) max_logit = max_ignoring_nan(max_logit, classes.input(c, i));
     pivot = label;
-    others = sum = Compute(0);
     bool found = false;
+    if constexpr (Program::kLanes > 1) {
+      // One lane has the largest class and gives its logit, with its tangent, to all.
+      const int owner = Lanes::first_lane(value_of(max_logit) == Lanes::largest(value_of(max_logit)));
+      max_logit = Lanes::from_lane(max_logit, owner);
+      found = owner != Lanes::lane();
+      if constexpr (Program::kDense) pivot = -1;
+    }
+    others = sum = Compute(0);
 #pragma unroll(Program::kLoop)
-    for (int c = 0; c < program.classes(); ++c) {
+    for (int c = 0; c < program.own_classes(); ++c) {
       const Compute x = classes.input(c, i), y = exp_of_difference(x - max_logit);
-      if constexpr (Program::kKeepsExponentials) label_logit = c == label ? x : label_logit;
       keep(classes, c, y);
       bool is_pivot = c == label;
       if constexpr (Program::kDense) {
@@ -815,6 +933,8 @@ struct VoxelSoftmax {
       others += is_pivot ? Compute(0) : y;
       sum += y;
     }
+    others = Lanes::sum(others);
+    sum = Lanes::sum(sum);
     inv_sum = scalar_divide_closely(Compute(1), sum);
   }
   template <class Classes>
@@ -942,23 +1062,27 @@ __device__ __forceinline__ RowResult<typename Program::Guarded> voxel_row(const 
   sums.softmax.exp_sum = guarded(softmax.others);
   sums.weighted_gap = sums.weight_sum = Guarded(0);
   Compute z = Compute(0);
-  if constexpr (Program::kLabelApart || Program::kKeepsExponentials) {
+  if constexpr (Program::kLabelApart) {
     z = softmax.label_logit;
   } else {
 #pragma unroll(Program::kLoop)
-    for (int c = 0; c < program.classes(); ++c) {
+    for (int c = 0; c < program.own_classes(); ++c) {
       // Read in front of the comparison: behind it the index would be the label, and the array in local memory.
       const Compute x = force_computed(classes.input(c, i));
-      z = c == label ? x : z;
+      z = c == label && program.has(c) ? x : z;
     }
+    z = Program::Lanes::sum(z);
   }
   if constexpr (Program::kSmoothed) {
 #pragma unroll(Program::kLoop)
-    for (int c = 0; c < program.classes(); ++c) {
+    for (int c = 0; c < program.own_classes(); ++c) {
+      if (!program.has(c)) continue;
       const Guarded weight = guarded(program.weight(c));
       sums.weight_sum += weight;
       sums.weighted_gap += is_zero(weight) ? Guarded(0) : weight * guarded(z - classes.input(c, i));
     }
+    sums.weight_sum = Program::Lanes::sum(sums.weight_sum);
+    sums.weighted_gap = Program::Lanes::sum(sums.weighted_gap);
   }
   return row_result<Program::kSmoothed, kMarksLost>(program.loss, guarded(z), sums, guarded(program.weight(label)),
                                                     program.space.classes);
@@ -992,29 +1116,33 @@ __device__ __forceinline__ auto element_loss(const Program& program, const Class
                       variable<kMode, 3>(guarded_if<kGuarded>(Compute(program.space.classes))));
 }
 
-// The sum of these losses over the classes of a voxel.
+// The sum of these losses over the classes of a thread.
 template <unsigned kMode, class Program, class Classes>
 __device__ __forceinline__ typename Program::Compute element_sum(const Program& program, const Classes& classes,
                                                                  const VoxelTarget& target, int i) {
   typename Program::Compute total(0);
 #pragma unroll(Program::kLoop)
-  for (int c = 0; c < program.classes(); ++c) {
+  for (int c = 0; c < program.own_classes(); ++c) {
+    if (!program.has(c)) continue;
     total += unguarded(element_loss<kMode>(program, classes, c, i, target_of<Program>(classes, target, c, i)).value);
   }
   return total;
 }
 
+// Of lanes that share a voxel each has its part.
 template <class Program, class Classes>
 __device__ __forceinline__ VoxelCost<typename Program::Compute> voxel_cost(const Program& program,
                                                                            const Classes& classes,
                                                                            const VoxelSoftmax<Program>& softmax,
                                                                            const VoxelTarget& target, int i) {
   using Compute = typename Program::Compute;
+  const bool is_first = Program::Lanes::place() == 0;
   if constexpr (Program::kVoxel == kRow) {
     const Compute value = unguarded(voxel_row(program, classes, softmax, target.label, i).value);
+    if (!is_first) return {Compute(0), Compute(0)};
     return {value, Program::Loss::kOfWeights ? program.weight(target.label) : Compute(1)};
   } else if constexpr (Program::kVoxel == kElement) {
-    const Compute count = Compute(program.space.classes);
+    const Compute count = is_first ? Compute(program.space.classes) : Compute(0);
     if constexpr (Program::Loss::kTriedFirst) {
       Compute total(0);
       bool done = false;
@@ -1031,13 +1159,14 @@ __device__ __forceinline__ VoxelCost<typename Program::Compute> voxel_cost(const
     Guarded total = Guarded(0);
     const Compute log_sum = log_of_sum(softmax);
 #pragma unroll(Program::kLoop)
-    for (int c = 0; c < program.classes(); ++c) {
+    for (int c = 0; c < program.own_classes(); ++c) {
+      if (!program.has(c)) continue;
       const auto t = variable<0u, 1>(guarded(target_of<Program>(classes, target, c, i)));
       const auto weight = variable<0u, 2>(guarded(program.weight(c)));
       const Guarded log_p = guarded(log_probability(classes, softmax, c, i, log_sum));
       total += program.loss(variable<0u, 0>(log_p), t, weight, variable<0u, 3>(Guarded(program.space.classes))).value;
     }
-    return {unguarded(total), Compute(1)};
+    return {unguarded(total), is_first ? Compute(1) : Compute(0)};
   }
 }
 

@@ -654,9 +654,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "last warp left out",
         REGION_SUMS,
-        "sum_in_registers",
-        r"w < kSumWarps; \+\+w",
-        "w < kSumWarps - 1; ++w",
+        "store_numbers",
+        r"w < kWarps; \+\+w",
+        "w < kWarps - 1; ++w",
         ("regions",),
     ),
     Mutant(
@@ -694,12 +694,12 @@ MUTANTS: tuple[Mutant, ...] = (
         ("regions, second",),
     ),
     Mutant(
-        "last warp left out of the tangents of sums",
-        SECOND_OF_REGIONS,
-        "sum_with_tangents",
-        r"w < kSumWarps; \+\+w",
-        "w < kSumWarps - 1; ++w",
-        ("regions, second",),
+        "label of another lane in place of a class that is missing",
+        VOXELS,
+        "voxel_row",
+        r"c == label && program\.has\(c\)",
+        "c == label",
+        ("regions, lanes",),
     ),
     # Sequences.
     Mutant(

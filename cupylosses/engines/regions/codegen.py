@@ -64,9 +64,9 @@ class RegionKernel(Kernel):
     """A compiled module of this engine. Equal ones have equal source.
 
     ``class_weight`` and ``weight`` are dtypes, or "". ``static`` is that of the call without what kernels take as
-    arguments. ``held`` classes are in registers, or none; with ``wide`` vectors are read at once. ``tile`` voxels have
-    their logits in shared memory, or 0; ``packed`` and ``word`` are those of the layout, and packed vectors are moved
-    ``by_warps``.
+    arguments. ``held`` classes are in registers of each of ``lanes``, or none; with ``wide`` vectors are read at once.
+    ``tile`` voxels have their logits in shared memory, or 0; ``packed`` and ``word`` are those of the layout, and
+    packed vectors are moved ``by_warps``.
     """
 
     loss: RegionLoss
@@ -90,6 +90,7 @@ class RegionKernel(Kernel):
     packed: tuple[bool, bool] = (False, False)
     by_warps: bool = False
     word: int = 0
+    lanes: int = 1
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -130,6 +131,7 @@ class RegionKernel(Kernel):
             + ["apart"] * self.many
             + ["staged"] * self.staged
             + ["counted"] * self.counted
+            + [f"{self.lanes}-lanes"] * (self.lanes > 1)
             + [f"tiles-of-{self.tile}"] * bool(self.tile)
             + [f"words-of-{self.word}"] * bool(self.word)
             + [f"packed{''.join([str(int(x)) for x in self.packed])}"] * any(self.packed)
@@ -232,7 +234,8 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     class_weight = STORAGE[kernel.class_weight][0] if kernel.class_weight else "Absent"
     labels = static.kind == "labels"
     choices = [_bool(kernel.mask), _bool(not labels), _ACTIVATION[static.activation], _OVERLAP[static.overlap]]
-    choices += [_VOXEL[static.voxel], _bool(static.smoothed), str(kernel.held), str(kernel.vec_size)]
+    choices += [_VOXEL[static.voxel], _bool(static.smoothed), str(kernel.held), str(kernel.lanes)]
+    choices += [str(kernel.vec_size)]
     yield f"using Space = VoxelSpace<{'kMaxRank' if kernel.many else '1'}>;"
     second = kind in SECOND
     yield (
@@ -306,7 +309,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
         yield "  extern __shared__ uint4 staged[];"
         if kernel.held:
             columns = "reinterpret_cast<Program::Compute*>(staged)"
-            at = columns_of_sums(kernel.held, static.label_apart)
+            at = columns_of_sums(kernel.held, static.label_apart and kernel.lanes == 1, kernel.lanes)
             yield f"  sum_in_registers<{_bool(kernel.staged)}>(program, chunks, per_chunk, partials, {columns}, {at});"
         elif kernel.word:
             segments = "per_segment, work.counters" if kind == "value" else "1, nullptr"
@@ -363,10 +366,9 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
             yield f"  write_staged_gradients({common}, per_piece,"
             yield f"                         {given[0]}, {coeffs});"
         else:
-            written = "write_tile_gradients" if kernel.tile else "write_gradients"
-            written += f"<{', '.join(map(_bool, kernel.gradients))}>"
-            if kernel.word:
-                written, given = "write_stored_tiles", given[:1]
+            written = f"write_gradients<{', '.join(map(_bool, kernel.gradients))}>"
+            if kernel.tile:
+                written, given = "write_stored_tiles" if kernel.word else "write_tile_gradients", given[:1]
             yield f"  {written}("
             yield f"      {common}, {', '.join(given)}, {coeffs});"
     yield "}"

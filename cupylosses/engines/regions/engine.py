@@ -30,6 +30,9 @@ INTERLEAVED_ELEMENTS = 1 << 16
 #: Elements from which on inputs are copied in second derivatives if their voxels are read one by one in another order
 #: than the targets: both launches compute their offsets.
 SCATTERED_ELEMENTS = 1 << 20
+#: Bytes of an element up to which as many that are differentiated are copied if lanes share voxels whose classes lie
+#: side by side, which they would read one by one.
+SIDE_BY_SIDE_ITEMSIZE = 2
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
 
@@ -84,9 +87,10 @@ class RegionEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
-        """Class weights with gaps; input and target whose samples lie between the voxels of each other; of second
-        derivatives a tangent that does not lie as the gradient of the input does, and both where the voxels of many
-        classes lie apart and no tile of them is in shared memory, or where the offset of each voxel takes divisions.
+        """Class weights with gaps; input and target whose samples lie between the voxels of each other, or whose
+        classes lie side by side where lanes share voxels; of second derivatives a tangent that does not lie as the
+        gradient of the input does, and both where the voxels of many classes lie apart and no tile of them is in shared
+        memory, or where the offset of each voxel takes divisions.
         """
         last, found = 2 + call.static.class_weighted + call.static.weighted, {}
         if writes and not any(call.static.has_tangent):
@@ -94,6 +98,9 @@ class RegionEngine(Engine):
             for i, (x, dim) in enumerate(zip(tensors, dims, strict=False)):
                 if is_interleaved(x, dim):
                     found[i] = dense_strides(x.shape, (0,) * x.ndim)
+            near = [i for i, (x, d) in enumerate(zip(tensors, dims, strict=False)) if are_side_by_side(x, d)]
+            if near and RegionPlan(self, call, tensors, self.promoted(call), machine).layout.lanes > 1:
+                found |= {i: dense_strides(tensors[i].shape, (0,) * tensors[i].ndim) for i in near}
         if any(call.static.has_tangent[:1]):
             x, strides = tensors[0], tensors[0].gradient.strides
             in_order = dense_strides(x.shape, (0,) * x.ndim)
@@ -246,6 +253,12 @@ def checked_settings(
 
 
 REGIONS = RegionEngine()
+
+
+def are_side_by_side(x: TensorSpec, class_dim: int | None) -> bool:
+    """True if the classes of a voxel are neighbours in a large array of small elements."""
+    narrow = interop.ITEMSIZE[x.dtype] <= SIDE_BY_SIDE_ITEMSIZE and prod(x.shape) >= SCATTERED_ELEMENTS
+    return narrow and class_dim is not None and x.shape[class_dim] > 1 and x.strides[class_dim] == 1
 
 
 def is_interleaved(x: TensorSpec, class_dim: int | None) -> bool:

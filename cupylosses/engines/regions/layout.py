@@ -23,12 +23,22 @@ GRADIENT_THREADS = 128
 GROUP_THREADS = 512
 TILE = 512
 #: Classes that a thread keeps in registers, by the bytes of a number of the arithmetic: of labels, and of a target per
-#: class, which takes as many registers again. Lanes exchange a power of two of numbers, of which 64 have room.
+#: class, which takes as many registers again.
 IN_REGISTERS = {4: (20, 20), 8: (6, 4)}
+#: Lanes of a warp that share the classes of a voxel, at most (``LaneGroup``); and classes that each has in registers at
+#: most, by the bytes of a number: of losses, and of second derivatives.
+LANES = 16
+OF_LANES = {4: (20, 12), 8: (4, 2)}
+#: Registers for the logits of such a lane in second derivatives, with labels and with targets per class, at most; and
+#: voxels of a vector, at most.
+SECOND_LANE_VECTOR_REGISTERS = (14, 20)
+LANE_MAX_VECTOR = 2
 #: Registers of 4 bytes for the logits of a thread, at most; those of logits of 4 bytes or more if a voxel has no more
-#: than the loss of its label, which leaves other registers free; and voxels of a vector, at most.
+#: than the loss of its label, which leaves other registers free; those with a target per class, of lanes that share
+#: voxels too; and voxels of a vector, at most.
 VECTOR_REGISTERS = 20
 WIDE_VECTOR_REGISTERS = 28
+DENSE_VECTOR_REGISTERS = 32
 MAX_VECTOR = 4
 #: Voxels that a thread takes from a chunk, at least and at most.
 PER_THREAD = (8, 64)
@@ -99,11 +109,12 @@ class VoxelStream:
 
 @dataclass(frozen=True)
 class Layout:
-    """Launch geometry: ``words`` is the kernel's ``VoxelSpace``; ``held`` the number of classes in registers, or 0;
-    ``many`` if voxels have several dimensions; a sample has ``chunks`` of ``per_chunk`` vectors, or tiles. ``tile`` is
-    the number of voxels of a tile in shared memory, or 0, and ``gradient_tile`` that of one when gradients are written;
-    with ``word`` > 0 logits lie there as they are stored, and are copied in words of so many. ``packed`` says for input
-    and gradients if a voxel's classes lie side by side, and its neighbours behind them.
+    """Launch geometry: ``words`` is the kernel's ``VoxelSpace``; ``held`` the number of classes that a thread has in
+    registers, or 0, and ``lanes`` that of threads that share a voxel; ``many`` if voxels have several dimensions; a
+    sample has ``chunks`` of ``per_chunk`` vectors, or tiles. ``tile`` is the number of voxels of a tile in shared
+    memory, or 0, and ``gradient_tile`` that of one when gradients are written; with ``word`` > 0 logits lie there as
+    they are stored, and are copied in words of so many. ``packed`` says for input and gradients if a voxel's classes
+    lie side by side, and its neighbours behind them.
     """
 
     samples: int
@@ -120,6 +131,12 @@ class Layout:
     packed: tuple[bool, bool] = (False, False)
     gradient_tile: int = 0
     word: int = 0
+    lanes: int = 1
+
+    @property
+    def coefficients(self) -> int:
+        """Numbers that a block keeps of its sample when gradients are written (``SharedCoeffs``)."""
+        return 3 * (self.held * self.lanes or self.classes)
 
     @property
     def per_segment(self) -> int:
@@ -147,23 +164,34 @@ def layout(
     heavy: bool = False,
     second: tuple[int, int] | None = None,
     stored: bool = False,
+    shared: bool = False,
 ) -> Layout:
     """The layout of voxels of ``shape``, samples first. ``streams`` are input, target, mask and the gradients of the
     first two, in the order of the kernel; ``number`` is the size of a number of the arithmetic; ``room`` the bytes of
     shared memory that a block may ask for; ``heavy`` if voxels have losses of every class, or smoothed labels. Of
     second derivatives, ``second`` are the classes that a thread keeps in registers and the registers for its logits, at
     most, and the gradient of the input has one stream with its tangent. ``stored`` if a tile's logits may lie in shared
-    memory as they are stored.
+    memory as they are stored; ``shared`` if lanes may share a voxel, of which there are no tiles.
     """
     samples, *rest = shape
     voxels = prod(rest)
-    held = classes if classes <= (second[0] if second else IN_REGISTERS[number][dense]) else 0
+    most, lanes = second[0] if second else IN_REGISTERS[number][dense], 1
+    if shared and most < classes <= OF_LANES[number][bool(second)] * LANES:
+        most, lanes = OF_LANES[number][bool(second)], 2
+        while most * lanes < classes:
+            lanes *= 2
+    held = -(-classes // lanes) if classes <= most * lanes else 0
     roomy = streams[0].itemsize >= 4 and not (dense or heavy)
-    registers = second[1] if second else WIDE_VECTOR_REGISTERS if roomy else VECTOR_REGISTERS
-    vec_size = _vec_size(voxels, held, streams[: 1 + dense], registers) if held else 1
+    registers = WIDE_VECTOR_REGISTERS if roomy else VECTOR_REGISTERS
+    if second:
+        registers = SECOND_LANE_VECTOR_REGISTERS[dense] if lanes > 1 else second[1]
+    elif dense or lanes > 1:
+        registers = DENSE_VECTOR_REGISTERS
+    widest = LANE_MAX_VECTOR if lanes > 1 else MAX_VECTOR
+    vec_size = _vec_size(voxels, held, streams[: 1 + dense], registers, widest) if held else 1
     sizes, strides = merge(rest, [x.strides[1:] for x in streams])
     packed = False, False
-    if len(sizes) == 1 and (held or stored or not second):
+    if len(sizes) == 1 and lanes == 1 and (held or stored or not second):
         places = (streams[0], strides[0][0]), (streams[3], strides[3][0])
         of_input, of_gradients = (_is_packed(x, s, classes, vec_size) for x, s in places)
         packed = (of_input and of_gradients,) * 2 if second else (of_input, of_gradients)
@@ -174,24 +202,25 @@ def layout(
         tile, gradient_tile = stored_tiles(samples, voxels, classes, streams[0].itemsize, number, bool(second), room)
         copied = [(streams[i], strides[i][0]) for i in (0, 3)]
         word = _word(voxels, copied) if tile and len(sizes) == 1 and not packed[0] else min(1, tile)
-    elif not (held or second):
+    elif not (held or second or shared):
         tile = shared_tile(classes, number, room)
         gradient_tile = GRADIENT_THREADS if tile else 0
     if not tile and not (held and wide and all(packed)):
         packed = False, False
     blocks = second_resident(held * vec_size, number, heavy) if second else resident(held, number, heavy=True)
     wave = PROCESSORS * (STORED_BLOCKS if word else blocks)
-    chunks, per_chunk = _chunks(samples, voxels, held, vec_size, wave if held or word else TILE_CHUNKS, tile)
+    threads = THREADS // lanes if held else 0
+    chunks, per_chunk = _chunks(samples, voxels, threads, vec_size, wave if held or word else TILE_CHUNKS, tile)
     many = len(sizes) > 1
     words = [samples, voxels, classes, *(x.classes for x in streams), *(x.strides[0] for x in streams)]
     words += dimension_words(sizes, strides, MAX_RANK if many else 1)
     found = Layout(samples, voxels, classes, held, vec_size, wide, many, chunks, per_chunk, words, tile, packed)
-    return replace(found, gradient_tile=gradient_tile, word=word)
+    return replace(found, gradient_tile=gradient_tile, word=word, lanes=lanes)
 
 
-def _vec_size(voxels: int, held: int, streams: Sequence[VoxelStream], room: int) -> int:
+def _vec_size(voxels: int, held: int, streams: Sequence[VoxelStream], room: int, widest: int) -> int:
     """Voxels of a thread at a time: as many as registers hold and divide the number of voxels."""
-    size = MAX_VECTOR
+    size = widest
     while size > 1 and (
         voxels % size
         or sum([held * max(1, size * x.itemsize // 4) for x in streams]) > room
@@ -299,33 +328,36 @@ def tile_gradient_bytes(classes: int, number: int) -> int:
     return (-(-3 * classes // 4) * 4 + classes * (GRADIENT_THREADS + 1)) * number
 
 
-def _chunks(samples: int, voxels: int, held: int, vec_size: int, wave: int, tile: int) -> tuple[int, int]:
-    """Chunks of a sample, and vectors, or tiles, of each: of ``wave`` blocks, each has one."""
-    if not held:
+def _chunks(samples: int, voxels: int, threads: int, vec_size: int, wave: int, tile: int) -> tuple[int, int]:
+    """Chunks of a sample, and vectors, or tiles, of each: of ``wave`` blocks, each has one. ``threads`` of a block have
+    a vector each, or none.
+    """
+    if not threads:
         tiles = -(-voxels // (tile or TILE))
         per_chunk = max(1, -(-samples * tiles // wave))
         return max(1, -(-tiles // per_chunk)), per_chunk
     # Chunks are a multiple of warps, not of blocks: of few samples no chunk is left for a second wave.
     vectors = voxels // vec_size
-    least, most = (THREADS * -(-x // vec_size) for x in PER_THREAD)
+    least, most = (threads * -(-x // vec_size) for x in PER_THREAD)
     few = 0 < 4 * samples <= wave
     wanted = -(-vectors // (wave // samples if few else -(-wave // max(1, samples))))
     per_chunk = WARP * -(-min(max(wanted, least), most) // WARP)
     return max(1, -(-vectors // per_chunk)), per_chunk
 
 
-def columns_of_sums(held: int, apart: bool) -> int:
-    """Columns of shared memory by which a block adds up its threads' sums of ``held`` classes: up to 32 at a time. With
-    ``apart`` hits and misses of each class are there from the start.
+def columns_of_sums(held: int, apart: bool, lanes: int = 1) -> int:
+    """Columns of shared memory by which a block adds up its threads' sums of ``held`` classes: up to 32 at a time, and
+    fewer of more than four lanes that share a voxel. With ``apart`` hits and misses of each class are there from the
+    start.
     """
-    return max(2 * held, min(WARP, held + 3)) if apart else min(WARP, 3 * held + 3)
+    return max(2 * held, min(WARP, held + 3)) if apart else min(WARP * min(lanes, 4) // lanes, 3 * held + 3)
 
 
 def gradient_chunks(x: Layout, processors: int) -> tuple[int, int]:
     """Chunks of a sample, each of one block, when gradients are written, and vectors of each."""
-    vectors, tile = x.voxels // x.vec_size, x.gradient_tile or GRADIENT_THREADS
+    vectors, tile = x.voxels // x.vec_size, x.gradient_tile or GRADIENT_THREADS // x.lanes
     tiles = max(1, -(-vectors // tile))
-    least = -(-GRADIENT_NUMBERS // (x.classes * x.vec_size))
+    least = -(-GRADIENT_NUMBERS // ((x.held or x.classes) * x.vec_size))
     turns = min(tiles, max(least, -(-x.samples * tiles // (processors * GRADIENT_BLOCKS))))
     return -(-tiles // turns), turns * tile
 

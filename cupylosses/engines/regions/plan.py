@@ -115,10 +115,11 @@ class RegionPlan(Plan):
             mask = region_layout.VoxelStream(strides, vector=False)
         room = self.machine.chip.shared - region_layout.DECLARED_BYTES
         streams = [input, target, mask, of_input, of_target]
-        narrow = second is not None or ITEMSIZE[self.input.dtype] == 2
-        stored = narrow and self.static.label_apart and not heavy
+        # A tile has no room for more than softmax and label of a voxel.
+        in_tiles = self.static.label_apart and not heavy
+        stored = in_tiles and (second is not None or ITEMSIZE[self.input.dtype] == 2)
         return region_layout.layout(
-            self.voxels_shape, self.classes, streams, number, dense, room, heavy, second, stored
+            self.voxels_shape, self.classes, streams, number, dense, room, heavy, second, stored, not in_tiles
         )
 
     @cached_property
@@ -134,6 +135,11 @@ class RegionPlan(Plan):
         return found
 
     @property
+    def label_apart(self) -> bool:
+        """True if kernels take the label's class apart from the others (``kLabelApart``), with classes in registers."""
+        return self.static.label_apart and self.layout.lanes == 1
+
+    @property
     def _is_staged(self) -> bool:
         """True if logits and labels come to threads through shared memory, one vector ahead (``StagedVectors``): logits
         of 16 bits and 11 to 20 classes, of which a thread has pairs of voxels. Others were not faster, or not timed.
@@ -142,7 +148,7 @@ class RegionPlan(Plan):
         x, static = self.layout, self.static
         alone = static.voxel in ("", "row") and not static.smoothed
         pairs = x.wide and not any(x.packed) and x.vec_size == 2 and ITEMSIZE[self.input.dtype] == 2
-        if not (static.label_apart and alone and pairs):
+        if not (self.label_apart and alone and pairs):
             return False
         columns = region_layout.columns_of_sums(x.held, True) * ITEMSIZE[self.compute]
         return region_layout.has_room(columns, self._staged_bytes, self.machine.chip.shared)
@@ -157,7 +163,7 @@ class RegionPlan(Plan):
         least = (region_layout.SECOND_PACKED_WORDS if second else region_layout.PACKED_WORDS).get(itemsize)
         if least is None or words < least:
             return False
-        columns = region_layout.columns_of_sums(x.held, self.static.label_apart) * ITEMSIZE[self.compute]
+        columns = region_layout.columns_of_sums(x.held, self.label_apart) * ITEMSIZE[self.compute]
         return region_layout.has_room(columns * (1 + second), self.packed_bytes, self.machine.chip.shared)
 
     @property
@@ -179,13 +185,13 @@ class RegionPlan(Plan):
         threads, shared = region_layout.THREADS, 0
         stored = x.classes, ITEMSIZE[self.input.dtype], number, False
         if stage == "from_residual":
-            threads, shared = region_layout.GRADIENT_THREADS, 3 * x.classes * number
+            threads, shared = region_layout.GRADIENT_THREADS, x.coefficients * number
             if x.word:
                 shared = region_layout.stored_gradient_bytes(*stored, x.gradient_tile)
             elif x.tile:
                 shared = region_layout.tile_gradient_bytes(x.classes, number)
         elif stage != "groups":
-            columns = region_layout.columns_of_sums(x.held, self.static.label_apart)
+            columns = region_layout.columns_of_sums(x.held, self.label_apart, x.lanes)
             shared = columns * threads * number if x.held else 24 * x.classes
             if x.word:
                 shared = region_layout.stored_sums_bytes(*stored, x.tile)
@@ -235,7 +241,7 @@ class RegionPlan(Plan):
             _of_kernel(static, stage),
             tuple(wanted[:2]), x.held, x.vec_size, x.wide, x.many, staged, counted,
             self._tile(stage), x.packed if of_voxels else (False, False), of_voxels and self.by_warps,
-            x.word if self._tile(stage) else 0,
+            x.word if self._tile(stage) else 0, x.lanes if of_voxels else 1,
         )  # fmt: skip
 
     def unreduced_step(self, counted: bool) -> Step:

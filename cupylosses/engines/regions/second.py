@@ -49,12 +49,12 @@ class RegionHvpPlan(RegionPlan):
         stored = x.classes, ITEMSIZE[self.input.dtype], ITEMSIZE[self.compute], True
         if stage == "hvp_sums":
             blocks = min(x.samples * x.chunks, 32 * self.machine.processors)
-            columns = 2 * x.held * self.static.label_apart
+            columns = 2 * x.held * self.label_apart
             shared = columns * threads * 2 * ITEMSIZE[self.compute] if x.held else 48 * x.classes
             if x.word:
                 shared = region_layout.stored_sums_bytes(*stored, x.tile)
         elif stage == "hvp":
-            threads, shared = region_layout.GRADIENT_THREADS, 6 * x.classes * ITEMSIZE[self.compute]
+            threads, shared = region_layout.GRADIENT_THREADS, 2 * x.coefficients * ITEMSIZE[self.compute]
             if x.word:
                 shared = region_layout.stored_gradient_bytes(*stored, x.gradient_tile)
             chunks, per_chunk = region_layout.gradient_chunks(x, self.machine.processors)

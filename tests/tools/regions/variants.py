@@ -35,7 +35,7 @@ class RegionVariants(CoveredVariants):
 
     Definition: ClassVar = RegionLoss
     # Sums of many classes while lanes exchange them, once per chunk; or beside functions of every logit.
-    spills: ClassVar = 96
+    spills: ClassVar = 168
 
     def kernels(self, fast: bool = False) -> list[Any]:
         recorder = KernelRecorder(Chip(227 << 10, clusters=True))
@@ -95,7 +95,7 @@ class RegionVariants(CoveredVariants):
         words = [x for x in ("wide", "many") if getattr(variant, x)]
         return {
             "dtypes": " ".join(variant.storage),
-            "layout": f"{variant.held or 'many'} classes",
+            "layout": f"{variant.held or 'many'} classes" + f" of {variant.lanes} lanes" * (variant.lanes > 1),
             "access": " ".join([f"x{variant.vec_size}", *words]),
             "gradients": " ".join(names),
             "flags": " ".join([s.kind, s.activation, s.overlap, s.pool, s.absent, s.voxel]),
@@ -104,13 +104,13 @@ class RegionVariants(CoveredVariants):
 
 def entry_point(variant: RegionKernel) -> Iterator[Hashable]:
     """The kernel in its layout, and what it reads."""
-    yield variant.kind, bool(variant.held)
+    yield variant.kind, bool(variant.held), variant.lanes > 1
     yield variant.static.kind, variant.static.voxel
 
 
 def layout(variant: RegionKernel) -> Iterator[Hashable]:
     """Each of these with each other."""
-    yield variant.kind, bool(variant.held), variant.static.kind
+    yield variant.kind, bool(variant.held), variant.lanes > 1, variant.static.kind
     yield variant.kind, variant.static.voxel
 
 
