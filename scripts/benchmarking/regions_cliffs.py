@@ -17,8 +17,9 @@ REGIONS, SECOND = "regions", "second derivatives of regions"
 
 #: Logits of street scenes.
 STREETS = (8, 19, 512, 512)
-#: Logits of volumes with a target per class.
+#: Logits of volumes with a target per class, of few classes and of many.
 DENSE = (2, 8, 128, 128, 64)
+MANY_DENSE = (2, 32, 128, 128, 48)
 
 
 def cases() -> Iterator[Case]:
@@ -38,11 +39,16 @@ def cases() -> Iterator[Case]:
     yield _case("jaccard_loss", (16, 3, 32, 32), F32)
     for dtype in DTYPES:
         yield _case("dice_loss", DENSE, dtype, target=dtype)
+        yield _case("dice_loss", MANY_DENSE, dtype, target=dtype)
+        yield _case("dice_focal_loss", MANY_DENSE, dtype)
+    yield _case("dice_ce_loss", (4, 150, 256, 256), BF16, target=BF16)
+    yield _case("dice_loss", (2, 32, 512, 512), BF16, channels_last(4), target=BF16)
     for dtype in DTYPES:
         yield _second("dice_loss", STREETS, dtype)
         yield _second("dice_loss", STREETS, dtype, channels_last(4))
         yield _second("dice_focal_loss", (2, 4, 128, 128, 128), dtype)
         yield _second("dice_loss", DENSE, dtype, target=dtype)
+        yield _second("dice_loss", MANY_DENSE, dtype, target=dtype)
     yield _second("dice_focal_loss", (4, 16, 384, 384), BF16)
     yield _second("dice_loss", (4, 16, 256, 256), F32, Layout((2, 3, 0, 1)))
 
