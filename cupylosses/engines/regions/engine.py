@@ -32,7 +32,7 @@ INTERLEAVED_ELEMENTS = 1 << 16
 SCATTERED_ELEMENTS = 1 << 20
 #: Bytes of an element up to which as many that are differentiated are copied if lanes share voxels whose classes lie
 #: side by side, which they would read one by one.
-SIDE_BY_SIDE_ITEMSIZE = 2
+SIDE_BY_SIDE_ITEMSIZE = 4
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
 
