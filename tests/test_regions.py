@@ -673,6 +673,7 @@ def test_tiles_of_logits_as_they_are_stored(classes, width, last, monkeypatch, f
         (F.dice_focal_loss, 170, torch.float32, False, {}),
         (F.dice_loss, 31, torch.float64, True, {"activation": "sigmoid", "overlap": "min"}),
         (F.dice_ce_loss, 42, torch.bfloat16, False, {"label_smoothing": 0.1}),
+        (F.dice_ce_loss, 66, torch.float32, False, {"ignore_index": 1}),
     ],
 )
 def test_lanes_that_share_the_classes_of_a_voxel(function, classes, dtype, dense, options, monkeypatch, fresh_plans):

@@ -45,6 +45,8 @@ PER_THREAD = (8, 64)
 #: Multiprocessors whose blocks all have one chunk if the bounds above allow it. Chunks decide the order of additions,
 #: so this is the number of an H100 on every GPU.
 PROCESSORS = 132
+#: Classes up to which logits of four bytes and more lie in tiles if a voxel has a label alone: lanes share more.
+TILED_CLASSES = 63
 #: Voxels of a tile in shared memory, at most and at least, and bytes that it may take with the sums of the lanes.
 SHARED_TILE = (256, 32)
 TILE_BYTES = 60 << 10

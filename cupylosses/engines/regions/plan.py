@@ -118,8 +118,9 @@ class RegionPlan(Plan):
         # A tile has no room for more than softmax and label of a voxel.
         in_tiles = self.static.label_apart and not heavy
         stored = in_tiles and (second is not None or ITEMSIZE[self.input.dtype] == 2)
+        shared = not in_tiles or not (stored or self.classes <= region_layout.TILED_CLASSES)
         return region_layout.layout(
-            self.voxels_shape, self.classes, streams, number, dense, room, heavy, second, stored, not in_tiles
+            self.voxels_shape, self.classes, streams, number, dense, room, heavy, second, stored, shared
         )
 
     @cached_property
