@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -479,17 +480,25 @@ def test_copies_are_made_for_gradients(monkeypatch):
     call = call_of("dice_loss", tensors)
     for writes, copies in ((True, {0: (42, 21, 7, 1), 1: (21, 7, 1)}), (False, {})):
         assert call.loss.engine.copies(call, tensors, Machine(132, Chip()), writes) == copies
-    # Lanes share the voxels of many classes that lie side by side.
-    for classes, dtype, copies in (
-        (64, "bfloat16", {1: (1 << 20, 1 << 14, 1)}),
-        (64, "float64", {}),
-        (16, "bfloat16", {}),
-    ):
-        shape = 2, classes, 1 << 14
-        strides = (classes << 14, 1 << 14, 1), (classes << 14, 1, classes)
-        tensors = TensorSpec(dtype, shape, strides[0]), TensorSpec(dtype, shape, strides[1])
-        call = call_of("dice_loss", tensors)
-        assert call.loss.engine.copies(call, tensors, Machine(132, Chip()), True) == copies
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "dtype", "copied"),
+    [
+        ((2, 64, 1 << 14), 1, "bfloat16", True),
+        ((2, 1 << 14, 64), 2, "bfloat16", True),
+        ((2, 64, 1 << 14), 1, "float64", False),  # wide
+        ((2, 16, 1 << 14), 1, "bfloat16", False),  # no lanes
+        ((1 << 14, 64, 1), 1, "bfloat16", False),  # a voxel
+    ],
+)
+def test_classes_side_by_side_are_copied_where_lanes_share_voxels(shape, dim, dtype, copied):
+    classes, strides = shape[dim], {1: (shape[1] * shape[2], 1, shape[1]), 2: (shape[1] * shape[2], shape[2], 1)}
+    voxels = prod(shape[1:]) // classes
+    planes = {1: (classes * voxels, voxels, 1), 2: (classes * voxels, 1, voxels)}[dim]
+    tensors = TensorSpec(dtype, shape, planes), TensorSpec(dtype, shape, strides[dim])
+    call = call_of("dice_loss", tensors, class_dim=dim)
+    assert call.loss.engine.copies(call, tensors, Machine(132, Chip()), True) == ({1: planes} if copied else {})
 
 
 @pytest.mark.kernels
@@ -547,12 +556,13 @@ def test_vectors_that_warps_move_have_the_bits_of_others(dtype, shape, second):
     assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
 
 
-def call_of(name, tensors):
-    """The call of a region loss of such arrays."""
+def call_of(name, tensors, **changed):
+    """The call of a region loss of such arrays, with default settings but those that are changed."""
     loss = registry()[name]
     arrays = [torch.empty(x.shape, dtype=getattr(torch, x.dtype)) for x in tensors]
     names = [dict(zip(("input", "target"), arrays, strict=True)).get(x) for x in loss.array_names]
-    return Call(*loss.engine.bind(loss, tuple(names), loss.default_settings))
+    settings = dict(zip(loss.setting_names, loss.default_settings, strict=True)) | changed
+    return Call(*loss.engine.bind(loss, tuple(names), tuple(settings.values())))
 
 
 def test_tiles_are_as_large_as_shared_memory_allows():

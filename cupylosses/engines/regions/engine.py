@@ -100,7 +100,7 @@ class RegionEngine(Engine):
                     found[i] = dense_strides(x.shape, (0,) * x.ndim)
             near = [i for i, (x, d) in enumerate(zip(tensors, dims, strict=False)) if are_side_by_side(x, d)]
             if near and RegionPlan(self, call, tensors, self.promoted(call), machine).layout.lanes > 1:
-                found |= {i: dense_strides(tensors[i].shape, (0,) * tensors[i].ndim) for i in near}
+                found |= {i: planes(tensors[i].shape, call.static.class_dim) for i in near}
         if any(call.static.has_tangent[:1]):
             x, strides = tensors[0], tensors[0].gradient.strides
             in_order = dense_strides(x.shape, (0,) * x.ndim)
@@ -256,9 +256,18 @@ REGIONS = RegionEngine()
 
 
 def are_side_by_side(x: TensorSpec, class_dim: int | None) -> bool:
-    """True if the classes of a voxel are neighbours in a large array of small elements."""
-    narrow = interop.ITEMSIZE[x.dtype] <= SIDE_BY_SIDE_ITEMSIZE and prod(x.shape) >= SCATTERED_ELEMENTS
-    return narrow and class_dim is not None and x.shape[class_dim] > 1 and x.strides[class_dim] == 1
+    """True if the classes of voxels are neighbours in a large array of small elements, and voxels are not."""
+    if class_dim is None or interop.ITEMSIZE[x.dtype] > SIDE_BY_SIDE_ITEMSIZE or prod(x.shape) < SCATTERED_ELEMENTS:
+        return False
+    _, *voxels = without(x.shape, class_dim)
+    return x.strides[class_dim] == 1 and x.shape[class_dim] > 1 and prod(voxels) > 1
+
+
+def planes(shape: tuple[int, ...], class_dim: int) -> tuple[int, ...]:
+    """Strides with the voxels of a class of a sample next to each other."""
+    samples, *voxels = without(range(len(shape)), class_dim)
+    order = samples, class_dim, *voxels
+    return dense_strides(shape, [len(shape) - order.index(d) for d in range(len(shape))])
 
 
 def is_interleaved(x: TensorSpec, class_dim: int | None) -> bool:
