@@ -21,8 +21,14 @@
 // which is at least the largest active x_i - o + margin: in 16 bits, sums of a vector in float are off by some 2^-24 of
 // the value.
 //
+// Rows may begin anywhere (VectorsOfRows). Vectors are those of the gradients, which are written at once but for the first
+// and the last one of a row. What these two have of other rows is marked as labels are, which no class is compared with.
+// The first and the last row of all are left for the end: a vector of them might reach beyond the scores.
+//
 // Traffic: as in row_margin.cuh. Order of additions: of a lane in the order of its rows, then by the fixed tree of
-// a chunk. Preconditions: vectors divide every row; rows are of one dimension; kLanes kVecSize <= 256.
+// a chunk. Preconditions: vectors have 16 bytes; rows are of one dimension, and have at most 256 classes and kLanes
+// vectors, whole ones or not; if vectors do not divide every row, those of scores do not overlap, and have at least 16
+// classes.
 #pragma once
 #include "row_margin/row_margin.cuh"
 
@@ -54,6 +60,68 @@ struct alignas(16) ListRecord {
   }
 };
 
+// Where the rows of scores and gradients begin.
+enum class VectorsOfRows {
+  kWhole,    // at a vector, where they end, too
+  kAlike,    // anywhere, but scores as far behind a vector as their gradients
+  kShifted,  // anywhere
+};
+
+// Places of the classes of a row in its vectors.
+template <VectorsOfRows kRows, int kVecSize>
+struct ClassPlaces {
+  static constexpr bool kWhole = kRows == VectorsOfRows::kWhole;
+  static constexpr bool kShifted = kRows == VectorsOfRows::kShifted;
+  // Places that are no classes, at most.
+  static constexpr int kOutside = kWhole ? 0 : 2 * (kVecSize - 1);
+  int before;  // places in front of class 0
+  int shift;   // elements between an aligned address and the scores of each vector
+
+  // With kGradient vectors are those of the gradients.
+  template <bool kGradient, class Program>
+  static __device__ __forceinline__ ClassPlaces of(const Program& program, const int64 (&offset)[kRowStreams]) {
+    if constexpr (kWhole) return {0, 0};
+    const int scores = behind_vector(program.logits(offset));
+    if constexpr (!kShifted) return {scores, 0};
+    const int gradients = kGradient ? behind_vector(program.gradients + offset[kGradients]) : 0;
+    return {gradients, (scores - gradients) & (kVecSize - 1)};
+  }
+  // The bits of word `w` that are no class.
+  __device__ __forceinline__ unsigned outside(int w, int classes) const {
+    if constexpr (kWhole) return 0u;
+    const int end = before + classes - 32 * w;
+    const unsigned behind = end >= 32 ? 0u : end <= 0 ? 0xffffffffu : 0xffffffffu << end;
+    return behind | (w == 0 ? (1u << before) - 1u : 0u);
+  }
+
+ private:
+  template <class Storage>
+  static __device__ __forceinline__ int behind_vector(const Storage* at) {
+    return static_cast<int>(reinterpret_cast<unsigned long long>(at) / sizeof(Storage)) & (kVecSize - 1);
+  }
+};
+
+// A vector of scores on its way. A shifted one is cut out of two aligned packs, of which a neighbouring thread reads the
+// second one, too, so that it comes from L1.
+template <class P, bool kShifted>
+struct VectorAhead {
+  P pack[kShifted ? 2 : 1];
+
+  template <class Storage>
+  __device__ __forceinline__ void load(const Storage* at, int shift) {
+    constexpr int kVecSize = static_cast<int>(sizeof(P) / sizeof(Storage));
+    pack[0] = load_pack<kVecSize>(at - shift);
+    if constexpr (kShifted) {
+      if (shift != 0) pack[1] = load_pack<kVecSize>(at - shift + kVecSize);
+    }
+  }
+  template <class Storage>
+  __device__ __forceinline__ P get(int shift) const {
+    if constexpr (kShifted) return cut_out(pack, static_cast<unsigned>(shift * static_cast<int>(sizeof(Storage))));
+    return pack[0];
+  }
+};
+
 // A small count as a float: the mantissa of 2^23 + n, without a conversion.
 __device__ __forceinline__ float small_to_float(unsigned n) {
   return __uint_as_float(0x4b000000u | n) - 8388608.0f;
@@ -75,8 +143,9 @@ struct ShortLists {
   unsigned* members;
   int words;  // of a row's members
 
-  __device__ __forceinline__ explicit ShortLists(const Program& program)
-      : words((static_cast<int>(program.space.classes) + 31) / 32) {
+  // `outside` are the places of a row's vectors that are no classes, at most.
+  __device__ __forceinline__ ShortLists(const Program& program, int outside)
+      : words((static_cast<int>(program.space.classes) + outside + 31) / 32) {
     extern __shared__ uint4 staged[];
     using Sorted = ListMemory<typename Program::Input>;
     const int64 capacity = program.capacity;
@@ -90,7 +159,7 @@ struct ShortLists {
 };
 
 // Step 1, of the row of a lane if it has one. Returns how many of `smallest` have been set.
-template <bool kGradient, class Program, class Scale>
+template <bool kGradient, class Places, class Program, class Scale>
 __device__ __forceinline__ int read_short_list(const Program& program, const ShortLists<Program>& lists, int64 row,
                                                bool exists, Scale& scale) {
   using Score = typename Program::Gradient;
@@ -105,10 +174,13 @@ __device__ __forceinline__ int read_short_list(const Program& program, const Sho
   if constexpr (Program::kMasked) {
     if (!program.mask[offset[kRowMask]]) return 0;
   }
-  for (int w = 0; w < lists.words; ++w) members[w] = 0u;
+  const Places at = Places::template of<kGradient>(program, offset);
+  const int classes = static_cast<int>(program.space.classes);
+  for (int w = 0; w < lists.words; ++w) members[w] = at.outside(w, classes);
   const double margin = program.loss.margin();
   const int places = static_cast<int>(program.count);
   bool ended = false, taken = is_finite(margin), repeated = false;
+  if constexpr (!Places::kWhole) taken = taken && row != 0 && row != program.space.rows - 1;
   Score origin = scalar_infinity(Score());
   int length = 0, first = 0;
 #pragma unroll 1
@@ -137,8 +209,9 @@ __device__ __forceinline__ int read_short_list(const Program& program, const Sho
       origin = own < origin ? own : origin;
       record.smallest[first + k] = smallest_active<Score>(in_double(own), margin);
       record.classes[first + k] = static_cast<unsigned char>(c);
-      repeated |= (members[c / 32] >> c % 32 & 1u) != 0u;
-      members[c / 32] |= 1u << c % 32;
+      const int place = at.before + c;
+      repeated |= (members[place / 32] >> place % 32 & 1u) != 0u;
+      members[place / 32] |= 1u << place % 32;
     }
   }
   if (!taken || (!ended && places > kShortList)) length = kLeft;
@@ -155,8 +228,11 @@ __device__ __forceinline__ int read_short_list(const Program& program, const Sho
 }
 
 // kLanes lanes share a row of vectors of kVecSize.
-template <int kVecSize, int kLanes>
+template <int kVecSize, int kLanes, VectorsOfRows kRowsAre>
 struct ShortListReader {
+  using Places = ClassPlaces<kRowsAre, kVecSize>;
+  template <class Program>
+  using Ahead = VectorAhead<Pack<typename Program::Input, kVecSize>, Places::kShifted>;
   // Vectors of a thread that are in flight, of as many rows.
   static constexpr int kTogether = kLanes < 4 ? kLanes : 4;
   static constexpr int kRows = kWarp / kLanes;
@@ -212,14 +288,18 @@ struct ShortListReader {
   template <bool kGradient, class Program>
   static __device__ __forceinline__ double take(const Program& program, const ShortLists<Program>& lists, int64 first,
                                                 int count, int at, int most,
-                                                const Pack<typename Program::Input, kVecSize>& x, bool present) {
+                                                const Ahead<Program>& ahead, bool present) {
     using Input = typename Program::Input;
     using Score = typename Program::Gradient;
-    const int rank = threadIdx.x % kLanes, lane = threadIdx.x % kWarp, c = rank * kVecSize;
+    const int rank = threadIdx.x % kLanes, lane = threadIdx.x % kWarp, place = rank * kVecSize;
     auto& record = lists.records[at % kWarp];
     const int length = at < count ? record.length : kLeft;
     unsigned skipped = 0u;
-    if (present) skipped = lists.members[at * lists.words + c / 32] >> c % 32;
+    if (present) skipped = lists.members[at * lists.words + place / 32] >> place % 32;
+    int64 offset[kRowStreams];
+    if constexpr (kGradient || !Places::kWhole) program.space.offsets(first + at, offset);
+    const Places places = Places::template of<kGradient>(program, offset);
+    const auto x = ahead.template get<Input>(places.shift);
     Score score[kVecSize];
 #pragma unroll
     for (int e = 0; e < kVecSize; ++e) {
@@ -251,10 +331,8 @@ struct ShortListReader {
         g[e] = pairs[e] != 0u ? fmaf(count_of[e], record.high, rest) : Score(0);
       }
       // Rows that are left are written later; of those that do not count the gradient is 0.
-      if (c < program.space.classes && length != kLeft) {
-        int64 offset[kRowStreams];
-        program.space.offsets(first + at, offset);
-        store_pack<kVecSize>(program.template gradients_of<kVecSize>(offset) + c, NarrowPack<Input, kVecSize>::from(g));
+      if (length != kLeft) {
+        store<Program>(program, offset, place - places.before, NarrowPack<Input, kVecSize>::from(g));
       }
     }
     const unsigned infinite = __ballot_sync(0xffffffffu, !is_finite(sum));
@@ -269,15 +347,33 @@ struct ShortListReader {
     return left ? 0.0 : sum;
   }
 
-  // The vector of a thread in row `at` of the warp's, if there is one of a row with labels.
+  // Stores the gradients of a vector of which class `c` is the first; there may be fewer classes, or none.
   template <class Program>
+  static __device__ __forceinline__ void store(const Program& program, const int64 (&offset)[kRowStreams], int c,
+                                               const Pack<typename Program::Input, kVecSize>& g) {
+    const int classes = static_cast<int>(program.space.classes);
+    const auto to = program.template gradients_of<kVecSize>(offset);
+    if (Places::kWhole ? c < classes : c >= 0 && c + kVecSize <= classes) {
+      store_pack<kVecSize>(to + c, g);
+    } else if constexpr (!Places::kWhole) {
+#pragma unroll
+      for (int e = 0; e < kVecSize; ++e) {
+        if (c + e >= 0 && c + e < classes) to[c + e] = g.element[e];
+      }
+    }
+  }
+
+  // Starts the load of the vector of a thread in row `at` of the warp's, if there is one of a row with labels.
+  template <bool kGradient, class Program>
   static __device__ __forceinline__ bool load(const Program& program, const ShortLists<Program>& lists, int64 first,
-                                              int count, int at, Pack<typename Program::Input, kVecSize>& x) {
-    const int c = threadIdx.x % kLanes * kVecSize;
-    if (at >= count || c >= program.space.classes || lists.records[at].length <= 0) return false;
+                                              int count, int at, Ahead<Program>& ahead) {
+    if (at >= count || lists.records[at].length <= 0) return false;
     int64 offset[kRowStreams];
     program.space.offsets(first + at, offset);
-    x = load_pack<kVecSize>(program.logits(offset) + c);
+    const Places places = Places::template of<kGradient>(program, offset);
+    const int c = threadIdx.x % kLanes * kVecSize - places.before;
+    if (c >= program.space.classes) return false;
+    ahead.load(program.logits(offset) + c, places.shift);
     return true;
   }
 
@@ -325,27 +421,27 @@ struct ShortListReader {
   // Visits `count` rows from `first` on, at most 32. Returns the lane's share of the sum of their values.
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ double visit(const Program& program, int64 first, int count, Scale& scale) {
-    const ShortLists<Program> lists(program);
+    const ShortLists<Program> lists(program, Places::kOutside);
     const int lane = threadIdx.x % kWarp, slot = lane / kLanes;
     const bool exists = lane < count;
     __syncwarp();
-    const int set = read_short_list<kGradient>(program, lists, first + lane, exists, scale);
+    const int set = read_short_list<kGradient, Places>(program, lists, first + lane, exists, scale);
     const int most = -subwarp_reduce(min(-lists.records[lane].length, 0), kWarp, MinOp{});
     // No score but infinity is active with what stands for labels that are none; then the row is left.
     for (int k = set; k < most; ++k) lists.records[lane].smallest[k] = scalar_infinity(typename Program::Gradient());
     __syncwarp();
     double total = 0.0;
-    Pack<typename Program::Input, kVecSize> x[kTogether];
+    Ahead<Program> x[kTogether];
     bool present[kTogether];
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j) present[j] = load(program, lists, first, count, j * kRows + slot, x[j]);
+    for (int j = 0; j < kTogether; ++j) present[j] = load<kGradient>(program, lists, first, count, j * kRows + slot, x[j]);
 #pragma unroll 1
     for (int turn = 0; turn * kRows < count; turn += kTogether) {
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
         const int at = (turn + j) * kRows + slot;
         total += take<kGradient>(program, lists, first, count, at, most, x[j], present[j]);
-        present[j] = load(program, lists, first, count, at + kTogether * kRows, x[j]);
+        present[j] = load<kGradient>(program, lists, first, count, at + kTogether * kRows, x[j]);
       }
     }
     // Behind the gradients that other lanes have written for the labels.
@@ -356,7 +452,7 @@ struct ShortListReader {
   // Step 4. Returns the sum of the values of these rows, in lane 0.
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ double take_left(const Program& program, int64 first, int count, Scale& scale) {
-    const ShortLists<Program> lists(program);
+    const ShortLists<Program> lists(program, Places::kOutside);
     const int lane = threadIdx.x % kWarp;
     unsigned left = __ballot_sync(0xffffffffu, lane < count && lists.records[lane].is_left());
     const SubwarpGroup warp{kWarp};
@@ -365,7 +461,7 @@ struct ShortListReader {
 #pragma unroll 1
     for (; left != 0u; left &= left - 1u) {
       const int64 row = first + __ffs(static_cast<int>(left)) - 1;
-      total += row_by_memory<kGradient, kVecSize>(program, warp, row, sync, scale);
+      total += row_by_memory<kGradient, Places::kShifted ? 1 : kVecSize>(program, warp, row, sync, scale);
     }
     return lane == 0 ? total : 0.0;
   }

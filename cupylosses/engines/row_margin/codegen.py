@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.row_margin.definition import MarginLoss
-from cupylosses.engines.row_margin.layout import RESIDENT_OF_WARPS, resident
+from cupylosses.engines.row_margin.layout import RESIDENT_OF_WARPS, SHORT_LISTS, resident
 from cupylosses.engines.softmax.codegen import SELF_COUNTED, TALLIED, space_rank_name
 from cupylosses.jit import gpu
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
@@ -93,7 +93,7 @@ class MarginKernel(Kernel):
         if self.kind == "hvp":
             return nested((*FUNCTOR, "row_margin/margin_hvp.cuh"))
         own = "thread_per_list" if self.layout in RESIDENT_OF_WARPS else "row_margin"
-        own = "short_lists" if self.layout == "short_lists" else own
+        own = "short_lists" if self.layout in SHORT_LISTS else own
         return (*FUNCTOR, f"row_margin/{own}.cuh", *(["softmax/count_rows.cuh"] if counts else []))
 
     @property
@@ -201,8 +201,9 @@ def _entry(kernel: MarginKernel) -> list[str]:
         reader = f"SharedRowReader<{kernel.ahead}, {kernel.threads // gpu.WARP}>"
     if kernel.layout.startswith("thread_per_list"):
         reader = f"ThreadPerListReader<{str(kernel.layout.endswith('apart')).lower()}>"
-    if kernel.layout == "short_lists":
-        reader = f"ShortListReader<{kernel.vec_size}, {kernel.ahead}>"
+    if kernel.layout in SHORT_LISTS:
+        rows = kernel.layout.removeprefix("short_lists").removeprefix("_") or "whole"
+        reader = f"ShortListReader<{kernel.vec_size}, {kernel.ahead}, VectorsOfRows::k{rows.capitalize()}>"
     if kernel.layout == "thread_per_label":
         reader = "ThreadPerLabelReader"
     program, made = "MarginProgram<RowProgram<Hinge, Space, {}>>", "const Program program{{"

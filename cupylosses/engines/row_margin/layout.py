@@ -7,6 +7,8 @@ thread_per_row  a thread takes a row of one label whose classes lie apart, and i
 shared_rows     likewise, but the warps of a block share 32 rows: each takes some of the classes
 thread_per_list a thread takes a row of a list and few contiguous classes; its warp moves all its rows together
 short_lists     lanes of a warp share a row of a list and some more classes; the warp reads 32 lists together
+short_lists_alike likewise, of rows that begin anywhere, scores as far behind a vector as their gradients
+short_lists_shifted likewise, of rows that begin anywhere
 thread_per_list_apart likewise, of classes that lie apart, which each thread moves itself
 thread_per_label likewise, of one label
 
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from cupylosses.engines.softmax.layout import (
     MAX_CHUNKS,
@@ -63,8 +65,12 @@ MIN_BLOCK_THREADS = 64
 RESIDENT_THREADS = 512
 #: Threads where each takes classes of a row that lie apart: what is under way is what it has in flight.
 RESIDENT_APART = {"thread_per_row": 1024, "shared_rows": 1024}
+#: Layouts of rows of short lists.
+SHORT_LISTS = ("short_lists", "short_lists_alike", "short_lists_shifted")
 #: Threads where each takes a row that its warp has moved to shared memory: nothing else is under way meanwhile.
-RESIDENT_OF_WARPS = {"thread_per_list": 768, "thread_per_list_apart": 768, "thread_per_label": 768, "short_lists": 512}
+RESIDENT_OF_WARPS = {
+    "thread_per_list": 768, "thread_per_list_apart": 768, "thread_per_label": 768, **dict.fromkeys(SHORT_LISTS, 512)
+}  # fmt: skip
 #: Partial sums of such rows, and of the number of rows that count, at most: the last block adds them up alone, and an
 #: H100 has a warp for each. A warp that takes a second chunk would double the time.
 CHUNKS_OF_WARPS = 3 << 10
@@ -97,6 +103,8 @@ THREAD_WARPS = 6
 #: take the same number of rows. Bytes of a `ListRecord` of ``kernels/row_margin/short_lists.cuh``.
 SHORT_CHUNKS = 2112
 RECORD_BYTES = 240
+#: Classes of such rows, at least, if they begin anywhere: vectors of a row reach into its neighbours.
+SHORT_CLASSES = 16
 #: Classes of rows of one label that a thread takes, at most: of 16 bits, and of others.
 LABEL_CLASSES = (64, 32)
 #: Classes of rows that a warp takes though their lists may be sorted, at most, and labels that are sorted at most.
@@ -255,15 +263,16 @@ def layout(
             fits = (room - 4 * mask_words - 64) // (16 + score)
             capacity = min(labels, most, fits) if mask_words else 0
             shared = of_block * group_bytes(capacity, mask_words, score)
-    short = linear and whole and vec_size * scores.itemsize == 16 and vectors <= WARP and scores.itemsize <= 4
-    if labels is not None and short and not apart and rows >= THREAD_LISTS and len(sizes) <= 1:
-        lists = threads * (RECORD_BYTES + 4 * -(-classes // 32))
-        needed = -(-shared // 16) * 16 + lists
+    lists = None
+    if labels is not None and linear and not apart and rows >= THREAD_LISTS and len(sizes) <= 1:
+        lists = _short_lists(classes, vec_size, strides, scores, gradients)
+    if lists is not None:
+        kind, vec_size, lanes, words_of_row = lists
+        needed = -(-shared // 16) * 16 + threads * (RECORD_BYTES + 4 * words_of_row)
         # With fewer warps, those that have a row each are as fast.
         if RESIDENT_THREADS // threads * needed <= chip.shared:
             chunks = min(-(-rows // (WARP * SHORT_CHUNKS)) * SHORT_CHUNKS, MAX_CHUNKS, rows)
-            rank, lanes = space_rank(rows, sizes), power_of_two(vectors)
-            kind = "short_lists"
+            rank = space_rank(rows, sizes)
             return Layout(kind, vec_size, 1, threads, chunks, rank, words, lanes, capacity, mask_words, needed)
     at_once = {"subwarp": WARP // width, "block": 1, "warp": threads // WARP}[kind]
     chunks = max(1, min(-(-rows // at_once), MAX_CHUNKS))
@@ -331,6 +340,28 @@ def _whole(
     """True if all rows begin and end with a vector."""
     starts = [x.misalignment % (vec_size * x.itemsize) for x in (scores, gradients)]
     return not (classes % vec_size or any(starts) or any(x % vec_size for s in strides for x in s))
+
+
+def _short_lists(
+    classes: int, vec_size: int, strides: Sequence[Sequence[int]], scores: RowStrides, gradients: RowStrides
+) -> tuple[str, int, int, int] | None:
+    """Kind, vectors, lanes of a row and words with a bit for each place of its vectors, if lanes of a warp share rows
+    that are short enough.
+    """
+    most = 16 // scores.itemsize
+    if scores.itemsize > 4:
+        return None
+    kind, before, outside = "short_lists", 0, 0
+    if not _whole(classes, most, strides[:2], scores, gradients):
+        if classes < SHORT_CLASSES or any(abs(x) < classes for x in strides[0]):
+            return None
+        kind = "short_lists_alike" if vec_size == most else "short_lists_shifted"
+        # Rows begin as far behind a vector as the first one, but for a multiple of this.
+        step = gcd(most, *strides[1])
+        before = most - step + gradients.misalignment // gradients.itemsize % step
+        outside = 2 * (most - 1)
+    vectors = -(-(before + classes) // most)
+    return (kind, most, power_of_two(vectors), -(-(classes + outside) // 32)) if vectors <= WARP else None
 
 
 def group_bytes(capacity: int, mask_words: int, score: int) -> int:

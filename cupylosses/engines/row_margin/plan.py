@@ -76,7 +76,9 @@ class MarginPlan(Plan):
         if self.input.misalignment and not (aligns_gradients or static.has_tangent or self.empty):
             # Rows are then read and written by the same vectors, if there are any.
             self.misalignment, self.misaligned = self.input.misalignment, 1
-            if self.layout.vec_size == 1:
+            # Vectors that divide every row but for the first address divide those of aligned gradients.
+            divided = self.layout.kind == "short_lists_alike" and self.classes % self.layout.vec_size == 0
+            if self.layout.vec_size == 1 or divided:
                 del self.layout
                 self.misalignment = self.misaligned = 0
 
