@@ -233,8 +233,9 @@ struct ShortListReader {
   using Places = ClassPlaces<kRowsAre, kVecSize>;
   template <class Program>
   using Ahead = VectorAhead<Pack<typename Program::Input, kVecSize>, Places::kShifted>;
-  // Vectors of a thread that are in flight, of as many rows.
-  static constexpr int kTogether = kLanes < 4 ? kLanes : 4;
+  // Vectors of a thread that are in flight, of as many rows: as many as spill no register.
+  static constexpr int kMost = Places::kShifted ? 2 : 4;
+  static constexpr int kTogether = kLanes < kMost ? kLanes : kMost;
   static constexpr int kRows = kWarp / kLanes;
 
   // Of the elements of a vector the active pairs in `pairs`, looking at `most` labels, as many in all lanes of the
