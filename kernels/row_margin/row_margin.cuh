@@ -75,16 +75,23 @@ struct HingeSums {
   Slopes slopes;
 };
 
-// The classes of a row, which lie `step` elements apart where vectors are single elements, and are neighbours
-// otherwise.
-template <int kVecSize, class T>
+// How rows of scores lie, beside the vectors of their gradients.
+enum class ScoresOfRows {
+  kWhole,     // alike, and every row begins and ends with a vector (short_lists.cuh)
+  kAlike,     // as far from an aligned address as their gradients
+  kShifted,   // otherwise
+  kGathered,  // with their classes apart
+};
+
+// The classes of a row, which lie `step` elements apart with kApart, and are neighbours otherwise.
+template <bool kApart, class T>
 struct ClassesOfRow {
   T* row;
   int64 step;
 
   template <class Index>
   __device__ __forceinline__ T* operator+(Index c) const {
-    if constexpr (kVecSize == 1) return row + c * step;
+    if constexpr (kApart) return row + c * step;
     return row + c;
   }
   template <class Index>
@@ -93,11 +100,43 @@ struct ClassesOfRow {
   }
   // The elements between two classes that are `count` apart.
   template <class Index>
-  __device__ __forceinline__ Choose<kVecSize == 1, int64, Index> between(Index count) const {
-    if constexpr (kVecSize == 1) return count * step;
+  __device__ __forceinline__ Choose<kApart, int64, Index> between(Index count) const {
+    if constexpr (kApart) return count * step;
     return count;
   }
 };
+
+// A vector of scores on its way. A shifted one is cut out of the two aligned packs that it overlaps, of which a
+// neighbouring thread reads the second one, too, so that it comes from L1.
+template <ScoresOfRows kScores, class Storage, int kVecSize>
+struct VectorAhead {
+  static constexpr bool kShifted = kScores == ScoresOfRows::kShifted;
+  using P = Pack<Storage, kVecSize>;
+  P pack[kShifted ? 2 : 1];
+
+  // `shift` are the elements between an aligned address and `at`, `step` those between classes.
+  __device__ __forceinline__ void load(const Storage* at, int shift, int64 step) {
+    if constexpr (kScores == ScoresOfRows::kGathered) {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i, at += step) pack[0].element[i] = load_pack<1>(at).element[0];
+    } else if constexpr (kShifted) {
+      pack[0] = load_pack<kVecSize>(at - shift);
+      if (shift != 0) pack[1] = load_pack<kVecSize>(at - shift + kVecSize);
+    } else {
+      pack[0] = load_pack<kVecSize>(at);
+    }
+  }
+  __device__ __forceinline__ P get(int shift) const {
+    if constexpr (kShifted) return cut_out(pack, static_cast<unsigned>(shift * static_cast<int>(sizeof(Storage))));
+    return pack[0];
+  }
+};
+
+// Elements between an aligned address and `at`.
+template <int kVecSize, class Storage>
+__device__ __forceinline__ int behind_vector(const Storage* at) {
+  return static_cast<int>(reinterpret_cast<unsigned long long>(at) / sizeof(Storage)) & (kVecSize - 1);
+}
 
 // `Base` is a RowProgram of softmax/rows.cuh, which knows operands, labels of one class, mask and outputs. Its loss is
 // the hinge: `margin()`, `kLinear` if it is z itself, and on dual numbers h of a positive z.
@@ -135,14 +174,33 @@ struct MarginProgram : Base {
   static __device__ __forceinline__ Gradient gradient(Slopes slopes, double factor) {
     return Waiting<Input>::from(slopes == Slopes(0) ? 0.0 : static_cast<double>(slopes) * factor);
   }
-  template <int kVecSize>
-  __device__ __forceinline__ ClassesOfRow<kVecSize, const Input> scores(const int64 (&offset)[kRowStreams]) const {
-    return {this->logits(offset), this->space.class_stride[kLogits]};
+  template <int kVecSize, ScoresOfRows kScores = ScoresOfRows::kAlike>
+  __device__ __forceinline__ auto scores(const int64 (&offset)[kRowStreams]) const {
+    constexpr bool kApart = kVecSize == 1 || kScores == ScoresOfRows::kGathered;
+    return ClassesOfRow<kApart, const Input>{this->logits(offset), this->space.class_stride[kLogits]};
   }
   // Null without kGradient.
   template <int kVecSize, bool kGradient = true>
-  __device__ __forceinline__ ClassesOfRow<kVecSize, Input> gradients_of(const int64 (&offset)[kRowStreams]) const {
+  __device__ __forceinline__ ClassesOfRow<kVecSize == 1, Input> gradients_of(const int64 (&offset)[kRowStreams]) const {
     return {kGradient ? this->gradient_pointer(offset) : nullptr, this->space.class_stride[kGradients]};
+  }
+  // The vectors of a row: those of its gradients.
+  template <int kVecSize, ScoresOfRows kScores, class Index>
+  __device__ __forceinline__ RowVectors<Input, kVecSize, Index> vectors(const int64 (&offset)[kRowStreams]) const {
+    const Index classes = static_cast<Index>(this->space.classes);
+    if constexpr (kScores == ScoresOfRows::kAlike) return {this->input, offset[kLogits], classes};
+    return {this->gradients, offset[kGradients], classes};
+  }
+  // True if words around the scores of a row may be read. `last` is the offset of the last row.
+  template <int kVecSize, ScoresOfRows kScores>
+  static __device__ __forceinline__ bool is_inner(const int64 (&offset)[kRowStreams], int64 last) {
+    if constexpr (kScores != ScoresOfRows::kShifted) return true;
+    return offset[kLogits] >= kVecSize && offset[kLogits] + kVecSize <= last;
+  }
+  __device__ __forceinline__ int64 last_row() const {
+    int64 offset[kRowStreams];
+    this->space.offsets(this->space.rows - 1, offset);
+    return offset[kLogits];
   }
   __device__ __forceinline__ double score(const int64 (&offset)[kRowStreams], int64 c) const {
     return widen<double>(this->raw(offset, c));
@@ -232,7 +290,7 @@ template <int kVecSize, class Group, class Program>
 __device__ __forceinline__ void fill_gradients(const Program& program, const Group& group,
                                                const int64 (&offset)[kRowStreams], double x) {
   using Input = typename Program::Input;
-  const auto view = program.template view<kVecSize>(offset);
+  const RowVectors<Input, kVecSize> view(program.gradients, offset[kGradients], program.space.classes);
   const auto to = program.template gradients_of<kVecSize>(offset);
   const Input filled = Narrow<Input>::from(x);
   const int64 edge = view.edge_class(group.thread_rank());
@@ -253,13 +311,13 @@ __device__ __forceinline__ int exponent_of(int x) {
 template <class Group>
 using IndexOf = Choose<Group::kMultiWarp, int64, int>;
 // Loads vectors that lie `step` elements apart, `left` of them or as many as there is room for. Each is read once, but
-// loads that are evict-first are slower (docs/performance.md).
-template <int kVecSize, int kVectors, class Input, class Step, class Index>
-__device__ __forceinline__ void load_vectors(const Input* from, Step step, Index left,
-                                             Pack<Input, kVecSize> (&x)[kVectors]) {
+// loads that are evict-first are slower (docs/performance.md). The arguments behind are those of VectorAhead::load.
+template <int kVectors, class Vector, class Input, class Step, class Index>
+__device__ __forceinline__ void load_vectors(const Input* from, Step step, Index left, Vector (&x)[kVectors],
+                                             int shift = 0, int64 of_classes = 1) {
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    if (k < left) x[k] = load_pack<kVecSize>(from + static_cast<Index>(k) * step);
+    if (k < left) x[k].load(from + static_cast<Index>(k) * step, shift, of_classes);
   }
 }
 // An integer from 0 to 2^32 - 1 in double: the mantissa of 2^52 + n, without a conversion.
@@ -386,7 +444,7 @@ __device__ __forceinline__ void take_classes(const Program& program, typename Pr
 
 // A row on its way: its label, and its first vectors and the label's score as loaded. Nothing looks at these until its
 // turn, so that the loads are in flight while the row before is reduced.
-template <int kVecSize, int kVectors, class Group, class Program>
+template <int kVecSize, int kVectors, ScoresOfRows kScores, class Group, class Program>
 struct RowAhead {
   using Input = typename Program::Input;
   // Lanes of a warp share short rows only.
@@ -399,7 +457,10 @@ struct RowAhead {
   Index left;   // vectors of this thread
   Index first;  // class of its first one
   Index edge;   // class of its edge, or -1
-  Pack<Input, kVecSize> x[kVectors];
+  bool inner;   // the vectors have been loaded
+  int shift;    // of the vectors
+  int64 last;   // offset of the last row
+  VectorAhead<kScores, Input, kVecSize> x[kVectors];
   Pack<Input, 1> of_edge;
   Input own;
 
@@ -414,26 +475,31 @@ struct RowAhead {
     program.validate_label(target, label);
     counts = target.active && target.weight != 0.0;
     if (!counts) return;
-    const RowVectors<Input, kVecSize, Index> view(program.input, target.offset[kLogits],
-                                                  static_cast<Index>(program.space.classes));
-    const auto from = program.template scores<kVecSize>(target.offset);
+    const auto view = program.template vectors<kVecSize, kScores, Index>(target.offset);
+    const auto from = program.template scores<kVecSize, kScores>(target.offset);
     const Index behind = view.vectors - rank + threads - 1;
     left = behind < 0 ? Index(0) : behind >> exponent_of(threads);
     first = view.first(rank);
-    load_vectors(from + first, from.between(threads * kVecSize), left, x);
+    shift = behind_vector<kVecSize>(from + view.head);
+    inner = program.template is_inner<kVecSize, kScores>(target.offset, last);
+    if (inner) load_more(program, from + first, from.between(threads * kVecSize), left);
     edge = view.head + view.tail > 0 ? view.edge_class(rank) : Index(-1);
     if (edge >= 0) of_edge = load_stream<1>(from + edge);
     own = program.raw(target.offset, target.label);
+  }
+  template <class Step>
+  __device__ __forceinline__ void load_more(const Program& program, const Input* from, Step step, Index count) {
+    load_vectors(from, step, count, x, shift, program.space.class_stride[kLogits]);
   }
 };
 
 // Preconditions: every thread of the group calls it together, with a SubwarpGroup every lane of the warp. `exists` is
 // false if the warp has fewer rows left than it takes at once. `rank` is the thread's in its group.
-template <bool kGradient, int kVecSize, int kVectors, class Group, class Program, class Scale>
+template <bool kGradient, int kVecSize, int kVectors, ScoresOfRows kScores, class Group, class Program, class Scale>
 __device__ __forceinline__ double one_label_row(const Program& program, const Group& group, int rank, int64 row,
                                                 bool exists, int64 next,
-                                                RowAhead<kVecSize, kVectors, Group, Program>& ahead, SyncState& sync,
-                                                Scale& scale) {
+                                                RowAhead<kVecSize, kVectors, kScores, Group, Program>& ahead,
+                                                SyncState& sync, Scale& scale) {
   using Input = typename Program::Input;
   using Score = typename Program::Gradient;
   using Index = IndexOf<Group>;
@@ -462,7 +528,7 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
     // Opaque, or it is computed again for each vector.
     const auto active = opaque(Waiting<Input>::from(factor));
     const auto to = program.template gradients_of<kVecSize, kGradient>(t.offset);
-    const auto from = program.template scores<kVecSize>(t.offset);
+    const auto from = program.template scores<kVecSize, kScores>(t.offset);
     const int step = threads * kVecSize;
     const auto apart = from.between(step);
     if (const Index edge = ahead.edge; edge >= 0) {
@@ -475,27 +541,40 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
       }
     }
     Index first = ahead.first;
-    if (is_linear) {
+    if (is_linear && ahead.inner) {
       if constexpr (Program::Hinge::kLinear) {
 #pragma unroll 1
         for (Index left = ahead.left; left > 0; left -= kVectors) {
 #pragma unroll
           for (int k = 0; k < kVectors; ++k) {
             if (k < left) {
-              take_linear<kGradient, kVecSize, Program>(to + (first + static_cast<Index>(k) * step), ahead.x[k],
-                                                        smallest, own, active, sums);
+              take_linear<kGradient, kVecSize, Program>(to + (first + static_cast<Index>(k) * step),
+                                                        ahead.x[k].get(ahead.shift), smallest, own, active, sums);
             }
           }
           first += kVectors * step;
-          load_vectors(from + first, apart, left - kVectors, ahead.x);
+          ahead.load_more(program, from + first, apart, left - kVectors);
         }
       }
-    } else if constexpr (Program::Hinge::kLinear) {
-      // The label is not finite. Few rows are like that: their vectors are loaded again, one at a time.
+    } else if (Program::Hinge::kLinear || !ahead.inner) {
+      // The label is not finite, or vectors could reach beyond the scores. Few rows are like that: they are loaded
+      // again, one vector at a time.
 #pragma unroll 1
       for (Index left = ahead.left; left > 0; --left, first += step) {
-        const auto again = load_stream<kVecSize>(from + first);
-        take_classes<kGradient>(program, to + first, again, target_element<kVecSize>(t, first), own, factor, sums);
+        Pack<Input, kVecSize> again;
+        if constexpr (kScores == ScoresOfRows::kAlike) {
+          again = load_stream<kVecSize>(from + first);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kVecSize; ++i) again.element[i] = from[first + i];
+        }
+        if (is_linear) {
+          if constexpr (Program::Hinge::kLinear) {
+            take_linear<kGradient, kVecSize, Program>(to + first, again, smallest, own, active, sums);
+          }
+        } else {
+          take_classes<kGradient>(program, to + first, again, target_element<kVecSize>(t, first), own, factor, sums);
+        }
       }
     } else {
 #pragma unroll 1
@@ -504,11 +583,11 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
         for (int k = 0; k < kVectors; ++k) {
           if (k < left) {
             const Index at = first + static_cast<Index>(k) * step;
-            take_classes<kGradient>(program, to + at, ahead.x[k], target_element<kVecSize>(t, at), own, factor, sums);
+            take_classes<kGradient>(program, to + at, ahead.x[k].get(ahead.shift), target_element<kVecSize>(t, at), own, factor, sums);
           }
         }
         first += kVectors * step;
-        load_vectors(from + first, apart, left - kVectors, ahead.x);
+        ahead.load_more(program, from + first, apart, left - kVectors);
       }
     }
   }
@@ -538,7 +617,7 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
 }
 
 // The reader of rows of one label. kVectors vectors of a thread are in flight.
-template <int kVecSize, int kVectors>
+template <int kVecSize, int kVectors, ScoresOfRows kScores>
 struct OneLabelReader {
   template <bool kGradient, class Group, class Program, class Scale>
   struct Visit {
@@ -547,9 +626,9 @@ struct OneLabelReader {
     const Group& group;
     Scale& scale;
     int rank;
-    RowAhead<kVecSize, kVectors, Group, Program>& ahead;
+    RowAhead<kVecSize, kVectors, kScores, Group, Program>& ahead;
     __device__ __forceinline__ double operator()(int64 row, bool exists, int64 next, SyncState& sync) const {
-      return one_label_row<kGradient, kVecSize, kVectors>(program, group, rank, row, exists, next, ahead, sync, scale);
+      return one_label_row<kGradient>(program, group, rank, row, exists, next, ahead, sync, scale);
     }
   };
 
@@ -559,8 +638,9 @@ struct OneLabelReader {
                                                const Workspace& work) {
     // Gradients are written before the first exchange: the scale that thread 0 has read must be there.
     if constexpr (Group::kMultiWarp) __syncthreads();
-    RowAhead<kVecSize, kVectors, Group, Program> ahead;
+    RowAhead<kVecSize, kVectors, kScores, Group, Program> ahead;
     ahead.started = false;
+    ahead.last = program.last_row();
     // Opaque, or each row divides by the number of threads.
     const int rank = static_cast<int>(opaque(static_cast<unsigned>(group.thread_rank())));
     for_each_row(group, scale, program.space.rows, chunks, work,
@@ -640,7 +720,7 @@ struct RowApart {
 
  private:
   struct TakeLinear {
-    ClassesOfRow<1, Input> to;
+    ClassesOfRow<true, Input> to;
     Score smallest;
     double own;
     Score active;
@@ -652,25 +732,25 @@ struct RowApart {
   struct TakePairs {
     const Program& program;
     const RowApart& row;
-    ClassesOfRow<1, Input> to;
+    ClassesOfRow<true, Input> to;
     Sums& sums;
     __device__ __forceinline__ void operator()(Input* at, int64 c, const Pack<Input, 1>& x) const {
       take_classes<kGradient, 1>(program, at, x, c == row.target.label ? 0 : -1, row.own, row.factor, sums);
     }
   };
   template <int kTogether, class Take>
-  static __device__ __forceinline__ void each_batch(const ClassesOfRow<1, const Input>& scores, int64 classes,
+  static __device__ __forceinline__ void each_batch(const ClassesOfRow<true, const Input>& scores, int64 classes,
                                                     int64 first, int64 stride, const Take& take) {
     const Input* from = scores + first;
     Input* to = take.to + first;
 #pragma unroll 1
     for (; first < classes; first += stride) {
       const int count = static_cast<int>(min(classes - first, static_cast<int64>(kTogether)));
-      Pack<Input, 1> x[kTogether];
-      load_vectors<1>(from, scores.step, count, x);
+      VectorAhead<ScoresOfRows::kAlike, Input, 1> x[kTogether];
+      load_vectors(from, scores.step, count, x);
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        if (i < count) take(to + i * take.to.step, first + i, x[i]);
+        if (i < count) take(to + i * take.to.step, first + i, x[i].pack[0]);
       }
       from += stride * scores.step;
       to += stride * take.to.step;
@@ -943,9 +1023,9 @@ __device__ __forceinline__ void take_vectors(const Pack<typename Program::Input,
 }
 
 // The vectors of a batch, of which bit e of `skipped` says which elements are labels.
-template <bool kGradient, int kVecSize, int kVectors, class Program>
-__device__ __forceinline__ void take_batch(const Pack<typename Program::Input, kVecSize> (&x)[kVectors],
-                                           unsigned skipped, typename Program::Input* to, int64 step, int present,
+template <bool kGradient, int kVecSize, int kVectors, ScoresOfRows kScores, class Program>
+__device__ __forceinline__ void take_batch(const VectorAhead<kScores, typename Program::Input, kVecSize> (&x)[kVectors],
+                                           int shift, unsigned skipped, typename Program::Input* to, int64 step, int present,
                                            int most_present, int length, const LaneOfList<Program>& lane, double origin,
                                            double& total, int& of_label) {
   static_assert(kVecSize * kVectors <= 32, "a bit for each element");
@@ -957,7 +1037,10 @@ __device__ __forceinline__ void take_batch(const Pack<typename Program::Input, k
     if (k >= most_present) break;
     const int left = min(max(present - k, 0), kCount);
     const unsigned absent = left < kCount ? kMask << left * kVecSize : 0u;
-    take_vectors<kGradient, kVecSize, kCount, Program>(x + k, (skipped >> k * kVecSize | absent) & kMask, to + k * step,
+    Pack<typename Program::Input, kVecSize> some[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) some[i] = x[k + i].get(shift);
+    take_vectors<kGradient, kVecSize, kCount, Program>(some, (skipped >> k * kVecSize | absent) & kMask, to + k * step,
                                                        step, left, length, lane, origin, total, of_label);
   }
 }
@@ -970,7 +1053,7 @@ __device__ __forceinline__ int threads_of_list(const Group& group) {
 
 // A row on its way: the labels that the lanes of each warp hold, its first vectors and the labels' scores as loaded, if
 // the list ends among these labels.
-template <int kVecSize, int kVectors, class Group, class Program>
+template <int kVecSize, int kVectors, ScoresOfRows kScores, class Group, class Program>
 struct ListAhead {
   using Input = typename Program::Input;
   using Index = IndexOf<Group>;
@@ -979,15 +1062,16 @@ struct ListAhead {
   Index label;   // and of this row, if it is one of `length`
   bool started;  // false before the first row
   int length;    // of the list; 0 if nothing has been loaded
-  Pack<Input, kVecSize> x[kVectors];
+  int shift;     // of the vectors
+  int64 last;    // offset of the last row
+  VectorAhead<kScores, Input, kVecSize> x[kVectors];
   Input own;
 
   // Has a row brought to L2 of which `start` will load a part only: the loads of the others wait for nothing else.
   __device__ __forceinline__ void prefetch(const Program& program, const Group& group, int rank,
                                            const int64 (&offset)[kRowStreams]) {
-    if constexpr (sizeof(Input) * kVecSize == 16 && !Program::kMasked) {
-      const RowVectors<Input, kVecSize, Index> view(program.input, offset[kLogits],
-                                                    static_cast<Index>(program.space.classes));
+    if constexpr (kScores == ScoresOfRows::kAlike && sizeof(Input) * kVecSize == 16 && !Program::kMasked) {
+      const auto view = program.template vectors<kVecSize, kScores, Index>(offset);
       if (rank != 0 || view.vectors <= kVectors * threads_of_list(group)) return;
       prefetch_l2(program.input + offset[kLogits] + view.head, static_cast<unsigned>(view.vectors) * 16u);
     }
@@ -1004,13 +1088,18 @@ struct ListAhead {
     if (others == 0u) return;
     const int place = __ffs(static_cast<int>(others)) - 1;
     if (__shfl_sync(0xffffffffu, next, place) != -1) return;
+    if (!program.template is_inner<kVecSize, kScores>(offset, last)) return;
     length = place;
-    const RowVectors<Input, kVecSize, Index> view(program.input, offset[kLogits],
-                                                  static_cast<Index>(program.space.classes));
+    const auto view = program.template vectors<kVecSize, kScores, Index>(offset);
     const int threads = threads_of_list(group), lane = threadIdx.x % kWarp;
-    const auto from = program.template scores<kVecSize>(offset);
-    load_vectors(from + view.first(rank), from.between(threads * kVecSize), vectors_of(view, rank, threads), x);
+    const auto from = program.template scores<kVecSize, kScores>(offset);
+    shift = behind_vector<kVecSize>(from + view.head);
+    load_more(program, from + view.first(rank), from.between(threads * kVecSize), vectors_of(view, rank, threads));
     if (lane < length) own = program.raw(offset, label);
+  }
+  template <class Step>
+  __device__ __forceinline__ void load_more(const Program& program, const Input* from, Step step, Index count) {
+    load_vectors(from, step, count, x, shift, program.space.class_stride[kLogits]);
   }
   template <class View>
   static __device__ __forceinline__ Index vectors_of(const View& view, int rank, int threads) {
@@ -1021,11 +1110,11 @@ struct ListAhead {
 
 // Case 2 of the head, of a row that has been started. Returns false, and has written nothing, if the score of a label
 // is not finite. Preconditions: every thread of the group calls it together; ahead.length > 0.
-template <bool kGradient, int kVecSize, int kVectors, class Group, class Program>
+template <bool kGradient, int kVecSize, int kVectors, ScoresOfRows kScores, class Group, class Program>
 __device__ __forceinline__ bool list_in_lanes(const Program& program, const Group& group, int rank,
                                               const int64 (&offset)[kRowStreams],
-                                              ListAhead<kVecSize, kVectors, Group, Program>& ahead, double factor,
-                                              typename Program::Sums& sums) {
+                                              ListAhead<kVecSize, kVectors, kScores, Group, Program>& ahead,
+                                              double factor, typename Program::Sums& sums) {
   using Input = typename Program::Input;
   using Score = typename Program::Gradient;
   using Index = IndexOf<Group>;
@@ -1033,10 +1122,9 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
   const double own = place < length ? in_double(widen<Score>(ahead.own)) : scalar_infinity(0.0);
   const double margin = program.loss.margin();
   if (__any_sync(0xffffffffu, (place < length && !is_finite(own)) || !is_finite(margin))) return false;
-  const RowVectors<Input, kVecSize, Index> view(program.input, offset[kLogits],
-                                                static_cast<Index>(program.space.classes));
+  const auto view = program.template vectors<kVecSize, kScores, Index>(offset);
   // Opaque, or they are found again for each vector.
-  auto from = program.template scores<kVecSize>(offset);
+  auto from = program.template scores<kVecSize, kScores>(offset);
   auto to = program.template gradients_of<kVecSize, kGradient>(offset);
   from.row = opaque(from.row);
   if constexpr (kGradient) to.row = opaque(to.row);
@@ -1076,10 +1164,11 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
     }
     const int present = static_cast<int>(min(max(mine - turn, Index(0)), Index(kVectors)));
     const int most_present = static_cast<int>(min(most - turn, Index(kVectors)));
-    take_batch<kGradient, kVecSize, kVectors, Program>(ahead.x, skipped, to + first, to.between(step), present,
-                                                       most_present, length, lane, origin, sums.value, of_label);
+    take_batch<kGradient, kVecSize, kVectors, kScores, Program>(ahead.x, ahead.shift, skipped, to + first,
+                                                                to.between(step), present, most_present, length, lane,
+                                                                origin, sums.value, of_label);
     first += kVectors * step;
-    load_vectors(from + first, from.between(step), mine - turn - kVectors, ahead.x);
+    ahead.load_more(program, from + first, from.between(step), mine - turn - kVectors);
   }
   if (place < length) {
     sums.value -= small_to_double(of_label) * (in_double(widen<Score>(ahead.own)) - origin);
@@ -1388,11 +1477,16 @@ __device__ __forceinline__ void list_by_memory(const Program& program, const Gro
   if (!done) list_in_memory<kGradient>(program, group, offset, length, factor, total);
 }
 
+// Elements of the vectors of rows that are read again.
+template <int kVecSize, ScoresOfRows kScores>
+constexpr int kAgain = kScores == ScoresOfRows::kAlike || kScores == ScoresOfRows::kWhole ? kVecSize : 1;
+
 // The row of a group, a warp or a block. With kDefers rows of long lists are left to deferred_rows(): `deferred` is
 // set, nothing has been written, and the value is 0. Preconditions: every thread of the group calls it together.
-template <bool kGradient, int kVecSize, int kVectors, bool kDefers, class Group, class Program, class Scale>
+template <bool kGradient, bool kDefers, int kVecSize, int kVectors, ScoresOfRows kScores, class Group, class Program,
+          class Scale>
 __device__ __forceinline__ double list_row(const Program& program, const Group& group, int rank, int64 row, bool exists,
-                                           int64 next, ListAhead<kVecSize, kVectors, Group, Program>& ahead,
+                                           int64 next, ListAhead<kVecSize, kVectors, kScores, Group, Program>& ahead,
                                            SyncState& sync, Scale& scale, bool& deferred) {
   int64 offset[kRowStreams], of_next[kRowStreams];
   program.space.offsets(exists ? row : 0, offset);
@@ -1420,12 +1514,12 @@ __device__ __forceinline__ double list_row(const Program& program, const Group& 
     if constexpr (kGradient) factor = grad_factor(scale, offset) * program.inverse;
     if constexpr (Program::Hinge::kLinear) {
       if (ahead.length > 0) {
-        in_lanes = list_in_lanes<kGradient, kVecSize, kVectors>(program, group, rank, offset, ahead, factor, sums);
+        in_lanes = list_in_lanes<kGradient>(program, group, rank, offset, ahead, factor, sums);
       }
     }
     deferred = kDefers && !in_lanes;
     if (!kDefers && !in_lanes) {
-      list_by_memory<kGradient, kVecSize>(program, group, offset, list.length, factor, sums.value);
+      list_by_memory<kGradient, kAgain<kVecSize, kScores>>(program, group, offset, list.length, factor, sums.value);
     }
   }
   if (has_next) ahead.start(program, group, rank, of_next);
@@ -1481,7 +1575,7 @@ template <class Group>
 using RowGroup = Choose<kDefersRows<Group>, SubwarpGroup, Group>;
 
 // The reader of rows of lists of labels. kVectors vectors of a thread are in flight.
-template <int kVecSize, int kVectors>
+template <int kVecSize, int kVectors, ScoresOfRows kScores>
 struct ListReader {
   template <bool kGradient, class Group, class Program, class Scale>
   struct Visit {
@@ -1491,17 +1585,17 @@ struct ListReader {
     const Group& group;
     Scale& scale;
     int rank;
-    ListAhead<kVecSize, kVectors, OfRow, Program>& ahead;
+    ListAhead<kVecSize, kVectors, kScores, OfRow, Program>& ahead;
     SyncState& of_block;  // exchanges of deferred rows
     __device__ __forceinline__ double operator()(int64 row, bool exists, int64 next, SyncState& sync) const {
       constexpr bool kDefers = kDefersRows<Group>;
       const OfRow& of_row = group;
       bool deferred;
-      const double value = list_row<kGradient, kVecSize, kVectors, kDefers>(program, of_row, rank, row, exists, next,
-                                                                            ahead, sync, scale, deferred);
+      const double value =
+          list_row<kGradient, kDefers>(program, of_row, rank, row, exists, next, ahead, sync, scale, deferred);
       if constexpr (kDefers) {
         if (__syncthreads_or(deferred) != 0) {
-          return deferred_rows<kGradient, kVecSize>(program, row, deferred, of_block, scale, value);
+          return deferred_rows<kGradient, kAgain<kVecSize, kScores>>(program, row, deferred, of_block, scale, value);
         }
       }
       return value;
@@ -1514,8 +1608,9 @@ struct ListReader {
                                                const Workspace& work) {
     // Gradients are written before the first exchange: the scale that thread 0 has read must be there.
     if constexpr (Group::kMultiWarp) __syncthreads();
-    ListAhead<kVecSize, kVectors, RowGroup<Group>, Program> ahead;
+    ListAhead<kVecSize, kVectors, kScores, RowGroup<Group>, Program> ahead;
     ahead.started = false;
+    ahead.last = program.last_row();
     SyncState of_block{0, 0};
     const int rank = static_cast<int>(opaque(static_cast<unsigned>(group.thread_rank())));
     for_each_row(group, scale, program.space.rows, chunks, work,

@@ -21,7 +21,7 @@
 // which is at least the largest active x_i - o + margin: in 16 bits, sums of a vector in float are off by some 2^-24 of
 // the value.
 //
-// Rows may begin anywhere (VectorsOfRows). Vectors are those of the gradients, which are written at once but for the first
+// Rows may begin anywhere (ScoresOfRows). Vectors are those of the gradients, which are written at once but for the first
 // and the last one of a row. What these two have of other rows is marked as labels are, which no class is compared with.
 // The first and the last row of all are left for the end: a vector of them might reach beyond the scores.
 //
@@ -60,18 +60,11 @@ struct alignas(16) ListRecord {
   }
 };
 
-// Where the rows of scores and gradients begin.
-enum class VectorsOfRows {
-  kWhole,    // at a vector, where they end, too
-  kAlike,    // anywhere, but scores as far behind a vector as their gradients
-  kShifted,  // anywhere
-};
-
 // Places of the classes of a row in its vectors.
-template <VectorsOfRows kRows, int kVecSize>
+template <ScoresOfRows kScores, int kVecSize>
 struct ClassPlaces {
-  static constexpr bool kWhole = kRows == VectorsOfRows::kWhole;
-  static constexpr bool kShifted = kRows == VectorsOfRows::kShifted;
+  static constexpr bool kWhole = kScores == ScoresOfRows::kWhole;
+  static constexpr bool kShifted = kScores == ScoresOfRows::kShifted;
   // Places that are no classes, at most.
   static constexpr int kOutside = kWhole ? 0 : 2 * (kVecSize - 1);
   int before;  // places in front of class 0
@@ -81,9 +74,9 @@ struct ClassPlaces {
   template <bool kGradient, class Program>
   static __device__ __forceinline__ ClassPlaces of(const Program& program, const int64 (&offset)[kRowStreams]) {
     if constexpr (kWhole) return {0, 0};
-    const int scores = behind_vector(program.logits(offset));
+    const int scores = behind_vector<kVecSize>(program.logits(offset));
     if constexpr (!kShifted) return {scores, 0};
-    const int gradients = kGradient ? behind_vector(program.gradients + offset[kGradients]) : 0;
+    const int gradients = kGradient ? behind_vector<kVecSize>(program.gradients + offset[kGradients]) : 0;
     return {gradients, (scores - gradients) & (kVecSize - 1)};
   }
   // The bits of word `w` that are no class.
@@ -92,33 +85,6 @@ struct ClassPlaces {
     const int end = before + classes - 32 * w;
     const unsigned behind = end >= 32 ? 0u : end <= 0 ? 0xffffffffu : 0xffffffffu << end;
     return behind | (w == 0 ? (1u << before) - 1u : 0u);
-  }
-
- private:
-  template <class Storage>
-  static __device__ __forceinline__ int behind_vector(const Storage* at) {
-    return static_cast<int>(reinterpret_cast<unsigned long long>(at) / sizeof(Storage)) & (kVecSize - 1);
-  }
-};
-
-// A vector of scores on its way. A shifted one is cut out of two aligned packs, of which a neighbouring thread reads the
-// second one, too, so that it comes from L1.
-template <class P, bool kShifted>
-struct VectorAhead {
-  P pack[kShifted ? 2 : 1];
-
-  template <class Storage>
-  __device__ __forceinline__ void load(const Storage* at, int shift) {
-    constexpr int kVecSize = static_cast<int>(sizeof(P) / sizeof(Storage));
-    pack[0] = load_pack<kVecSize>(at - shift);
-    if constexpr (kShifted) {
-      if (shift != 0) pack[1] = load_pack<kVecSize>(at - shift + kVecSize);
-    }
-  }
-  template <class Storage>
-  __device__ __forceinline__ P get(int shift) const {
-    if constexpr (kShifted) return cut_out(pack, static_cast<unsigned>(shift * static_cast<int>(sizeof(Storage))));
-    return pack[0];
   }
 };
 
@@ -228,11 +194,11 @@ __device__ __forceinline__ int read_short_list(const Program& program, const Sho
 }
 
 // kLanes lanes share a row of vectors of kVecSize.
-template <int kVecSize, int kLanes, VectorsOfRows kRowsAre>
+template <int kVecSize, int kLanes, ScoresOfRows kScores>
 struct ShortListReader {
-  using Places = ClassPlaces<kRowsAre, kVecSize>;
+  using Places = ClassPlaces<kScores, kVecSize>;
   template <class Program>
-  using Ahead = VectorAhead<Pack<typename Program::Input, kVecSize>, Places::kShifted>;
+  using Ahead = VectorAhead<kScores, typename Program::Input, kVecSize>;
   // Vectors of a thread that are in flight, of as many rows: as many as spill no register.
   static constexpr int kMost = Places::kShifted ? 2 : 4;
   static constexpr int kTogether = kLanes < kMost ? kLanes : kMost;
@@ -300,7 +266,7 @@ struct ShortListReader {
     int64 offset[kRowStreams];
     if constexpr (kGradient || !Places::kWhole) program.space.offsets(first + at, offset);
     const Places places = Places::template of<kGradient>(program, offset);
-    const auto x = ahead.template get<Input>(places.shift);
+    const auto x = ahead.get(places.shift);
     Score score[kVecSize];
 #pragma unroll
     for (int e = 0; e < kVecSize; ++e) {
@@ -374,7 +340,7 @@ struct ShortListReader {
     const Places places = Places::template of<kGradient>(program, offset);
     const int c = threadIdx.x % kLanes * kVecSize - places.before;
     if (c >= program.space.classes) return false;
-    ahead.load(program.logits(offset) + c, places.shift);
+    ahead.load(program.logits(offset) + c, places.shift, 1);
     return true;
   }
 
@@ -462,7 +428,7 @@ struct ShortListReader {
 #pragma unroll 1
     for (; left != 0u; left &= left - 1u) {
       const int64 row = first + __ffs(static_cast<int>(left)) - 1;
-      total += row_by_memory<kGradient, Places::kShifted ? 1 : kVecSize>(program, warp, row, sync, scale);
+      total += row_by_memory<kGradient, kAgain<kVecSize, kScores>>(program, warp, row, sync, scale);
     }
     return lane == 0 ? total : 0.0;
   }

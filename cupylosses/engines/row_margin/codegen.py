@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.row_margin.definition import MarginLoss
-from cupylosses.engines.row_margin.layout import RESIDENT_OF_WARPS, SHORT_LISTS, resident
+from cupylosses.engines.row_margin.layout import RESIDENT_OF_WARPS, resident
 from cupylosses.engines.softmax.codegen import SELF_COUNTED, TALLIED, space_rank_name
 from cupylosses.jit import gpu
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
@@ -31,7 +31,7 @@ _GROUPS = {
     "shared_rows": "WarpsShareRows group{{{width}}}",
 }
 #: Those that write gradients.
-_WRITING = ("value_and_gradient", "verify_gradient", "gradient", "hvp")
+WRITING = ("value_and_gradient", "verify_gradient", "gradient", "hvp")
 _CALLS = {
     "value": "row_value<Reader>(program, group, chunks, memory, divisor, value)",
     "value_and_gradient": (
@@ -58,7 +58,8 @@ _VERIFY_ASSUMED = (
 class MarginKernel(Kernel):
     """A compiled module of this engine. Equal ones have equal source.
 
-    ``layout`` is one of :mod:`.layout`, of blocks of so many ``threads``. A thread reads ``ahead`` vectors at once.
+    ``layout`` is one of :mod:`.layout`, of blocks of so many ``threads``, and so are ``scores``. A thread reads
+    ``ahead`` vectors at once.
     ``weight`` is a dtype, or "". The divisor of the sum is an argument, or lies on the device (``counted``), or is the
     number of rows that count, which the kernel finds itself (``self_counting``), or while it evaluates them
     (``tallies``). With both, gradients assume that all rows count, and only a check without records counts by itself.
@@ -80,6 +81,7 @@ class MarginKernel(Kernel):
     counted: bool = False
     self_counting: bool = False
     tallies: bool = False
+    scores: str = "alike"
     compute: str = "float64"
 
     narrow = False
@@ -93,7 +95,7 @@ class MarginKernel(Kernel):
         if self.kind == "hvp":
             return nested((*FUNCTOR, "row_margin/margin_hvp.cuh"))
         own = "thread_per_list" if self.layout in RESIDENT_OF_WARPS else "row_margin"
-        own = "short_lists" if self.layout in SHORT_LISTS else own
+        own = "short_lists" if self.layout == "short_lists" else own
         return (*FUNCTOR, f"row_margin/{own}.cuh", *(["softmax/count_rows.cuh"] if counts else []))
 
     @property
@@ -102,6 +104,7 @@ class MarginKernel(Kernel):
         names = (self.input, self.target, self.weight, "bool" if self.mask else "")
         dtypes = "-".join([STORAGE[x][1] if x else "none" for x in names])
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
+        parts += [self.scores] if self.scores != "alike" else []
         parts += [f"{self.ahead}-ahead", f"{self.threads}-threads"]
         parts += [x.replace("_", "-") for x in ("counted", "self_counting", "tallies") if getattr(self, x)]
         parts += [f"rank{self.rank}"] if self.rank > 1 else []
@@ -120,7 +123,7 @@ class MarginKernel(Kernel):
         arrays += [f"const {STORAGE[self.weight][0]}* weights"] if self.weight else []
         arrays += ["const bool* mask"] if self.mask else []
         arrays += [f"const {input}* tangents"] if self.kind == "hvp" else []
-        gradients = [f"{input}* input_gradients"] if self.kind in _WRITING else []
+        gradients = [f"{input}* input_gradients"] if self.kind in WRITING else []
         own = {
             "value": ["double* memory", f"{result}* value"],
             "value_and_gradient": [
@@ -194,16 +197,16 @@ def _entry(kernel: MarginKernel) -> list[str]:
     def argument(name: str) -> str:
         return name if name in given else "nullptr"
 
-    reader = f"{'ListReader' if several else 'OneLabelReader'}<{kernel.vec_size}, {kernel.ahead}>"
+    lie = f"ScoresOfRows::k{kernel.scores.capitalize()}"
+    reader = f"{'ListReader' if several else 'OneLabelReader'}<{kernel.vec_size}, {kernel.ahead}, {lie}>"
     if kernel.layout == "thread_per_row":
         reader = f"ThreadPerRowReader<{kernel.ahead}>"
     if kernel.layout == "shared_rows":
         reader = f"SharedRowReader<{kernel.ahead}, {kernel.threads // gpu.WARP}>"
     if kernel.layout.startswith("thread_per_list"):
         reader = f"ThreadPerListReader<{str(kernel.layout.endswith('apart')).lower()}>"
-    if kernel.layout in SHORT_LISTS:
-        rows = kernel.layout.removeprefix("short_lists").removeprefix("_") or "whole"
-        reader = f"ShortListReader<{kernel.vec_size}, {kernel.ahead}, VectorsOfRows::k{rows.capitalize()}>"
+    if kernel.layout == "short_lists":
+        reader = f"ShortListReader<{kernel.vec_size}, {kernel.ahead}, {lie}>"
     if kernel.layout == "thread_per_label":
         reader = "ThreadPerLabelReader"
     program, made = "MarginProgram<RowProgram<Hinge, Space, {}>>", "const Program program{{"

@@ -27,7 +27,7 @@ from cupylosses.engines.row_margin import checks as margin_checks
 from cupylosses.engines.row_margin import reference as margin_reference
 from cupylosses.engines.row_margin.call import Rows, Static, without
 from cupylosses.engines.row_margin.definition import MarginLoss
-from cupylosses.engines.row_margin.layout import gathered, read_apart, takes_lists
+from cupylosses.engines.row_margin.layout import gathered, read_apart, reads_steps, takes_lists
 from cupylosses.engines.row_margin.plan import MarginPlan, rows_of
 from cupylosses.engines.softmax import checks as softmax_checks
 from cupylosses.engines.softmax import labels
@@ -119,6 +119,8 @@ class MarginEngine(Engine):
         apart = apart and (lists or not gathered(rows, x.shape[dim]))
         if apart and read_apart(rows, rows_of(x, dim, 0), rows_of(x.gradient, dim, 0), loss.several):
             apart = loss.several and not (len(rows) == 1 and lists)
+        of_rows, of_gradients = rows_of(x, dim, 0), rows_of(x.gradient, dim, 0)
+        apart = apart and not reads_steps(rows, x.shape[dim], of_rows, of_gradients, loss.several)
         if 0 not in x.shape and (apart or x.misalignment % ITEMSIZE[x.dtype]):
             found[0] = classes_last(x.shape, dim)
         if call.static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1:

@@ -7,10 +7,11 @@ thread_per_row  a thread takes a row of one label whose classes lie apart, and i
 shared_rows     likewise, but the warps of a block share 32 rows: each takes some of the classes
 thread_per_list a thread takes a row of a list and few contiguous classes; its warp moves all its rows together
 short_lists     lanes of a warp share a row of a list and some more classes; the warp reads 32 lists together
-short_lists_alike likewise, of rows that begin anywhere, scores as far behind a vector as their gradients
-short_lists_shifted likewise, of rows that begin anywhere
 thread_per_list_apart likewise, of classes that lie apart, which each thread moves itself
 thread_per_label likewise, of one label
+
+Vectors are those of the gradients, whose rows may begin anywhere. Where scores lie otherwise, they are cut out of two
+vectors, or read one by one if their classes lie a little apart.
 
 Rows of classes that lie apart are read in place where there are many, next to each other, with one label or with lists
 of few classes, and where there are few scores in all; all others are first copied with their classes contiguous.
@@ -65,12 +66,8 @@ MIN_BLOCK_THREADS = 64
 RESIDENT_THREADS = 512
 #: Threads where each takes classes of a row that lie apart: what is under way is what it has in flight.
 RESIDENT_APART = {"thread_per_row": 1024, "shared_rows": 1024}
-#: Layouts of rows of short lists.
-SHORT_LISTS = ("short_lists", "short_lists_alike", "short_lists_shifted")
 #: Threads where each takes a row that its warp has moved to shared memory: nothing else is under way meanwhile.
-RESIDENT_OF_WARPS = {
-    "thread_per_list": 768, "thread_per_list_apart": 768, "thread_per_label": 768, **dict.fromkeys(SHORT_LISTS, 512)
-}  # fmt: skip
+RESIDENT_OF_WARPS = {"thread_per_list": 768, "thread_per_list_apart": 768, "thread_per_label": 768, "short_lists": 512}
 #: Partial sums of such rows, and of the number of rows that count, at most: the last block adds them up alone, and an
 #: H100 has a warp for each. A warp that takes a second chunk would double the time.
 CHUNKS_OF_WARPS = 3 << 10
@@ -82,6 +79,8 @@ ASSUMED_ELEMENTS = 1 << 17
 #: take longer.
 GATHERED_ELEMENTS = 1 << 17
 GATHERED_CLASSES = 1024
+#: Bytes between neighbouring classes of other rows, at most, that are read one by one to vectors of their gradients.
+STEP_BYTES = 16
 #: Rows of lists from which on threads take them in place, and bytes of a class of rows of one label. The copies that
 #: others are read from and written to take three times the traffic.
 APART_LISTS = 8192
@@ -120,7 +119,8 @@ SECOND_VECTORS = 4
 class Layout:
     """Launch geometry of rows: ``words`` is the kernel's ``RowSpace``; ``rank`` the dimensions that it has room for.
     ``together`` are the vectors that a thread reads at once. ``capacity`` are the labels that shared memory holds of a
-    row, ``mask_words`` the words with a bit for each class, and ``shared`` the bytes of a block.
+    row, ``mask_words`` the words with a bit for each class, and ``shared`` the bytes of a block. ``scores`` say how
+    scores lie beside the vectors of their gradients: ScoresOfRows of ``kernels/row_margin/row_margin.cuh``.
     """
 
     kind: str
@@ -134,6 +134,7 @@ class Layout:
     capacity: int = 0
     mask_words: int = 0
     shared: int = 0
+    scores: str = "alike"
 
     def blocks(self, processors: int) -> int:
         """Blocks of a launch: as many as run at once, and no more than there are chunks for."""
@@ -164,6 +165,16 @@ def warps_of_row(rows: int, classes: int) -> int:
 def gathered(shape: Sequence[int], classes: int) -> bool:
     """True if rows whose classes lie apart are so few that lanes read and write them in place."""
     return classes <= GATHERED_CLASSES and prod(shape) * classes <= GATHERED_ELEMENTS
+
+
+def reads_steps(shape: Sequence[int], classes: int, scores: RowStrides, gradients: RowStrides, lists: bool) -> bool:
+    """True if vectors of gradients are read one by one from scores whose classes lie a little apart; of rows of few
+    classes copies are faster.
+    """
+    if gradients.class_stride != 1 or not 1 < scores.class_stride <= STEP_BYTES // scores.itemsize:
+        return False
+    copied = 16 // scores.itemsize * WARP if lists else LABEL_CLASSES[scores.itemsize > 2]
+    return classes > copied and not gathered(shape, classes)
 
 
 def takes_lists(rows: int, classes: int, labels: int, itemsize: int, linear: bool, chip: Chip) -> int:
@@ -210,9 +221,16 @@ def layout(
         rank, shared = space_rank(rows, sizes), of_lists * lane_bytes(classes, labels, scores.itemsize, linear) + 8
         kind = "thread_per_list_apart" if apart else "thread_per_list"
         return Layout(kind, 1, 1, of_lists, chunks, rank, words, 1, labels, 0, shared)
+    full, lie = 16 // scores.itemsize, "alike"
     if classes > 1 and not apart:
         vec_size = vector_size(sizes, strides, scores, gradients, True)
-    whole = _whole(classes, vec_size, strides[:2], scores, gradients)
+        if vec_size < full and classes > FEW_CLASSES and all([x > 0 for x in strides[0]]):
+            vec_size, lie = full, "shifted"
+    elif apart and reads_steps(shape, classes, scores, gradients, labels is not None):
+        vec_size, lie = full, "gathered"
+    whole = _whole(classes, vec_size, strides[:2], (scores, gradients))
+    if lie == "gathered":
+        whole = _whole(classes, vec_size, strides[1:2], (gradients,))
     few = 1 < classes <= LABEL_CLASSES[scores.itemsize > 2]
     if labels is None and few and not apart and rows >= THREAD_LISTS and len(sizes) <= 1:
         each, threads = BUFFERS * row_pitch(classes, scores.itemsize) * scores.itemsize, SUBWARP_THREADS
@@ -223,7 +241,7 @@ def layout(
         return Layout("thread_per_label", 1, 1, threads, chunks, rank, words, 1, 0, 0, threads * each)
     while classes <= FEW_CLASSES and not whole:
         vec_size //= 2
-        whole = _whole(classes, vec_size, strides[:2], scores, gradients)
+        whole = _whole(classes, vec_size, strides[:2], (scores, gradients))
     vectors = -(-classes // vec_size)
     most_threads = MANY_ROWS_THREADS if rows > MANY_ROWS else MAX_BLOCK_THREADS
     width = power_of_two(max(1, 2 * (vec_size - 1), -(-vectors // VECTORS)))
@@ -265,22 +283,23 @@ def layout(
             shared = of_block * group_bytes(capacity, mask_words, score)
     lists = None
     if labels is not None and linear and not apart and rows >= THREAD_LISTS and len(sizes) <= 1:
-        lists = _short_lists(classes, vec_size, strides, scores, gradients)
+        lists = _short_lists(classes, lie, strides, scores, gradients)
     if lists is not None:
-        kind, vec_size, lanes, words_of_row = lists
+        lie_of_lists, lanes, words_of_row = lists
         needed = -(-shared // 16) * 16 + threads * (RECORD_BYTES + 4 * words_of_row)
         # With fewer warps, those that have a row each are as fast.
         if RESIDENT_THREADS // threads * needed <= chip.shared:
             chunks = min(-(-rows // (WARP * SHORT_CHUNKS)) * SHORT_CHUNKS, MAX_CHUNKS, rows)
-            rank = space_rank(rows, sizes)
-            return Layout(kind, vec_size, 1, threads, chunks, rank, words, lanes, capacity, mask_words, needed)
+            rank, kind = space_rank(rows, sizes), "short_lists"
+            sizes_of = (lanes, capacity, mask_words, needed)
+            return Layout(kind, full, 1, threads, chunks, rank, words, *sizes_of, lie_of_lists)
     at_once = {"subwarp": WARP // width, "block": 1, "warp": threads // WARP}[kind]
     chunks = max(1, min(-(-rows // at_once), MAX_CHUNKS))
     one_block = threads // WARP < chunks <= ONE_BLOCK_CHUNKS
     if kind == "subwarp" and not shared and (chunks == MAX_CHUNKS or one_block):
         threads = MANY_CHUNKS_THREADS
     rank, together = space_rank(rows, sizes), 1 if single else min(elements // vec_size, TOGETHER)
-    return Layout(kind, vec_size, width, threads, chunks, rank, words, together, capacity, mask_words, shared)
+    return Layout(kind, vec_size, width, threads, chunks, rank, words, together, capacity, mask_words, shared, lie)
 
 
 def second_layout(
@@ -334,34 +353,32 @@ def lane_bytes(classes: int, labels: int, itemsize: int, linear: bool) -> int:
     return row_pitch(classes, itemsize) * itemsize + -(-classes // 32) * 4 + labels * (2 if linear else 9)
 
 
-def _whole(
-    classes: int, vec_size: int, strides: Sequence[Sequence[int]], scores: RowStrides, gradients: RowStrides
-) -> bool:
-    """True if all rows begin and end with a vector."""
-    starts = [x.misalignment % (vec_size * x.itemsize) for x in (scores, gradients)]
+def _whole(classes: int, vec_size: int, strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> bool:
+    """True if all rows of these tensors begin and end with a vector."""
+    starts = [x.misalignment % (vec_size * x.itemsize) for x in tensors]
     return not (classes % vec_size or any(starts) or any(x % vec_size for s in strides for x in s))
 
 
 def _short_lists(
-    classes: int, vec_size: int, strides: Sequence[Sequence[int]], scores: RowStrides, gradients: RowStrides
-) -> tuple[str, int, int, int] | None:
-    """Kind, vectors, lanes of a row and words with a bit for each place of its vectors, if lanes of a warp share rows
-    that are short enough.
+    classes: int, lie: str, strides: Sequence[Sequence[int]], scores: RowStrides, gradients: RowStrides
+) -> tuple[str, int, int] | None:
+    """How scores lie, the lanes of a row, and the words with a bit for each place of its vectors, if lanes of a warp
+    share rows that are short enough.
     """
-    most = 16 // scores.itemsize
-    if scores.itemsize > 4:
+    most, before, outside = 16 // scores.itemsize, 0, 0
+    if scores.itemsize > 4 or lie == "gathered":
         return None
-    kind, before, outside = "short_lists", 0, 0
-    if not _whole(classes, most, strides[:2], scores, gradients):
+    if _whole(classes, most, strides[:2], (scores, gradients)):
+        lie = "whole"
+    else:
         if classes < SHORT_CLASSES or any(abs(x) < classes for x in strides[0]):
             return None
-        kind = "short_lists_alike" if vec_size == most else "short_lists_shifted"
         # Rows begin as far behind a vector as the first one, but for a multiple of this.
         step = gcd(most, *strides[1])
         before = most - step + gradients.misalignment // gradients.itemsize % step
         outside = 2 * (most - 1)
     vectors = -(-(before + classes) // most)
-    return (kind, most, power_of_two(vectors), -(-(classes + outside) // 32)) if vectors <= WARP else None
+    return (lie, power_of_two(vectors), -(-(classes + outside) // 32)) if vectors <= WARP else None
 
 
 def group_bytes(capacity: int, mask_words: int, score: int) -> int:

@@ -16,7 +16,7 @@ from cupylosses.engines.pointwise.reduction import Static as PointwiseStatic
 from cupylosses.engines.row_margin import checks as margin_checks
 from cupylosses.engines.row_margin import layout as margin_layout
 from cupylosses.engines.row_margin.call import Static, constant_divisor, without
-from cupylosses.engines.row_margin.codegen import MarginKernel
+from cupylosses.engines.row_margin.codegen import WRITING, MarginKernel
 from cupylosses.engines.row_margin.definition import MarginLoss
 from cupylosses.engines.softmax.codegen import SELF_COUNTING_STAGES, TALLYING_STAGES
 from cupylosses.engines.softmax.labels import site_of
@@ -76,9 +76,9 @@ class MarginPlan(Plan):
         if self.input.misalignment and not (aligns_gradients or static.has_tangent or self.empty):
             # Rows are then read and written by the same vectors, if there are any.
             self.misalignment, self.misaligned = self.input.misalignment, 1
-            # Vectors that divide every row but for the first address divide those of aligned gradients.
-            divided = self.layout.kind == "short_lists_alike" and self.classes % self.layout.vec_size == 0
-            if self.layout.vec_size == 1 or divided:
+            # Gradients that begin with a vector then have fewer of them in each row.
+            fewer = self.layout.kind == "short_lists" and self.classes % self.layout.vec_size == 0
+            if self.layout.vec_size == 1 or self.layout.scores not in ("whole", "alike") or fewer:
                 del self.layout
                 self.misalignment = self.misaligned = 0
 
@@ -166,12 +166,14 @@ class MarginPlan(Plan):
         if stage == "denominator":
             kind, width, threads, shared, chunks = "subwarp", 1, margin_layout.SUBWARP_THREADS, 0, self.count_chunks
             blocks = min(-(-chunks // (threads // gpu.WARP)), 8 * self.machine.processors)
+        reads_alone = x.scores == "shifted" and kind != "short_lists" and stage not in WRITING
+        scores = "alike" if reads_alone or stage == "denominator" else x.scores
         weight = self.tensors[2].dtype if static.weighted and stage != "denominator" else ""
         kernel = MarginKernel(
             loss, stage, static.flags, kind, threads, x.vec_size, x.together, self.input.dtype, self.target.dtype,
             weight, static.masked, self.result, x.rank, counted,
             self.self_counting and not counted and stage in SELF_COUNTING_STAGES,
-            self._tallies(stage) and not counted,
+            self._tallies(stage) and not counted, scores,
         )  # fmt: skip
         inner = prod(self.rows_shape[static.class_dim :])
         fixed = (static.ignore_index, self.site, self.labels, inner, x.capacity, x.mask_words, chunks, width, x.words)
