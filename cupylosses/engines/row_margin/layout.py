@@ -299,6 +299,9 @@ def layout(
     if kind == "subwarp" and not shared and (chunks == MAX_CHUNKS or one_block):
         threads = MANY_CHUNKS_THREADS
     rank, together = space_rank(rows, sizes), 1 if single else min(elements // vec_size, TOGETHER)
+    if lie == "gathered" and scores.itemsize == 2:
+        # Each element has a register until all have arrived.
+        together = max(1, together // 2)
     return Layout(kind, vec_size, width, threads, chunks, rank, words, together, capacity, mask_words, shared, lie)
 
 
