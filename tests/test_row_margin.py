@@ -265,7 +265,7 @@ def test_rows_apart_in_place(
     """Images of many pixels are read in place, with what does not count, NaN, and labels that are no class."""
     monkeypatch.setattr(margin_layout, "APART_BYTES", 0)
     monkeypatch.setattr(margin_layout, "SHARING_WARPS", warps)
-    kinds = noted_kinds(monkeypatch)
+    kinds = noted(monkeypatch)
     fresh_plans()
     scores, target = drawn(ONE, 150, 19, dtype)
     scores, target = scores.reshape(2, 75, 19).movedim(-1, 1).contiguous(), target.reshape(2, 75)
@@ -276,17 +276,17 @@ def test_rows_apart_in_place(
     assert kinds == {"shared_rows" if warps > 1 else "thread_per_row"}
 
 
-def noted_kinds(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The kinds of all layouts that are chosen from now on."""
-    kinds, layout = set[str](), margin_layout.layout
+def noted(monkeypatch: pytest.MonkeyPatch, field: str = "kind") -> set[str]:
+    """A field of all layouts that are chosen from now on."""
+    values, layout = set[str](), margin_layout.layout
 
-    def noted(*given: Any) -> Any:
+    def noting(*given: Any) -> Any:
         found = layout(*given)
-        kinds.add(found.kind)
+        values.add(getattr(found, field))
         return found
 
-    monkeypatch.setattr(margin_layout, "layout", noted)
-    return kinds
+    monkeypatch.setattr(margin_layout, "layout", noting)
+    return values
 
 
 @pytest.mark.kernels
@@ -303,7 +303,7 @@ def test_a_thread_per_list(
     for name in ("THREAD_LISTS", "APART_LISTS"):
         monkeypatch.setattr(margin_layout, name, 0)
     monkeypatch.setattr(margin_layout, "THREAD_WARPS", 1)
-    kinds = noted_kinds(monkeypatch)
+    kinds = noted(monkeypatch)
     fresh_plans()
     scores, target = drawn(LISTS, 75, classes, dtype, labels=places, longest=min(places, 2 * classes))
     scores = torch.nn.functional.pad(scores, (0, gap))[:, :classes]
@@ -346,7 +346,7 @@ def test_short_lists(
     sizes = {"THREAD_LISTS": 0, "SHORT_CHUNKS": 2, "SUBWARP_THREADS": 64, "RESIDENT_THREADS": 64}
     for name, value in sizes.items():
         monkeypatch.setattr(margin_layout, name, value)
-    kinds = noted_kinds(monkeypatch)
+    kinds = noted(monkeypatch)
     fresh_plans()
     scores, target = drawn(LISTS, 139, classes, dtype, labels=places, longest=longest)
     target[7, :3] = target[7, 0]
@@ -364,6 +364,32 @@ def test_short_lists(
     target[4, 0], target[5, :2] = classes, torch.tensor([1, -7])
     agree(LISTS, (scores, target), mask=mask, reduction="none", check_targets="off")
     assert kinds == {"short_lists"}
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("function", "dtype", "classes", "gap", "step", "p"),
+    [
+        (ONE, bf16, 71, 1, 1, 1), (ONE, f32, 35, 2, 1, 2), (ONE, f32, 133, 0, 2, 1), (LISTS, bf16, 71, 1, 1, 1),
+        (LISTS, f32, 133, 1, 2, 1),
+        *short_or_full([], [(ONE, f64, 1031, 1, 1, 1), (LISTS, f16, 1031, 3, 1, 1), (ONE, bf16, 1031, 0, 3, 2)]),
+    ],
+)  # fmt: skip
+def test_rows_that_lie_otherwise_than_their_gradients(
+    function: Any, dtype: torch.dtype, classes: int, gap: int, step: int, p: int,
+    monkeypatch: pytest.MonkeyPatch, fresh_plans: Any,
+) -> None:  # fmt: skip
+    """Scores with a gap behind each row, or behind each class, are read to the vectors of their gradients."""
+    monkeypatch.setattr(margin_layout, "GATHERED_ELEMENTS", 0)
+    chosen = noted(monkeypatch, "scores")
+    fresh_plans()
+    scores, target = drawn(function, 12, classes, dtype, labels=6)
+    scores = torch.nn.functional.pad(scores, (0, gap)).repeat_interleave(step, 1)[:, : classes * step : step]
+    options = {"p": p} if function is ONE else {}
+    agree(function, (scores, target), reduction="none", **options)
+    scores[0, 1], scores[2, 0], scores[3, target[3].flatten()[0]], scores[11, classes - 1] = nan, inf, -inf, 3
+    agree(function, (scores, target), reduction="none", **options)
+    assert chosen == {"gathered" if step > 1 else "shifted"}
 
 
 @pytest.mark.kernels

@@ -583,7 +583,8 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
         for (int k = 0; k < kVectors; ++k) {
           if (k < left) {
             const Index at = first + static_cast<Index>(k) * step;
-            take_classes<kGradient>(program, to + at, ahead.x[k].get(ahead.shift), target_element<kVecSize>(t, at), own, factor, sums);
+            take_classes<kGradient>(program, to + at, ahead.x[k].get(ahead.shift), target_element<kVecSize>(t, at), own,
+                                    factor, sums);
           }
         }
         first += kVectors * step;
@@ -1025,9 +1026,9 @@ __device__ __forceinline__ void take_vectors(const Pack<typename Program::Input,
 // The vectors of a batch, of which bit e of `skipped` says which elements are labels.
 template <bool kGradient, int kVecSize, int kVectors, ScoresOfRows kScores, class Program>
 __device__ __forceinline__ void take_batch(const VectorAhead<kScores, typename Program::Input, kVecSize> (&x)[kVectors],
-                                           int shift, unsigned skipped, typename Program::Input* to, int64 step, int present,
-                                           int most_present, int length, const LaneOfList<Program>& lane, double origin,
-                                           double& total, int& of_label) {
+                                           int shift, unsigned skipped, typename Program::Input* to, int64 step,
+                                           int present, int most_present, int length, const LaneOfList<Program>& lane,
+                                           double origin, double& total, int& of_label) {
   static_assert(kVecSize * kVectors <= 32, "a bit for each element");
   constexpr int kMost = kTaken<typename Program::Input> / kVecSize;
   constexpr int kCount = kVectors < kMost ? kVectors : kMost;

@@ -21,9 +21,10 @@
 // which is at least the largest active x_i - o + margin: in 16 bits, sums of a vector in float are off by some 2^-24 of
 // the value.
 //
-// Rows may begin anywhere (ScoresOfRows). Vectors are those of the gradients, which are written at once but for the first
-// and the last one of a row. What these two have of other rows is marked as labels are, which no class is compared with.
-// The first and the last row of all are left for the end: a vector of them might reach beyond the scores.
+// Rows may begin anywhere (ScoresOfRows). Vectors are those of the gradients, which are written at once but for the
+// first and the last one of a row. What these two have of other rows is marked as labels are, which no class is
+// compared with. The first and the last row of all are left for the end: a vector of them might reach beyond the
+// scores.
 //
 // Traffic: as in row_margin.cuh. Order of additions: of a lane in the order of its rows, then by the fixed tree of
 // a chunk. Preconditions: vectors have 16 bytes; rows are of one dimension, and have at most 256 classes and kLanes
@@ -254,8 +255,8 @@ struct ShortListReader {
   // Step 2, of the vector of a thread in row `at` of the warp's. Returns its share of the value.
   template <bool kGradient, class Program>
   static __device__ __forceinline__ double take(const Program& program, const ShortLists<Program>& lists, int64 first,
-                                                int count, int at, int most,
-                                                const Ahead<Program>& ahead, bool present) {
+                                                int count, int at, int most, const Ahead<Program>& ahead,
+                                                bool present) {
     using Input = typename Program::Input;
     using Score = typename Program::Gradient;
     const int rank = threadIdx.x % kLanes, lane = threadIdx.x % kWarp, place = rank * kVecSize;
@@ -401,7 +402,8 @@ struct ShortListReader {
     Ahead<Program> x[kTogether];
     bool present[kTogether];
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j) present[j] = load<kGradient>(program, lists, first, count, j * kRows + slot, x[j]);
+    for (int j = 0; j < kTogether; ++j)
+      present[j] = load<kGradient>(program, lists, first, count, j * kRows + slot, x[j]);
 #pragma unroll 1
     for (int turn = 0; turn * kRows < count; turn += kTogether) {
 #pragma unroll
