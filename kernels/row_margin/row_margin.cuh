@@ -1147,8 +1147,8 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
     for (int j = 0; j < length; ++j) skipped |= __shfl_sync(0xffffffffu, ahead.label, j) == edge ? 1u : 0u;
     Pack<Input, 1> of_edge{};
     if (edge >= 0) of_edge = load_stream<1>(from + edge);
-    take_vectors<kGradient, 1, 1, Program>(&of_edge, skipped, to + edge, 0, edge >= 0, length, lane, origin, sums.value,
-                                           of_label);
+    take_vectors<kGradient, 1, 1, Program>(&of_edge, skipped, to + max(edge, Index(0)), 0, edge >= 0, length, lane,
+                                           origin, sums.value, of_label);
   }
   const int step = threads * kVecSize;
   const Index mine = ahead.vectors_of(view, rank, threads), most = ahead.vectors_of(view, rank - place, threads);
