@@ -79,8 +79,8 @@ struct HingeSums {
 enum class ScoresOfRows {
   kWhole,     // alike, and every row begins and ends with a vector (short_lists.cuh)
   kAlike,     // as far from an aligned address as their gradients
-  kShifted,   // otherwise
-  kGathered,  // with their classes apart
+  kShifted,   // otherwise; elements of 2 bytes
+  kGathered,  // otherwise, or with their classes apart: elements are read one by one
 };
 
 // The classes of a row, which lie `step` elements apart with kApart, and are neighbours otherwise.

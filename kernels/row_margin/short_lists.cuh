@@ -65,7 +65,7 @@ struct alignas(16) ListRecord {
 template <ScoresOfRows kScores, int kVecSize>
 struct ClassPlaces {
   static constexpr bool kWhole = kScores == ScoresOfRows::kWhole;
-  static constexpr bool kShifted = kScores == ScoresOfRows::kShifted;
+  static constexpr bool kAlike = kWhole || kScores == ScoresOfRows::kAlike;
   // Places that are no classes, at most.
   static constexpr int kOutside = kWhole ? 0 : 2 * (kVecSize - 1);
   int before;  // places in front of class 0
@@ -76,7 +76,7 @@ struct ClassPlaces {
   static __device__ __forceinline__ ClassPlaces of(const Program& program, const int64 (&offset)[kRowStreams]) {
     if constexpr (kWhole) return {0, 0};
     const int scores = behind_vector<kVecSize>(program.logits(offset));
-    if constexpr (!kShifted) return {scores, 0};
+    if constexpr (kAlike) return {scores, 0};
     const int gradients = kGradient ? behind_vector<kVecSize>(program.gradients + offset[kGradients]) : 0;
     return {gradients, (scores - gradients) & (kVecSize - 1)};
   }
@@ -201,7 +201,7 @@ struct ShortListReader {
   template <class Program>
   using Ahead = VectorAhead<kScores, typename Program::Input, kVecSize>;
   // Vectors of a thread that are in flight, of as many rows: as many as spill no register.
-  static constexpr int kMost = Places::kShifted ? 2 : 4;
+  static constexpr int kMost = Places::kWhole ? 4 : kScores == ScoresOfRows::kGathered ? 1 : 2;
   static constexpr int kTogether = kLanes < kMost ? kLanes : kMost;
   static constexpr int kRows = kWarp / kLanes;
 

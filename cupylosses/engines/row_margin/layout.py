@@ -10,8 +10,8 @@ short_lists     lanes of a warp share a row of a list and some more classes; the
 thread_per_list_apart likewise, of classes that lie apart, which each thread moves itself
 thread_per_label likewise, of one label
 
-Vectors are those of the gradients, whose rows may begin anywhere. Where scores lie otherwise, they are cut out of two
-vectors, or read one by one if their classes lie a little apart.
+Vectors are those of the gradients, whose rows may begin anywhere. Where scores lie otherwise, those of 16 bits are cut
+out of two vectors; others, and those whose classes lie a little apart, are read one by one.
 
 Rows of classes that lie apart are read in place where there are many, next to each other, with one label or with lists
 of few classes, and where there are few scores in all; all others are first copied with their classes contiguous.
@@ -119,8 +119,8 @@ SECOND_VECTORS = 4
 class Layout:
     """Launch geometry of rows: ``words`` is the kernel's ``RowSpace``; ``rank`` the dimensions that it has room for.
     ``together`` are the vectors that a thread reads at once. ``capacity`` are the labels that shared memory holds of a
-    row, ``mask_words`` the words with a bit for each class, and ``shared`` the bytes of a block. ``scores`` say how
-    scores lie beside the vectors of their gradients: ScoresOfRows of ``kernels/row_margin/row_margin.cuh``.
+    row, ``mask_words`` the words with a bit for each class, and ``shared`` the bytes of a block. ``scores`` is
+    one of ScoresOfRows of ``kernels/row_margin/row_margin.cuh``; ``apart`` if their classes lie apart.
     """
 
     kind: str
@@ -135,6 +135,16 @@ class Layout:
     mask_words: int = 0
     shared: int = 0
     scores: str = "alike"
+    apart: bool = False
+
+    def reader(self, writes: bool, itemsize: int) -> tuple[str, int]:
+        """How scores lie for a kernel, which may write gradients, and how many vectors a thread reads at once."""
+        if self.kind == "short_lists":
+            return self.scores, self.together
+        # Without gradients, vectors are those of the scores.
+        scores = self.scores if writes or self.apart else "alike"
+        # Scores of 16 bits that are read otherwise take twice the registers.
+        return scores, max(1, self.together // (1 if scores == "alike" or itemsize > 2 else 2))
 
     def blocks(self, processors: int) -> int:
         """Blocks of a launch: as many as run at once, and no more than there are chunks for."""
@@ -225,11 +235,11 @@ def layout(
     if classes > 1 and not apart:
         vec_size = vector_size(sizes, strides, scores, gradients, True)
         if vec_size < full and classes > FEW_CLASSES and all([x > 0 for x in strides[0]]):
-            vec_size, lie = full, "shifted"
+            vec_size, lie = full, "shifted" if scores.itemsize == 2 else "gathered"
     elif apart and reads_steps(shape, classes, scores, gradients, labels is not None):
         vec_size, lie = full, "gathered"
     whole = _whole(classes, vec_size, strides[:2], (scores, gradients))
-    if lie == "gathered":
+    if apart and lie == "gathered":
         whole = _whole(classes, vec_size, strides[1:2], (gradients,))
     few = 1 < classes <= LABEL_CLASSES[scores.itemsize > 2]
     if labels is None and few and not apart and rows >= THREAD_LISTS and len(sizes) <= 1:
@@ -299,10 +309,9 @@ def layout(
     if kind == "subwarp" and not shared and (chunks == MAX_CHUNKS or one_block):
         threads = MANY_CHUNKS_THREADS
     rank, together = space_rank(rows, sizes), 1 if single else min(elements // vec_size, TOGETHER)
-    if lie == "gathered" and scores.itemsize == 2:
-        # Each element has a register until all have arrived.
-        together = max(1, together // 2)
-    return Layout(kind, vec_size, width, threads, chunks, rank, words, together, capacity, mask_words, shared, lie)
+    return Layout(
+        kind, vec_size, width, threads, chunks, rank, words, together, capacity, mask_words, shared, lie, apart
+    )
 
 
 def second_layout(
@@ -369,7 +378,7 @@ def _short_lists(
     share rows that are short enough.
     """
     most, before, outside = 16 // scores.itemsize, 0, 0
-    if scores.itemsize > 4 or lie == "gathered":
+    if scores.itemsize > 4:
         return None
     if _whole(classes, most, strides[:2], (scores, gradients)):
         lie = "whole"

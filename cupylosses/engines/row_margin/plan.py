@@ -166,11 +166,12 @@ class MarginPlan(Plan):
         if stage == "denominator":
             kind, width, threads, shared, chunks = "subwarp", 1, margin_layout.SUBWARP_THREADS, 0, self.count_chunks
             blocks = min(-(-chunks // (threads // gpu.WARP)), 8 * self.machine.processors)
-        reads_alone = x.scores == "shifted" and kind != "short_lists" and stage not in WRITING
-        scores = "alike" if reads_alone or stage == "denominator" else x.scores
+        scores, together = x.reader(stage in WRITING, ITEMSIZE[self.input.dtype])
+        if stage == "denominator":
+            scores, together = "alike", x.together
         weight = self.tensors[2].dtype if static.weighted and stage != "denominator" else ""
         kernel = MarginKernel(
-            loss, stage, static.flags, kind, threads, x.vec_size, x.together, self.input.dtype, self.target.dtype,
+            loss, stage, static.flags, kind, threads, x.vec_size, together, self.input.dtype, self.target.dtype,
             weight, static.masked, self.result, x.rank, counted,
             self.self_counting and not counted and stage in SELF_COUNTING_STAGES,
             self._tallies(stage) and not counted, scores,
