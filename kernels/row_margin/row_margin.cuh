@@ -128,7 +128,7 @@ struct VectorAhead {
   }
   __device__ __forceinline__ P get(int shift) const {
     if constexpr (kShifted) return cut_out(pack, static_cast<unsigned>(shift * static_cast<int>(sizeof(Storage))));
-    return pack[0];
+    return load_words(pack);
   }
 };
 
