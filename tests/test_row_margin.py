@@ -343,7 +343,7 @@ def test_short_lists(
     """Rows of lists whose labels the lanes of a warp read for each other: of all lengths, with what does not count, bad
     labels, and scores that are not finite or far apart. Rows have a gap behind them, or one element in front of all.
     """
-    sizes = {"THREAD_LISTS": 0, "SHORT_CHUNKS": 2, "SUBWARP_THREADS": 64, "RESIDENT_THREADS": 64}
+    sizes = {"THREAD_LISTS": 0, "WARP_CHUNKS": 2, "SUBWARP_THREADS": 64, "RESIDENT_THREADS": 64}
     for name, value in sizes.items():
         monkeypatch.setattr(margin_layout, name, value)
     kinds = noted(monkeypatch)

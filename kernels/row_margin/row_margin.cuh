@@ -48,7 +48,8 @@
 // itself are counted in integers.
 //
 // Preconditions: class stride 1 of scores and gradients, but where vectors are single elements; a group has a power of
-// two of threads, at least 2 (kVecSize - 1) unless vectors divide every row; for lists a whole warp at least.
+// two of threads, kEdges of which are at least 2 (kVecSize - 1) unless vectors divide every row; for lists a whole warp
+// at least.
 #pragma once
 #include "softmax/rows.cuh"
 
@@ -286,15 +287,15 @@ __device__ __forceinline__ bool group_any(const Group&, bool x) {
 }
 
 // Writes one number to all gradients of a row.
-template <int kVecSize, class Group, class Program>
+template <int kVecSize, ScoresOfRows kScores = ScoresOfRows::kAlike, class Group, class Program>
 __device__ __forceinline__ void fill_gradients(const Program& program, const Group& group,
                                                const int64 (&offset)[kRowStreams], double x) {
   using Input = typename Program::Input;
-  const RowVectors<Input, kVecSize> view(program.gradients, offset[kGradients], program.space.classes);
+  const auto view = program.template vectors<kVecSize, kScores, int64>(offset);
   const auto to = program.template gradients_of<kVecSize>(offset);
   const Input filled = Narrow<Input>::from(x);
-  const int64 edge = view.edge_class(group.thread_rank());
-  if (edge >= 0) to[edge] = filled;
+  for (int e = group.thread_rank(); e < view.head + view.tail; e += group.num_threads())
+    to[view.edge_class(e)] = filled;
   Pack<Input, kVecSize> pack;
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) pack.element[i] = filled;
@@ -444,7 +445,7 @@ __device__ __forceinline__ void take_classes(const Program& program, typename Pr
 
 // A row on its way: its label, and its first vectors and the label's score as loaded. Nothing looks at these until its
 // turn, so that the loads are in flight while the row before is reduced.
-template <int kVecSize, int kVectors, ScoresOfRows kScores, class Group, class Program>
+template <int kVecSize, int kVectors, int kEdges, ScoresOfRows kScores, class Group, class Program>
 struct RowAhead {
   using Input = typename Program::Input;
   // Lanes of a warp share short rows only.
@@ -454,14 +455,14 @@ struct RowAhead {
   RowTarget<double> target;
   bool started;  // false before the first row
   bool counts;
-  Index left;   // vectors of this thread
-  Index first;  // class of its first one
-  Index edge;   // class of its edge, or -1
-  bool inner;   // the vectors have been loaded
-  int shift;    // of the vectors
-  int64 last;   // offset of the last row
+  Index left;          // vectors of this thread
+  Index first;         // class of its first one
+  Index edge[kEdges];  // classes of its edges, or -1
+  bool inner;          // the vectors have been loaded
+  int shift;           // of the vectors
+  int64 last;          // offset of the last row
   VectorAhead<kScores, Input, kVecSize> x[kVectors];
-  Pack<Input, 1> of_edge;
+  Pack<Input, 1> of_edge[kEdges];
   Input own;
 
   __device__ __forceinline__ void load_label(const Program& program, int64 next) {
@@ -483,8 +484,11 @@ struct RowAhead {
     shift = behind_vector<kVecSize>(from + view.head);
     inner = program.template is_inner<kVecSize, kScores>(target.offset, last);
     if (inner) load_more(program, from + first, from.between(threads * kVecSize), left);
-    edge = view.head + view.tail > 0 ? view.edge_class(rank) : Index(-1);
-    if (edge >= 0) of_edge = load_stream<1>(from + edge);
+#pragma unroll
+    for (int e = 0; e < kEdges; ++e) {
+      edge[e] = view.head + view.tail > 0 ? view.edge_class(rank + e * threads) : Index(-1);
+      if (edge[e] >= 0) of_edge[e] = load_stream<1>(from + edge[e]);
+    }
     own = program.raw(target.offset, target.label);
   }
   template <class Step>
@@ -495,10 +499,11 @@ struct RowAhead {
 
 // Preconditions: every thread of the group calls it together, with a SubwarpGroup every lane of the warp. `exists` is
 // false if the warp has fewer rows left than it takes at once. `rank` is the thread's in its group.
-template <bool kGradient, int kVecSize, int kVectors, ScoresOfRows kScores, class Group, class Program, class Scale>
+template <bool kGradient, int kVecSize, int kVectors, int kEdges, ScoresOfRows kScores, class Group, class Program,
+          class Scale>
 __device__ __forceinline__ double one_label_row(const Program& program, const Group& group, int rank, int64 row,
                                                 bool exists, int64 next,
-                                                RowAhead<kVecSize, kVectors, kScores, Group, Program>& ahead,
+                                                RowAhead<kVecSize, kVectors, kEdges, kScores, Group, Program>& ahead,
                                                 SyncState& sync, Scale& scale) {
   using Input = typename Program::Input;
   using Score = typename Program::Gradient;
@@ -531,13 +536,16 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
     const auto from = program.template scores<kVecSize, kScores>(t.offset);
     const int step = threads * kVecSize;
     const auto apart = from.between(step);
-    if (const Index edge = ahead.edge; edge >= 0) {
+#pragma unroll
+    for (int e = 0; e < kEdges; ++e) {
+      const Index edge = ahead.edge[e];
+      if (edge < 0) continue;
       if (is_linear) {
         if constexpr (Program::Hinge::kLinear) {
-          take_linear<kGradient, 1, Program>(to + edge, ahead.of_edge, smallest, own, active, sums);
+          take_linear<kGradient, 1, Program>(to + edge, ahead.of_edge[e], smallest, own, active, sums);
         }
       } else {
-        take_classes<kGradient, 1>(program, to + edge, ahead.of_edge, edge == t.label ? 0 : -1, own, factor, sums);
+        take_classes<kGradient, 1>(program, to + edge, ahead.of_edge[e], edge == t.label ? 0 : -1, own, factor, sums);
       }
     }
     Index first = ahead.first;
@@ -604,9 +612,9 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
     if constexpr (!Group::kMultiWarp) __syncwarp();
     if (!exists) return 0.0;
     if (!counts) {
-      fill_gradients<kVecSize>(program, group, t.offset, 0.0);
+      fill_gradients<kVecSize, kScores>(program, group, t.offset, 0.0);
     } else if (value != value) {
-      fill_gradients<kVecSize>(program, group, t.offset, value);
+      fill_gradients<kVecSize, kScores>(program, group, t.offset, value);
     } else if (rank == 0) {
       const auto to = program.template gradients_of<kVecSize>(t.offset);
       to[t.label] = Narrow<Input>::from(Program::gradient(sums.slopes, -factor));
@@ -617,8 +625,8 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
   return value;
 }
 
-// The reader of rows of one label. kVectors vectors of a thread are in flight.
-template <int kVecSize, int kVectors, ScoresOfRows kScores>
+// The reader of rows of one label. kVectors vectors of a thread are in flight, and all its edges, at most kEdges.
+template <int kVecSize, int kVectors, int kEdges, ScoresOfRows kScores>
 struct OneLabelReader {
   template <bool kGradient, class Group, class Program, class Scale>
   struct Visit {
@@ -627,7 +635,7 @@ struct OneLabelReader {
     const Group& group;
     Scale& scale;
     int rank;
-    RowAhead<kVecSize, kVectors, kScores, Group, Program>& ahead;
+    RowAhead<kVecSize, kVectors, kEdges, kScores, Group, Program>& ahead;
     __device__ __forceinline__ double operator()(int64 row, bool exists, int64 next, SyncState& sync) const {
       return one_label_row<kGradient>(program, group, rank, row, exists, next, ahead, sync, scale);
     }
@@ -639,7 +647,7 @@ struct OneLabelReader {
                                                const Workspace& work) {
     // Gradients are written before the first exchange: the scale that thread 0 has read must be there.
     if constexpr (Group::kMultiWarp) __syncthreads();
-    RowAhead<kVecSize, kVectors, kScores, Group, Program> ahead;
+    RowAhead<kVecSize, kVectors, kEdges, kScores, Group, Program> ahead;
     ahead.started = false;
     ahead.last = program.last_row();
     // Opaque, or each row divides by the number of threads.
@@ -1529,7 +1537,7 @@ __device__ __forceinline__ double list_row(const Program& program, const Group& 
   if constexpr (Program::Hinge::kLinear) {
     if (in_lanes) sums.value += small_to_double(sums.slopes) * program.loss.margin();
   }
-  return end_list<kGradient, kVecSize>(program, group, rank, offset, list, counts, sums.value);
+  return end_list<kGradient, kAgain<kVecSize, kScores>>(program, group, rank, offset, list, counts, sums.value);
 }
 
 // A row of which list_in_lanes() has written nothing, by all threads of a group, a warp or a block. Returns its value.

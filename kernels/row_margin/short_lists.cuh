@@ -201,7 +201,7 @@ struct ShortListReader {
   template <class Program>
   using Ahead = VectorAhead<kScores, typename Program::Input, kVecSize>;
   // Vectors of a thread that are in flight, of as many rows: as many as spill no register.
-  static constexpr int kMost = Places::kWhole ? 4 : kScores == ScoresOfRows::kGathered ? 1 : 2;
+  static constexpr int kMost = kScores == ScoresOfRows::kShifted ? 2 : kScores == ScoresOfRows::kGathered ? 1 : 4;
   static constexpr int kTogether = kLanes < kMost ? kLanes : kMost;
   static constexpr int kRows = kWarp / kLanes;
 
@@ -264,9 +264,7 @@ struct ShortListReader {
     const int length = at < count ? record.length : kLeft;
     unsigned skipped = 0u;
     if (present) skipped = lists.members[at * lists.words + place / 32] >> place % 32;
-    int64 offset[kRowStreams];
-    if constexpr (kGradient || !Places::kWhole) program.space.offsets(first + at, offset);
-    const Places places = Places::template of<kGradient>(program, offset);
+    const Places places = places_of<kGradient>(program, first + at);
     const auto x = ahead.get(places.shift);
     Score score[kVecSize];
 #pragma unroll
@@ -300,7 +298,7 @@ struct ShortListReader {
       }
       // Rows that are left are written later; of those that do not count the gradient is 0.
       if (length != kLeft) {
-        store<Program>(program, offset, place - places.before, NarrowPack<Input, kVecSize>::from(g));
+        store<Program>(program, first + at, place - places.before, NarrowPack<Input, kVecSize>::from(g));
       }
     }
     const unsigned infinite = __ballot_sync(0xffffffffu, !is_finite(sum));
@@ -317,30 +315,41 @@ struct ShortListReader {
 
   // Stores the gradients of a vector of which class `c` is the first; there may be fewer classes, or none.
   template <class Program>
-  static __device__ __forceinline__ void store(const Program& program, const int64 (&offset)[kRowStreams], int c,
+  static __device__ __forceinline__ void store(const Program& program, int64 row, int c,
                                                const Pack<typename Program::Input, kVecSize>& g) {
-    const int classes = static_cast<int>(program.space.classes);
+    // Compared in 32 bits, registers would be spilled.
+    const int64 classes = program.space.classes;
+    if (c >= classes) return;
+    int64 offset[kRowStreams];
+    program.space.offsets(row, offset);
     const auto to = program.template gradients_of<kVecSize>(offset);
-    if (Places::kWhole ? c < classes : c >= 0 && c + kVecSize <= classes) {
+    if (Places::kWhole || (c >= 0 && c + kVecSize <= classes)) {
       store_pack<kVecSize>(to + c, g);
-    } else if constexpr (!Places::kWhole) {
+    } else {
 #pragma unroll
       for (int e = 0; e < kVecSize; ++e) {
         if (c + e >= 0 && c + e < classes) to[c + e] = g.element[e];
       }
     }
   }
+  template <bool kGradient, class Program>
+  static __device__ __forceinline__ Places places_of(const Program& program, int64 row) {
+    if constexpr (Places::kWhole) return {0, 0};
+    int64 offset[kRowStreams];
+    program.space.offsets(row, offset);
+    return Places::template of<kGradient>(program, offset);
+  }
 
   // Starts the load of the vector of a thread in row `at` of the warp's, if there is one of a row with labels.
   template <bool kGradient, class Program>
   static __device__ __forceinline__ bool load(const Program& program, const ShortLists<Program>& lists, int64 first,
                                               int count, int at, Ahead<Program>& ahead) {
-    if (at >= count || lists.records[at].length <= 0) return false;
+    if (at >= count) return false;
+    const Places places = places_of<kGradient>(program, first + at);
+    const int c = threadIdx.x % kLanes * kVecSize - places.before;
+    if (c >= program.space.classes || lists.records[at].length <= 0) return false;
     int64 offset[kRowStreams];
     program.space.offsets(first + at, offset);
-    const Places places = Places::template of<kGradient>(program, offset);
-    const int c = threadIdx.x % kLanes * kVecSize - places.before;
-    if (c >= program.space.classes) return false;
     ahead.load(program.logits(offset) + c, places.shift, 1);
     return true;
   }

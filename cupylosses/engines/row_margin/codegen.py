@@ -82,6 +82,7 @@ class MarginKernel(Kernel):
     self_counting: bool = False
     tallies: bool = False
     scores: str = "alike"
+    edges: int = 1
     compute: str = "float64"
 
     narrow = False
@@ -105,6 +106,7 @@ class MarginKernel(Kernel):
         dtypes = "-".join([STORAGE[x][1] if x else "none" for x in names])
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
         parts += [self.scores] if self.scores != "alike" else []
+        parts += [f"{self.edges}-edges"] if self.edges > 1 else []
         parts += [f"{self.ahead}-ahead", f"{self.threads}-threads"]
         parts += [x.replace("_", "-") for x in ("counted", "self_counting", "tallies") if getattr(self, x)]
         parts += [f"rank{self.rank}"] if self.rank > 1 else []
@@ -198,7 +200,9 @@ def _entry(kernel: MarginKernel) -> list[str]:
         return name if name in given else "nullptr"
 
     lie = f"ScoresOfRows::k{kernel.scores.capitalize()}"
-    reader = f"{'ListReader' if several else 'OneLabelReader'}<{kernel.vec_size}, {kernel.ahead}, {lie}>"
+    reader = f"OneLabelReader<{kernel.vec_size}, {kernel.ahead}, {kernel.edges}, {lie}>"
+    if several:
+        reader = f"ListReader<{kernel.vec_size}, {kernel.ahead}, {lie}>"
     if kernel.layout == "thread_per_row":
         reader = f"ThreadPerRowReader<{kernel.ahead}>"
     if kernel.layout == "shared_rows":

@@ -42,6 +42,8 @@ from cupylosses.jit.gpu import DECLARED_BYTES, WARP, Chip
 VECTORS = 8
 WHOLE_VECTORS = 4
 LIST_VECTORS = 4
+#: Edges of a row of one label that a thread takes, at most.
+EDGES = 4
 #: The most vectors of a row of one label without edges whose lanes take a single vector each.
 SINGLE_VECTORS = 8
 #: Vectors that a thread reads together, at most, and their elements: of one label in rows that a warp shares and in
@@ -98,9 +100,10 @@ THREAD_CLASSES = 64
 THREAD_PLACES = 64
 #: Warps of a multiprocessor that take such rows, at least: of longer rows fewer have room in shared memory.
 THREAD_WARPS = 6
-#: Partial sums of rows of short lists are a multiple of this, if there are so many: an H100 has as many warps, which
-#: take the same number of rows. Bytes of a `ListRecord` of ``kernels/row_margin/short_lists.cuh``.
-SHORT_CHUNKS = 2112
+#: Partial sums of rows of one label that lanes share, at most; those of rows of short lists are a multiple of it, if
+#: there are so many. An H100 has as many warps, which take the same number of rows. Bytes of a `ListRecord` of
+#: ``kernels/row_margin/short_lists.cuh``.
+WARP_CHUNKS = 2112
 RECORD_BYTES = 240
 #: Classes of such rows, at least, if they begin anywhere: vectors of a row reach into its neighbours.
 SHORT_CLASSES = 16
@@ -136,6 +139,7 @@ class Layout:
     shared: int = 0
     scores: str = "alike"
     apart: bool = False
+    edges: int = 1
 
     def reader(self, writes: bool, itemsize: int) -> tuple[str, int]:
         """How scores lie for a kernel, which may write gradients, and how many vectors a thread reads at once."""
@@ -254,9 +258,13 @@ def layout(
         whole = _whole(classes, vec_size, strides[:2], (scores, gradients))
     vectors = -(-classes // vec_size)
     most_threads = MANY_ROWS_THREADS if rows > MANY_ROWS else MAX_BLOCK_THREADS
-    width = power_of_two(max(1, 2 * (vec_size - 1), -(-vectors // VECTORS)))
-    if whole and width <= WARP // 4:
-        width = power_of_two(max(1, -(-vectors // WHOLE_VECTORS)))
+    edges = least = 2 * (vec_size - 1)
+    many = labels is None and rows >= THREAD_LISTS
+    if many:
+        least = 0 if whole else -(-edges // EDGES)
+    width = power_of_two(max(1, least, -(-vectors // VECTORS)))
+    if (whole or many) and width <= WARP // 4:
+        width = power_of_two(max(1, 0 if whole else least, -(-vectors // WHOLE_VECTORS)))
     single = labels is None and whole and classes > 1 and vectors <= SINGLE_VECTORS
     if single:
         width = power_of_two(vectors)
@@ -299,19 +307,20 @@ def layout(
         needed = -(-shared // 16) * 16 + threads * (RECORD_BYTES + 4 * words_of_row)
         # With fewer warps, those that have a row each are as fast.
         if RESIDENT_THREADS // threads * needed <= chip.shared:
-            chunks = min(-(-rows // (WARP * SHORT_CHUNKS)) * SHORT_CHUNKS, MAX_CHUNKS, rows)
+            chunks = min(-(-rows // (WARP * WARP_CHUNKS)) * WARP_CHUNKS, MAX_CHUNKS, rows)
             rank, kind = space_rank(rows, sizes), "short_lists"
             sizes_of = (lanes, capacity, mask_words, needed)
             return Layout(kind, full, 1, threads, chunks, rank, words, *sizes_of, lie_of_lists)
     at_once = {"subwarp": WARP // width, "block": 1, "warp": threads // WARP}[kind]
-    chunks = max(1, min(-(-rows // at_once), MAX_CHUNKS))
+    most_chunks = WARP_CHUNKS if labels is None and kind == "subwarp" else MAX_CHUNKS
+    chunks = max(1, min(-(-rows // at_once), most_chunks))
     one_block = threads // WARP < chunks <= ONE_BLOCK_CHUNKS
-    if kind == "subwarp" and not shared and (chunks == MAX_CHUNKS or one_block):
+    if kind == "subwarp" and not shared and (chunks == most_chunks or one_block):
         threads = MANY_CHUNKS_THREADS
     rank, together = space_rank(rows, sizes), 1 if single else min(elements // vec_size, TOGETHER)
-    return Layout(
-        kind, vec_size, width, threads, chunks, rank, words, together, capacity, mask_words, shared, lie, apart
-    )
+    memory = (capacity, mask_words, shared)
+    edges = 1 if whole else -(-edges // width) or 1
+    return Layout(kind, vec_size, width, threads, chunks, rank, words, together, *memory, lie, apart, edges)
 
 
 def second_layout(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from cupylosses import checks, functional
 from cupylosses.call import Call
-from cupylosses.engines.record import KernelRecorder, placeholder
+from cupylosses.engines.record import KernelRecorder, Placeholder, placeholder
 from cupylosses.engines.row_margin.codegen import MarginKernel
 from cupylosses.engines.row_margin.definition import MarginLoss
 from cupylosses.interop import ITEMSIZE
@@ -27,6 +27,8 @@ SHAPES: Sequence[tuple[tuple[int, ...], int, int]] = (
     ((4096, 250), 250, 1),
 )
 _FEW = 5
+#: Strides of the scores of 4096 rows of 1000 classes: a gap behind each row, and behind each class.
+STRIDES: Sequence[tuple[int, int]] = ((1001, 1), (2000, 2))
 
 
 class MarginVariants(CoveredVariants):
@@ -40,6 +42,9 @@ class MarginVariants(CoveredVariants):
         for dtype, (shape, places, dim) in product(dtypes, SHAPES[: _FEW if fast else None]):
             for reduction, options in product(("mean", "none"), self._options(shape, dtype, dim)):
                 self._call(recorder, dtype, shape, places, {**options, "reduction": reduction, "class_dim": dim})
+        for dtype, strides in product(() if fast else dtypes, STRIDES):
+            for options in ({"reduction": "mean"}, {"reduction": "none"}):
+                self._call(recorder, dtype, (4096, 1000), 5, {**options, "class_dim": 1}, strides)
         # Masks of lists are counted by kernels of the pointwise engine.
         return [x for x in recorder.kernels if isinstance(x, MarginKernel)]
 
@@ -52,15 +57,22 @@ class MarginVariants(CoveredVariants):
         return [{}, arrays, *flags]
 
     def _call(
-        self, recorder: KernelRecorder, dtype: str, shape: tuple[int, ...], places: int, options: Mapping[str, Any]
+        self,
+        recorder: KernelRecorder,
+        dtype: str,
+        shape: tuple[int, ...],
+        places: int,
+        options: Mapping[str, Any],
+        strides: tuple[int, ...] = (),
     ) -> None:
         dim = options["class_dim"] % len(shape)
         rows = tuple(n for d, n in enumerate(shape) if d != dim)
         labels = (*rows[:dim], places, *rows[dim:]) if self.loss.several else rows
-        operands = {"input": placeholder(dtype, shape), "target": placeholder("int64", labels)}
+        scores = Placeholder(dtype, shape, strides, 0) if strides else placeholder(dtype, shape)
+        operands = {"input": scores, "target": placeholder("int64", labels)}
         call = getattr(functional, self.loss.name).prepare(**operands, **options)
         recorder.call(call, [call.loss.engine.floating(call)])
-        if call.static.reduction == "none":
+        if call.static.reduction == "none" and not strides:
             self._second(recorder, call)
 
     def _second(self, recorder: KernelRecorder, call: Call) -> None:
@@ -77,7 +89,7 @@ class MarginVariants(CoveredVariants):
     def wide_accesses(variant: MarginKernel) -> tuple[int, int]:
         """Those of a kernel of whole vectors: one load, and one store if it writes gradients."""
         wide = variant.vec_size * ITEMSIZE[variant.input] >= 16 and variant.kind != "denominator"
-        return int(wide), int(wide and "gradient" in variant.kind)
+        return int(wide and variant.scores != "gathered"), int(wide and "gradient" in variant.kind)
 
     @staticmethod
     def described(variant: MarginKernel) -> Mapping[str, str]:
@@ -86,7 +98,7 @@ class MarginVariants(CoveredVariants):
         return {
             "dtypes": " ".join(variant.storage),
             "layout": " ".join([variant.layout, *words]),
-            "access": "",
+            "access": variant.scores,
             "gradients": "input" if "gradient" in variant.kind else "",
             "flags": " ".join([x.name for x, on in zip(variant.loss.flags, variant.flags, strict=True) if on]),
         }
@@ -102,6 +114,7 @@ def layout(variant: MarginKernel) -> Iterator[Hashable]:
     """The kernel and its layout, for one label and for lists."""
     yield variant.loss.several, variant.kind
     yield variant.loss.several, variant.layout
+    yield variant.loss.several, variant.scores
 
 
 def structure(variant: MarginKernel) -> Iterator[Hashable]:
