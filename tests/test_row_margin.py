@@ -276,9 +276,9 @@ def test_rows_apart_in_place(
     assert kinds == {"shared_rows" if warps > 1 else "thread_per_row"}
 
 
-def noted(monkeypatch: pytest.MonkeyPatch, field: str = "kind") -> set[str]:
+def noted(monkeypatch: pytest.MonkeyPatch, field: str = "kind") -> set[Any]:
     """A field of all layouts that are chosen from now on."""
-    values, layout = set[str](), margin_layout.layout
+    values, layout = set[Any](), margin_layout.layout
 
     def noting(*given: Any) -> Any:
         found = layout(*given)
@@ -390,6 +390,18 @@ def test_rows_that_lie_otherwise_than_their_gradients(
     scores[0, 1], scores[2, 0], scores[3, target[3].flatten()[0]], scores[11, classes - 1] = nan, inf, -inf, 3
     agree(function, (scores, target), reduction="none", **options)
     assert chosen == {"shifted" if step == 1 and dtype.itemsize == 2 else "gathered"}
+
+
+@pytest.mark.kernels
+def test_edges_of_many_rows(monkeypatch: pytest.MonkeyPatch, fresh_plans: Any) -> None:
+    """Few lanes share a row, each of which takes several of the classes in front of its vectors and behind."""
+    monkeypatch.setattr(margin_layout, "THREAD_LISTS", 0)
+    edges = noted(monkeypatch, "edges")
+    fresh_plans()
+    scores, target = drawn(ONE, 37, 71, bf16)
+    scores[2, 0], scores[3, target[3]], scores[36, 70] = nan, -inf, 3
+    agree(ONE, (scores, target), reduction="none")
+    assert edges == {4}
 
 
 @pytest.mark.kernels
