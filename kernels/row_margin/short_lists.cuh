@@ -201,7 +201,7 @@ struct ShortListReader {
   template <class Program>
   using Ahead = VectorAhead<kScores, typename Program::Input, kVecSize>;
   // Vectors of a thread that are in flight, of as many rows: as many as spill no register.
-  static constexpr int kMost = kScores == ScoresOfRows::kShifted ? 2 : kScores == ScoresOfRows::kGathered ? 1 : 4;
+  static constexpr int kMost = Places::kWhole ? 4 : kScores == ScoresOfRows::kGathered ? 1 : 2;
   static constexpr int kTogether = kLanes < kMost ? kLanes : kMost;
   static constexpr int kRows = kWarp / kLanes;
 
@@ -326,9 +326,11 @@ struct ShortListReader {
     if (Places::kWhole || (c >= 0 && c + kVecSize <= classes)) {
       store_pack<kVecSize>(to + c, g);
     } else {
+      const int first = max(-c, 0), end = min(static_cast<int>(classes) - c, kVecSize);
+      const unsigned own = (1u << end) - (1u << first);
 #pragma unroll
       for (int e = 0; e < kVecSize; ++e) {
-        if (c + e >= 0 && c + e < classes) to[c + e] = g.element[e];
+        if (own >> e & 1u) to[c + e] = g.element[e];
       }
     }
   }

@@ -141,14 +141,14 @@ class Layout:
     apart: bool = False
     edges: int = 1
 
-    def reader(self, writes: bool, itemsize: int) -> tuple[str, int]:
+    def reader(self, writes: bool) -> tuple[str, int]:
         """How scores lie for a kernel, which may write gradients, and how many vectors a thread reads at once."""
         if self.kind == "short_lists":
             return self.scores, self.together
         # Without gradients, vectors are those of the scores.
         scores = self.scores if writes or self.apart else "alike"
-        # Scores of 16 bits that are read otherwise take twice the registers.
-        return scores, max(1, self.together // (1 if scores == "alike" or itemsize > 2 else 2))
+        # A shifted vector takes the registers of two.
+        return scores, max(1, self.together // (2 if scores == "shifted" else 1))
 
     def blocks(self, processors: int) -> int:
         """Blocks of a launch: as many as run at once, and no more than there are chunks for."""
