@@ -14,9 +14,9 @@
 //    its own score and the label's alone.
 // 2. The group adds the hinges, and their derivatives; those of z itself follow from the sum of the active scores
 //    (linear_value). Then thread 0 overwrites the label's gradient. A row whose value is NaN is written again.
-// Rows whose classes lie apart are taken by a thread each (ThreadPerRowReader), in the same way, or by the same lane of
-// each warp of a block (SharedRowReader). Of few classes, so are
-// rows of lists (thread_per_list.cuh).
+// Vectors are those of the gradients. Scores that lie otherwise are shifted to them, or read one by one (VectorAhead).
+// Rows whose classes lie far apart are taken by a thread each (ThreadPerRowReader), in the same way, or by the same
+// lane of each warp of a block (SharedRowReader). Of few classes, so are rows of lists (thread_per_list.cuh).
 //
 // Several labels (ListReader): a warp or a block takes a row, or a warp of a block, whose threads take rows of long
 // lists together (deferred_rows).
@@ -47,9 +47,10 @@
 // Order of additions: within a thread in the order of its vectors, then by the group's fixed tree. Derivatives of z
 // itself are counted in integers.
 //
-// Preconditions: class stride 1 of scores and gradients, but where vectors are single elements; a group has a power of
-// two of threads, kEdges of which are at least 2 (kVecSize - 1) unless vectors divide every row; for lists a whole warp
-// at least.
+// Preconditions: class stride 1 of gradients, and of scores but with kGathered, unless vectors are single elements;
+// with kShifted the first row is the first of scores in memory, and the last row the last one; a group has a power of
+// two of threads, which take 2 (kVecSize - 1) edges, kEdges each, unless vectors divide every row; for lists a whole
+// warp at least.
 #pragma once
 #include "softmax/rows.cuh"
 
