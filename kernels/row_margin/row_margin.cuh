@@ -130,6 +130,8 @@ struct VectorAhead {
   }
   __device__ __forceinline__ P get(int shift) const {
     if constexpr (kShifted) return cut_out(pack, static_cast<unsigned>(shift * static_cast<int>(sizeof(Storage))));
+    // Word by word elements would have to arrive before they are packed, and others would be unpacked.
+    if constexpr (kScores == ScoresOfRows::kGathered) return pack[0];
     return load_words(pack);
   }
 };

@@ -51,10 +51,11 @@ struct alignas(16) ListRecord {
   Score origin;  // the least score of a label
   Score high;    // the gradient of an active pair is the sum of two numbers
   Score low;
-  int length;     // 0: nothing is active; kLeft: all lanes take the row at the end
-  bool left;      // likewise, found out later
-  bool repeated;  // a label is listed several times
-  double sum;     // of the hinges without the labels' share, if values of rows are stored
+  int length;                   // 0: nothing is active; kLeft: all lanes take the row at the end
+  bool left;                    // likewise, found out later
+  bool repeated;                // a label is listed several times
+  unsigned char before, shift;  // ClassPlaces
+  double sum;                   // of the hinges without the labels' share, if values of rows are stored
 
   __device__ __forceinline__ bool is_left() const {
     return left || length == kLeft;
@@ -138,10 +139,14 @@ __device__ __forceinline__ int read_short_list(const Program& program, const Sho
   if (!exists) return 0;
   int64 offset[kRowStreams];
   program.space.offsets(row, offset);
+  const Places at = Places::template of<kGradient>(program, offset);
+  if constexpr (!Places::kWhole) {
+    record.before = static_cast<unsigned char>(at.before);
+    record.shift = static_cast<unsigned char>(at.shift);
+  }
   if constexpr (Program::kMasked) {
     if (!program.mask[offset[kRowMask]]) return 0;
   }
-  const Places at = Places::template of<kGradient>(program, offset);
   const int classes = static_cast<int>(program.space.classes);
   for (int w = 0; w < lists.words; ++w) members[w] = at.outside(w, classes);
   const double margin = program.loss.margin();
@@ -264,7 +269,7 @@ struct ShortListReader {
     const int length = at < count ? record.length : kLeft;
     unsigned skipped = 0u;
     if (present) skipped = lists.members[at * lists.words + place / 32] >> place % 32;
-    const Places places = places_of<kGradient>(program, first + at);
+    const Places places = places_of(record);
     const auto x = ahead.get(places.shift);
     Score score[kVecSize];
 #pragma unroll
@@ -334,20 +339,18 @@ struct ShortListReader {
       }
     }
   }
-  template <bool kGradient, class Program>
-  static __device__ __forceinline__ Places places_of(const Program& program, int64 row) {
+  template <class Record>
+  static __device__ __forceinline__ Places places_of(const Record& record) {
     if constexpr (Places::kWhole) return {0, 0};
-    int64 offset[kRowStreams];
-    program.space.offsets(row, offset);
-    return Places::template of<kGradient>(program, offset);
+    return {record.before, record.shift};
   }
 
   // Starts the load of the vector of a thread in row `at` of the warp's, if there is one of a row with labels.
-  template <bool kGradient, class Program>
+  template <class Program>
   static __device__ __forceinline__ bool load(const Program& program, const ShortLists<Program>& lists, int64 first,
                                               int count, int at, Ahead<Program>& ahead) {
     if (at >= count) return false;
-    const Places places = places_of<kGradient>(program, first + at);
+    const Places places = places_of(lists.records[at]);
     const int c = threadIdx.x % kLanes * kVecSize - places.before;
     if (c >= program.space.classes || lists.records[at].length <= 0) return false;
     int64 offset[kRowStreams];
@@ -413,15 +416,14 @@ struct ShortListReader {
     Ahead<Program> x[kTogether];
     bool present[kTogether];
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j)
-      present[j] = load<kGradient>(program, lists, first, count, j * kRows + slot, x[j]);
+    for (int j = 0; j < kTogether; ++j) present[j] = load(program, lists, first, count, j * kRows + slot, x[j]);
 #pragma unroll 1
     for (int turn = 0; turn * kRows < count; turn += kTogether) {
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
         const int at = (turn + j) * kRows + slot;
         total += take<kGradient>(program, lists, first, count, at, most, x[j], present[j]);
-        present[j] = load<kGradient>(program, lists, first, count, at + kTogether * kRows, x[j]);
+        present[j] = load(program, lists, first, count, at + kTogether * kRows, x[j]);
       }
     }
     // Behind the gradients that other lanes have written for the labels.

@@ -37,7 +37,7 @@ from cupylosses.engines.softmax.layout import (
 from cupylosses.engines.strides import merge
 from cupylosses.jit.gpu import DECLARED_BYTES, WARP, Chip
 
-#: Vectors of a row that a thread takes, as long as there are threads to take the others: of one label, also in rows
+#: Vectors of a row that a thread takes, as long as there are threads to take the others: of one label, also in few rows
 #: without edges that a warp shares, and of a list. What a row costs besides its scores is paid by each thread.
 VECTORS = 8
 WHOLE_VECTORS = 4
@@ -141,14 +141,15 @@ class Layout:
     apart: bool = False
     edges: int = 1
 
-    def reader(self, writes: bool) -> tuple[str, int]:
+    def reader(self, writes: bool, itemsize: int) -> tuple[str, int]:
         """How scores lie for a kernel, which may write gradients, and how many vectors a thread reads at once."""
         if self.kind == "short_lists":
             return self.scores, self.together
         # Without gradients, vectors are those of the scores.
         scores = self.scores if writes or self.apart else "alike"
-        # A shifted vector takes the registers of two.
-        return scores, max(1, self.together // (2 if scores == "shifted" else 1))
+        # A shifted vector takes the registers of two, as do elements of 16 bits that are read one by one.
+        doubled = scores == "shifted" or (scores == "gathered" and itemsize == 2)
+        return scores, max(1, self.together // (2 if doubled else 1))
 
     def blocks(self, processors: int) -> int:
         """Blocks of a launch: as many as run at once, and no more than there are chunks for."""
@@ -263,8 +264,8 @@ def layout(
     if many:
         least = 0 if whole else -(-edges // EDGES)
     width = power_of_two(max(1, least, -(-vectors // VECTORS)))
-    if (whole or many) and width <= WARP // 4:
-        width = power_of_two(max(1, 0 if whole else least, -(-vectors // WHOLE_VECTORS)))
+    if whole and not many and width <= WARP // 4:
+        width = power_of_two(max(1, -(-vectors // WHOLE_VECTORS)))
     single = labels is None and whole and classes > 1 and vectors <= SINGLE_VECTORS
     if single:
         width = power_of_two(vectors)

@@ -167,7 +167,7 @@ class MarginPlan(Plan):
             x = replace(x, edges=1)
             kind, width, threads, shared, chunks = "subwarp", 1, margin_layout.SUBWARP_THREADS, 0, self.count_chunks
             blocks = min(-(-chunks // (threads // gpu.WARP)), 8 * self.machine.processors)
-        scores, together = x.reader(stage in WRITING)
+        scores, together = x.reader(stage in WRITING, ITEMSIZE[self.input.dtype])
         if stage == "denominator":
             scores, together = "alike", x.together
         weight = self.tensors[2].dtype if static.weighted and stage != "denominator" else ""
