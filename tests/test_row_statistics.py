@@ -285,18 +285,21 @@ def strided(x: torch.Tensor, layout: str) -> torch.Tensor:
         return x.movedim(-1, 0).contiguous().movedim(0, -1)
     if layout == "shifted":
         return torch.cat((x[..., :1], x), -1)[..., 1:]
+    if layout == "every second":
+        return torch.stack((x, torch.full_like(x, torch.nan)), -1).flatten(-2)[..., ::2]
     return x.transpose(0, 1).contiguous().transpose(0, 1)
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    ("layout", "rows", "features"),
-    [("transposed", (4, 6), 8), ("shifted", (4, 6), 8), ("rows", (4, 6), 8), ("transposed", (32, 64), 8)],
+    ("layout", "rows", "dtype"),
+    [("transposed", (4, 6), f32), ("shifted", (4, 6), f32), ("rows", (4, 6), f32), ("transposed", (32, 64), f32)]
+    + [("every second", (4, 6), bf16)],
     ids=str,
 )
-def test_strides_change_no_bit(layout: str, rows: tuple[int, ...], features: int) -> None:
+def test_strides_change_no_bit(layout: str, rows: tuple[int, ...], dtype: torch.dtype) -> None:
     """Of a value, nor of gradients; those lie as the operands do. Many elements are read from copies."""
-    first, second, label = drawn(COSINE, rows, features, torch.float32)
+    first, second, label = drawn(COSINE, rows, 16 if dtype == bf16 else 8, dtype)
     plain = gradients(COSINE, (first, second, label), reduction="none")
     placed = strided(first, layout)
     found = gradients(COSINE, (placed, second, label), reduction="none")
@@ -638,6 +641,18 @@ def test_blocks_that_have_a_part_of_a_row_each_change_no_bit(
     # Of half the value.
     for a, b in zip(found[0][0][1:], exact(loss, operands)[1:], strict=False):
         torch.testing.assert_close(a.cpu().double(), b / 0.5, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("step", "itemsize", "pitch", "misalignment", "paired"),
+    [(2, 2, 64, 0, 1), (2, 2, 64, 2, 0), (2, 2, 66, 0, 0), (3, 2, 96, 0, 0), (1, 2, 32, 0, 0), (2, 4, 64, 0, 0)],
+)
+def test_every_second_element_is_read_in_whole_vectors(
+    step: int, itemsize: int, pitch: int, misalignment: int, paired: int
+) -> None:
+    """Of 16 bits, if two of them begin at a multiple of their size."""
+    rows = row_layout.RowStream((pitch,), step, itemsize, misalignment)
+    assert row_layout.layout((64,), 32, [rows], [rows], 1, False, 48 << 10, True).paired == paired
 
 
 def test_many_rows_have_few_chunks() -> None:

@@ -531,10 +531,10 @@ struct RowResult {
 // `LabelSinks` have a pointer for each gradient to write, Absent for the others. Streams are numbered in this order.
 // Value is differentiated with respect to the statistics if kOfStatistics, and to the labels of kLabelMask. kVecSize
 // divides the features; kWide has a bit for each of Vectors and then VectorSinks whose vectors are loaded or stored at
-// once, not element by element.
+// once, not element by element; kPaired one for each of Vectors of which they are every second element of two of these.
 template <class Summands_, class Value_, class Vectors_, class Labels_, class VectorSinks_, class LabelSinks_,
           class Mask_, class Layout_, bool kOfStatistics, unsigned kLabelMask, int kVecSize_, unsigned kWide_,
-          bool kHeld_, bool kCopied_, int kAhead_, int kThreads_>
+          unsigned kPaired_, bool kHeld_, bool kCopied_, int kAhead_, int kThreads_>
 struct RowStatistics {
   static constexpr int kVecSize = kVecSize_, kAhead = kAhead_;
   static constexpr bool kHeld = kHeld_;
@@ -790,11 +790,11 @@ struct RowStatistics {
   template <bool kAgain, bool kWhole, int... kSlot>
   __device__ __forceinline__ void load(const int64 (&at)[kStreams], int64 first, int64 features, Packs& packs,
                                        Indices<kSlot...>) const {
-    (load_one<has<kWide_>(kSlot), kAgain, kWhole>(get<kSlot>(vectors) + at[kSlot], layout.step[kSlot], first, features,
-                                                  get<kSlot>(packs)),
+    (load_one<has<kWide_>(kSlot), has<kPaired_>(kSlot), kAgain, kWhole>(
+         get<kSlot>(vectors) + at[kSlot], layout.step[kSlot], first, features, get<kSlot>(packs)),
      ...);
   }
-  template <bool kAtOnce, bool kAgain, bool kWhole, class Storage>
+  template <bool kAtOnce, bool kEverySecond, bool kAgain, bool kWhole, class Storage>
   __device__ __forceinline__ void load_one(const Storage* row, int64 step, int64 first, int64 features,
                                            Pack<Storage, kVecSize>& pack) const {
     // Vectors are whole: kVecSize divides the features.
@@ -806,12 +806,30 @@ struct RowStatistics {
         // Also of rows that are read once: loads that are evict-first take longer.
         pack = load_pack<kVecSize>(row + first);
       }
+    } else if constexpr (kEverySecond) {
+      load_every_second(row + 2 * first, first + kVecSize < features, pack);
     } else {
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
         pack.element[i] = row[(first + i) * step];
       }
     }
+  }
+
+  // Every second element from `from` on, of two whole vectors. The element behind the last one of a row may be no part
+  // of the operand: of a vector that is not `followed` by another of the row, the second half is read by element.
+  template <class Storage>
+  __device__ __forceinline__ static void load_every_second(const Storage* from, bool followed,
+                                                           Pack<Storage, kVecSize>& pack) {
+    Pack<Storage, kVecSize> pair[2] = {load_pack<kVecSize>(from)};
+    if (followed) {
+      pair[1] = load_pack<kVecSize>(from + kVecSize);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVecSize; i += 2) pair[1].element[i] = from[kVecSize + i];
+    }
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) pack.element[i] = pair[2 * i / kVecSize].element[2 * i % kVecSize];
   }
 
   // The place of the first vector that a thread keeps in a round: it has whole batches of vectors in each.

@@ -56,7 +56,8 @@ class RowKernel(Kernel):
 
     ``dtypes`` and ``gradients`` are of the operands and the weight; ``mask`` and ``weight`` say what a call has;
     ``per_row`` that there is a grad_output for each row; ``has_tangent`` of which of them a derivative along tangents
-    has one; ``resident`` the blocks of a multiprocessor where each part of a row has one, else 0.
+    has one; ``resident`` the blocks of a multiprocessor where each part of a row has one, else 0. ``wide`` and
+    ``paired`` are a layout's.
     """
 
     loss: StatisticsLoss
@@ -85,6 +86,7 @@ class RowKernel(Kernel):
     apart: bool = False
     has_tangent: tuple[bool, ...] = ()
     resident: int = 0
+    paired: int = 0
     compute: str = "float64"
 
     narrow = False
@@ -117,6 +119,7 @@ class RowKernel(Kernel):
         parts += [f"grad{wanted}", *(["number"] if self.weight == "number" else [])]
         parts += _tangents_in_title(self)
         parts += ["wide" if self.all_wide else f"wide{self.wide}"] if self.wide else []
+        parts += [f"paired{self.paired}"] if self.paired else []
         parts += [x for x in ("held", "copied", "many", "counted", "apart") if getattr(self, x)]
         parts += [f"{self.width}-lanes"] if self.layout == "lanes" else []
         parts += [f"norm-{self.norm}"] if self.norm else []
@@ -379,8 +382,8 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     yield (
         f"using Program = RowStatistics<Summands, Value, Vectors, Labels, VectorSinks, LabelSinks, "
         f"{'const bool*' if kernel.mask else 'Absent'}, Layout, {str(of_statistics).lower()}, {mask}u, "
-        f"{kernel.vec_size}, {kernel.wide}u, {str(kernel.held).lower()}, {str(kernel.copied).lower()}, "
-        f"{ahead}, {kernel.threads}>;"
+        f"{kernel.vec_size}, {kernel.wide}u, {kernel.paired}u, {str(kernel.held).lower()}, "
+        f"{str(kernel.copied).lower()}, {ahead}, {kernel.threads}>;"
     )
     last = "resident" if kernel.layout == PART else "rows_per_chunk"
     fixed = ["int64 chunks", f"int64 {last}", "const __grid_constant__ Layout layout"]

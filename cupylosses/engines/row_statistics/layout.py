@@ -79,6 +79,8 @@ WHOLE_BYTES = 40 << 10
 COPIED_OPERANDS = 2
 #: Bytes of an element that is kept in shared memory, at least.
 KEPT_BYTES = 4
+#: Bytes of elements of which every second one is read in whole vectors.
+PAIRED_BYTES = 2
 #: Shared memory that kernels declare, at most: statistics of each warp, and the result of a row.
 DECLARED_BYTES = 14 << 10
 #: Rows from this size on are taken by blocks that stay, and prefetch their next row; threads of those that share a
@@ -147,7 +149,8 @@ _KEPT = 2
 @dataclass(frozen=True)
 class Layout:
     """Launch geometry of rows: ``words`` is the kernel's ``RowsOfFeatures``; ``many`` if rows have several dimensions;
-    ``wide`` has a bit for each vector that is read or written at once; ``held`` if a row stays in shared memory, of
+    ``wide`` has a bit for each vector that is read or written at once, ``paired`` one for each that is read as every
+    second element of two of these; ``held`` if a row stays in shared memory, of
     which a block then takes ``shared`` bytes, and ``copied`` if its vectors go there without registers; otherwise the
     row's first vectors may, or each of its parts has a block of its own, of ``apart``. ``split`` if rows are so few
     that blocks share them in all kernels. ``resident`` is the number of blocks of a multiprocessor that stay, 0 if the
@@ -175,6 +178,7 @@ class Layout:
     copied: bool = False
     apart: Parts | None = None
     split: bool = False
+    paired: int = 0
 
     def parts_meet(self, processors: int, threads: int) -> bool:
         """True if the parts of a row may wait for each other, in a block each: if all of them run at once, and a half
@@ -283,6 +287,7 @@ def layout(
         most *= 2
     rounds = max(1, min(rows * cluster // (at_once * most), MAX_ROUNDS))
     wide = sum([1 << i for i, x in enumerate(vectors) if x is None or _whole(x, shape, vec_size)])
+    paired = sum([1 << i for i, x in enumerate(vectors[:read]) if x and _is_paired(x, shape, vec_size)])
     sizes, strides = merge(shape, [x.strides for x in streams])
     many = len(sizes) > 1
     # A thread has whole batches of vectors.
@@ -319,7 +324,7 @@ def layout(
     return Layout(
         kind, vec_size, wide, held, width, threads, rounds * at_once, -(-rows // (rounds * at_once)), many, words,
         shared, resident, ahead, value_ahead, parts, taken, cluster, copied, apart,
-        parts > MAX_PARTS and rows <= FEW_ROWS,
+        parts > MAX_PARTS and rows <= FEW_ROWS, paired,
     )  # fmt: skip
 
 
@@ -333,7 +338,17 @@ def _ahead(size: int, read: int, narrower: int) -> int:
     return min(power_of_two(max(1, size // (16 * read)) + 1) // 2 * narrower, MAX_AHEAD)
 
 
-def _whole(x: RowStream, shape: Sequence[int], vec_size: int) -> bool:
-    """True if every vector of a stream is aligned to its size, or to 16 bytes."""
-    aligned = x.misalignment % min(16, vec_size * x.itemsize) == 0
-    return x.step == 1 and aligned and all(n == 1 or s % vec_size == 0 for n, s in zip(shape, x.strides, strict=True))
+def _is_paired(x: RowStream, shape: Sequence[int], vec_size: int) -> bool:
+    """True of 16 bits that are every second element of whole vectors: one by one they take a load each, and from rows
+    that lanes do not share, a sector of each lane. Of wider elements a vector has fewer, and rows are read as fast.
+    """
+    return x.itemsize == PAIRED_BYTES and vec_size > 1 and _whole(x, shape, vec_size, step=2)
+
+
+def _whole(x: RowStream, shape: Sequence[int], vec_size: int, step: int = 1) -> bool:
+    """True if every vector of a stream whose features are ``step`` elements apart begins at a multiple of its size, or
+    of 16 bytes.
+    """
+    if x.step != step or x.misalignment % min(16, vec_size * x.itemsize):
+        return False
+    return all(n == 1 or s % vec_size == 0 for n, s in zip(shape, x.strides, strict=True))
