@@ -369,7 +369,7 @@ def test_parameters_of_logits_and_rows(layout: str, reduction: str) -> None:
 @pytest.mark.parametrize("shape", [(70, 83), (3, 43, 5, 3)], ids=str)
 def test_gradients_that_are_zeros_before(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of few log-probabilities, as if they were large."""
-    for name in ("SPARSE_BYTES", "SPARSE_APART_BYTES", "SPARSE_ROW_BYTES"):
+    for name in ("SPARSE_BYTES", "SPARSE_APART_BYTES", "SPARSE_ROW_BYTES", "SPARSE_APART_ROW_BYTES"):
         monkeypatch.setattr(softmax_layout, name, 0)
     for reduction in REDUCTIONS:
         with noted_layouts() as found:

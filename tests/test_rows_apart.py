@@ -108,6 +108,10 @@ def test_copies_lie_as_kernels_read_fast() -> None:
     assert strides_of_copies(image, plain, (4800, 1, 120, 3), has_tangent=(True, False)) == {}
     assert strides_of_copies(image, plain, last, has_tangent=(True, True)) == {1: plain}
     assert strides_of_copies(image, stepped, stepped) == {0: plain, 1: plain}
+    # Of many rows lanes take few classes to registers, though neighbouring rows are a few elements apart.
+    many, fifth = (16, *image[1:]), tuple(5 * x for x in plain)
+    assert strides_of_copies(many, stepped, plain) == strides_of_copies(many, stepped, stepped) == {}
+    assert strides_of_copies(many, plain, fifth) == {1: plain}
     # Second derivatives of classes that a thread would read twice, and that warps do not share.
     for classes, pixels, count in ((52, 71, 0), (304, 71, 0), (305, 71, 2), (100, 22, 2), (52, 16, 0)):
         many, strides = (2, classes, pixels, pixels), (classes * pixels**2, pixels**2, pixels, 1)
@@ -272,6 +276,23 @@ def test_rows_that_lie_otherwise_than_their_gradients(
     upstream = torch.linspace(0.5, 2, 9, dtype=dtype, device=KERNELS)
     unreduced = [torch.autograd.grad(F.cross_entropy(x, labels, reduction="none"), x, upstream) for x in (leaf, other)]
     assert same_bits(*(x for (x,) in unreduced))
+
+
+@pytest.mark.kernels
+def test_two_operands_of_neighbouring_rows_a_few_elements_apart(fresh_plans: Callable[[], None]) -> None:
+    """A lane reads its row where it lies, in registers, so the bits are those of neighbours."""
+    generator = torch.Generator().manual_seed(0)
+    x, t = (torch.randn(1, 3, 128, 128, generator=generator).to(KERNELS) for _ in range(2))
+    t = t.softmax(1)
+    apart = [y.repeat_interleave(step, -1)[..., ::step] for y, step in ((x, 2), (t, 3))]
+    found = []
+    for logits, targets in ((x, t), apart):
+        leaf = logits.detach().requires_grad_()
+        with noted_layouts() as layouts:
+            value = F.cross_entropy(leaf, targets)
+        assert [(y.kind, y.per_thread) for y in layouts] == [("columns", 3)]
+        found.append((value.detach(), *torch.autograd.grad(value, leaf)))
+    assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.kernels

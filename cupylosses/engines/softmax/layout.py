@@ -82,11 +82,12 @@ LABEL_ONLY_TILE_RESIDENT = 512
 LABEL_ONLY_LEAST_VECTORS = 4
 LABEL_ONLY_MANY_TILES = 1 << 10
 #: Bytes of gradients that are cleared before their labels are written, at least; the same where classes lie apart and
-#: neighbouring rows in no vectors, or in parts of sectors; and bytes of the classes of a row, as each label takes a
-#: sector of its own.
+#: neighbouring rows in no vectors, or in parts of sectors; and bytes of the classes of a row in either case, as each
+#: label takes a sector of its own.
 SPARSE_BYTES = 1 << 27
 SPARSE_APART_BYTES = 1 << 24
 SPARSE_ROW_BYTES = 1 << 10
+SPARSE_APART_ROW_BYTES = 1 << 8
 #: Bytes of a sector of memory, which is written as a whole or read before.
 SECTOR_BYTES = 32
 #: Rows whose losses a single warp adds up, at most.
@@ -711,8 +712,13 @@ def spread_columns(rows: int, classes: int, sizes: Sequence[int], strides: Seque
     """True of many rows of so few classes that a lane takes a row to registers though neighbouring logits are a few
     elements apart. ``strides`` are those of the logits and of their gradients.
     """
-    few = rows >= MANY_ROWS and 1 < classes <= COLUMN_CLASSES and sizes[0] > 1
-    return few and strides[1][0] == 1 and 1 < strides[0][0] <= NEAR_COLUMNS
+    return rows >= MANY_ROWS and 1 < classes <= COLUMN_CLASSES and spread(sizes, strides[:1], strides[1:2])
+
+
+def spread(sizes: Sequence[int], operands: Sequence[Sequence[int]], gradients: Sequence[Sequence[int]]) -> bool:
+    """True if neighbouring rows are next to each other in all gradients, and a few elements apart in an operand."""
+    steps = [x[0] for x in operands]
+    return sizes[0] > 1 and all([x[0] == 1 for x in gradients]) and min(steps) > 0 and 1 < max(steps) <= NEAR_COLUMNS
 
 
 def block_blocks(cluster: int, heavy: bool, crowded: bool) -> int:
@@ -735,6 +741,7 @@ def copied(
     registers: bool = False,
     columns: bool = False,
     tile: int = 0,
+    lane: int = 0,
 ) -> bool:
     """True of rows that are copied, their classes next to each other, before kernels take them.
 
@@ -746,7 +753,8 @@ def copied(
     ``shares`` is False of what is computed by threads alone; ``second`` derivatives of few rows are too slow then.
     On a ``chip`` rows that lie in memory of their own may be gathered. A row of up to ``room`` bytes stays on chip.
     Where lanes take rows of few classes to ``registers``, these are read as they lie, in whole lines; so are those of
-    more that warps share, if there are kernels of ``columns``, or if 32 of two operands have up to ``tile`` bytes.
+    more that warps share, if there are kernels of ``columns``, or if 32 of two operands have up to ``tile`` bytes. Of
+    two operands a lane takes up to ``lane`` classes to registers though neighbouring rows are a few elements apart.
     """
     rows = prod(shape)
     if not softmax:
@@ -761,6 +769,8 @@ def copied(
         return False
     if softmax and read == 1 and shares and spread_columns(rows, classes, sizes, strides):
         return False
+    if rows >= MANY_ROWS and read == 2 and classes <= lane and spread(sizes, strides[:read], strides[read:]):
+        return _in_few_tiles(classes, sum([x.itemsize for x in tensors[:read]]))
     if registers and classes <= SECOND_ORDER_CLASSES:
         together = [classes if x.class_stride == 1 else 1 for x in tensors]
         if all(abs(x[0]) <= NEAR * n for x, n in zip(strides, together, strict=True)):
@@ -853,8 +863,9 @@ def label_only_layout(
     together = classes == 1 or gradients.class_stride == 1
     each = min(LABEL_ONLY_ROWS, vector_size(sizes, (strides[1], strides[1]), gradients, gradients, False))
     scattered = each == 1 or not _whole_sectors(sizes, strides[1], gradients)
-    large = rows * row >= (SPARSE_BYTES if together else SPARSE_APART_BYTES) and (together or scattered)
-    if large and row >= SPARSE_ROW_BYTES and classes < 1 << 31:
+    least = (SPARSE_BYTES, SPARSE_ROW_BYTES) if together else (SPARSE_APART_BYTES, SPARSE_APART_ROW_BYTES)
+    large = rows * row >= least[0] and row >= least[1]
+    if large and (together or scattered) and classes < 1 << 31:
         return RowLayout(
             "label_only_sparse", 1, 1, THREADS, _chunks(-(-rows // (WARP * LABEL_ONLY_ROWS))), THREADS // WARP, 0, rank,
             words, resident=LABEL_ONLY_RESIDENT, per_thread=LABEL_ONLY_ROWS,
@@ -986,8 +997,12 @@ def dense_in_columns(classes: int, size: int, chip: Chip) -> bool:
     """True of rows of so many classes, of ``size`` bytes each in both operands, of which the warps of a block can take
     32 while those of another block wait for theirs.
     """
-    tile = classes * size * WARP
-    return _room(tile) < DENSE_COLUMN_TILES and tile <= room_of_tiles(chip)
+    return _in_few_tiles(classes, size) and classes * size * WARP <= room_of_tiles(chip)
+
+
+def _in_few_tiles(classes: int, size: int) -> bool:
+    """True if shared memory has room for few tiles of 32 such rows, whose warps then share them."""
+    return _room(classes * size * WARP) < DENSE_COLUMN_TILES
 
 
 def room_of_tiles(chip: Chip) -> int:
@@ -1024,8 +1039,10 @@ def _classes_alone(rows: int, classes: int) -> int:
 
 def _column_rows_of_lane(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> int:
     """Neighbouring rows that a lane takes to registers, in words of four bytes if they lie so; 0 of rows that are not
-    neighbours in all tensors.
+    neighbours in all gradients, or far apart in an operand.
     """
+    if spread(sizes, strides[::2], strides[1::2]):
+        return 1
     if not all(x[0] == 1 for x in strides) or sizes[0] == 1:
         return 0
     apart = [x for s in strides for x in s[1:]] + [x.class_stride for x in tensors]

@@ -423,4 +423,5 @@ def copied(static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chi
     registers = second_in_registers(loss, static)
     columns = registers or (second and static.kind == "indices" and not static.capped)
     tile = softmax_layout.room_of_tiles(chip)
-    return softmax_layout.copied(*given, shares, gathers, second, room, registers, columns, tile)
+    lane = 0 if second else softmax_layout.dense_register_classes("columns", loss.affine, static.capped)
+    return softmax_layout.copied(*given, shares, gathers, second, room, registers, columns, tile, lane)
