@@ -296,6 +296,28 @@ def test_two_operands_of_neighbouring_rows_a_few_elements_apart(fresh_plans: Cal
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize("shape", [(2, 6, 4, 8), (1, 97, 4, 8)], ids=str)
+def test_images_of_16_bits_at_any_address(shape: tuple[int, ...], fresh_plans: Callable[[], None]) -> None:
+    """Words of neighbouring rows are shifted to those of the gradients, so the bits are those of an aligned image."""
+    generator = torch.Generator().manual_seed(0)
+    images = [torch.randn(shape, generator=generator).to(KERNELS, torch.bfloat16) for _ in range(2)]
+    found = []
+    for offsets in ((0, 0), (1, 0), (0, 6)):
+        student, teacher = (torch.empty(8 + x.numel(), dtype=x.dtype, device=KERNELS) for x in images)
+        places = [
+            y[n : n + x.numel()].view(shape).copy_(x)
+            for x, y, n in zip(images, (student, teacher), offsets, strict=True)
+        ]
+        leaf = places[0].requires_grad_()
+        with noted_layouts() as layouts:
+            value = F.distillation_loss(leaf, places[1], class_dim=1)
+        assert [(y.kind, y.vec_size, y.shifted) for y in layouts] == [("columns", 8, any(offsets))]
+        found.append((value.detach(), *torch.autograd.grad(value, leaf)))
+    for others in found[1:]:
+        assert all(same_bits(a, b) for a, b in zip(found[0], others, strict=True))
+
+
+@pytest.mark.kernels
 @pytest.mark.parametrize("case", ["cross_entropy", "distillation_loss", "nll_loss"])
 def test_cupy(case: str, cupy: Any) -> None:
     function, operands = drawn(case)

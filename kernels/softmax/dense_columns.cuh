@@ -10,11 +10,12 @@
 // 3. The worker writes the gradients that are wanted, in the same words.
 //
 // Moved by one lane each, elements of 16 bits take a load and a store to shared memory, because asynchronous copies
-// have four bytes at least. A worker owns its tile; only its barrier separates the steps.
+// have four bytes at least. A worker owns its tile; only its barrier separates the steps. With kShifted the words of an
+// operand are those of the gradients though its address is none of a word: a lane shifts the two that it lies in.
 //
 // Traffic: each logit and target is read once, each gradient written once. Preconditions: kVecSize divides the number
-// of rows; rows of a word are contiguous and aligned in all operands and gradients; gradients have the dtypes of their
-// operands.
+// of rows; rows of a word are contiguous and aligned in all operands and gradients, with kShifted apart from the address
+// of an operand; gradients have the dtypes of their operands.
 #pragma once
 #include "softmax/dense_rows.cuh"
 
@@ -28,18 +29,37 @@ struct ColumnsOfTile {
   int thread, threads;
 
   // f(c, word) for each class c of the rows whose words this thread moves.
-  template <class F>
+  template <int kUnroll = 4, class F>
   __device__ __forceinline__ void each(int classes, const F& f) const {
     Word* word = reinterpret_cast<Word*>(stage) + thread;
-#pragma unroll 4
+#pragma unroll kUnroll
     for (int c = thread / kWords; c < classes; c += threads / kWords, word += threads) f(c, word);
   }
-  // `from` and `to`: the first class of the rows that this thread moves.
+  // `from` and `to`: the first class of the rows that this thread moves. With kShifted it need not be aligned.
+  template <bool kShifted>
   __device__ __forceinline__ void copy_in(const Storage* from, int64 stride, int classes) const {
-    each(classes, [&](int c, Word* word) { cp_async(word, reinterpret_cast<const Word*>(from + c * stride)); });
+    if (kShifted && reinterpret_cast<unsigned long long>(from) % sizeof(Word) != 0) {
+      copy_shifted(from, stride, classes);
+    } else {
+      each(classes, [&](int c, Word* word) { cp_async(word, reinterpret_cast<const Word*>(from + c * stride)); });
+    }
   }
   __device__ __forceinline__ void copy_out(Storage* to, int64 stride, int classes) const {
     each(classes, [&](int c, const Word* word) { store_pack<kVecSize>(to + c * stride, load_words(word)); });
+  }
+
+ private:
+  // Both words of each class that an unaligned one lies in have elements of it: classes are whole words apart. Four at
+  // once would spill registers.
+  __device__ __forceinline__ void copy_shifted(const Storage* from, int64 stride, int classes) const {
+    if constexpr (Word::kWordBytes >= 4) {
+      each<2>(classes, [&](int c, Word* word) {
+        auto unaligned = load_unaligned<kVecSize>(from + c * stride);
+        unaligned.align();
+#pragma unroll
+        for (int i = 0; i < Word::kWords; ++i) reinterpret_cast<typename Word::Word*>(word)[i] = unaligned.word[i];
+      });
+    }
   }
 };
 
@@ -113,7 +133,7 @@ struct ColumnDenseClasses {
 };
 
 // Reads rows in tiles of 32, of which each word has kVecSize rows of a class.
-template <int kVecSize>
+template <int kVecSize, bool kShifted>
 struct DenseColumnReader {
   template <bool kGradient, class Group, class Program, class Scale>
   struct Visit {
@@ -144,8 +164,8 @@ struct DenseColumnReader {
       program.space.offsets(moves ? moved_row : 0, moved);
       const bool active = exists && program.active(offset);
       const int moved_classes = moves ? classes : 0;
-      inputs.copy_in(program.input + moved[kLogits], stride[kLogits], moved_classes);
-      targets.copy_in(program.targets + moved[kLabels], stride[kLabels], moved_classes);
+      inputs.template copy_in<kShifted>(program.input + moved[kLogits], stride[kLogits], moved_classes);
+      targets.template copy_in<kShifted>(program.targets + moved[kLabels], stride[kLabels], moved_classes);
       cp_async_wait_all();
       group.worker_barrier();
       const ColumnDenseClasses<Program> of_lane{

@@ -785,7 +785,7 @@ class _Dense:
             "columns": (
                 f"ColumnDenseRegisterReader<{kernel.per_thread}, {kernel.vec_size}>"
                 if registers
-                else f"DenseColumnReader<{kernel.vec_size}>"
+                else f"DenseColumnReader<{kernel.vec_size}, {_bool(kernel.shifted)}>"
             ),
             "packed_rows": (
                 f"PackedDenseRegisterReader<{kernel.per_thread}, {packed_rows_of_lane(kernel.per_thread)}, {word}>"

@@ -952,7 +952,7 @@ def dense_layout(
             shifted = False
         shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vec_size * size
     elif not together and dense_in_columns(classes, size, chip):
-        kind, width, vec_size = "columns", 1, max(1, _column_words(sizes, of_operands, operands))
+        kind, width, (vec_size, shifted) = "columns", 1, _column_words(sizes, of_operands, operands, shifts)
         shared, warps = classes * size * WARP, _dense_column_warps(classes, size, affine and widest == 8)
         threads = warps * WARP
     else:
@@ -960,11 +960,11 @@ def dense_layout(
         kind, width = "thread_per_row", 1
         registers = classes <= dense_register_classes("columns", affine, capped) and rows >= MANY_ROWS
         columns = 0 if together or not registers else _column_rows_of_lane(sizes, of_operands, operands)
-        moved = 0 if together else _column_words(sizes, of_operands, operands)
+        moved = (1, False) if together else _column_words(sizes, of_operands, operands, shifts)
         if columns:
             kind, vec_size, threads, shared, per_thread = "columns", columns, PACKED_THREADS, 0, classes
-        elif moved:
-            kind, vec_size, threads = "columns", moved, min(threads, PACKED_THREADS)
+        elif moved[0] > 1:
+            kind, (vec_size, shifted), threads = "columns", moved, min(threads, PACKED_THREADS)
             shared = classes * size * threads
     in_warps = kind not in ("block", "two_pass")
     per_block = threads // WARP if in_warps and warps == 1 else 1
@@ -1052,17 +1052,23 @@ def _column_rows_of_lane(sizes: Sequence[int], strides: Sequence[Sequence[int]],
     return rows if aligned and not sizes[0] % rows and not any(x % rows for x in apart) else 1
 
 
-def _column_words(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> int:
-    """Neighbouring rows of a class that a lane moves as a word in all tensors; 0 if that saves nothing."""
+def _column_words(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides], shifts: bool
+) -> tuple[int, bool]:
+    """Neighbouring rows of a class that a lane moves as a word in all tensors, 1 if that saves nothing; and whether it
+    shifts operands, of 16 bits, to the words of their gradients. ``tensors`` are operands, each before its gradient.
+    """
     itemsizes = [x.itemsize for x in tensors]
     apart = [x for s in strides for x in s[1:]] + [x.class_stride for x in tensors]
+    shifts = shifts and max(itemsizes) == 2
     for rows in (8, 4, 2):
         if rows * max(itemsizes) > 16 or rows * min(itemsizes) < 4 or sizes[0] % rows:
             continue
-        aligned = not any(x.misalignment % (rows * x.itemsize) for x in tensors)
-        if aligned and all(x[0] == 1 for x in strides) and not any(x % rows for x in apart):
-            return rows
-    return 0
+        aligned = [x.misalignment % (rows * x.itemsize) == 0 for x in tensors]
+        lies = all(aligned[1::2] if shifts else aligned)
+        if lies and all(x[0] == 1 for x in strides) and not any(x % rows for x in apart):
+            return rows, not all(aligned)
+    return 1, False
 
 
 def _packed_dense(
