@@ -17,8 +17,11 @@ import cupylosses
 from cupylosses import functional as F
 from cupylosses import nn
 from cupylosses.backends.torch import formulas, plans
+from cupylosses.call import Call
 from cupylosses.definition.registry import registry
+from cupylosses.engines.base import Machine, TensorSpec
 from cupylosses.engines.boxes.definition import BOX_FORMAT, FORMATS, BoxLoss
+from cupylosses.jit.gpu import Chip
 from cupylosses.testing.boxes.check import LAYOUTS, draw
 from cupylosses.testing.boxes.eager import twin
 from cupylosses.testing.check import Check, perform
@@ -218,6 +221,16 @@ def test_strides_change_no_value(layout: str, dtype: torch.dtype) -> None:
     assert (moved.stride(), moved.data_ptr() % 16) != (first.stride(), 0)
     for a, b in zip(gradients(IOU, (moved, second), reduction="none"), plain, strict=True):
         assert same_bits(a.contiguous(), b)
+
+
+@pytest.mark.parametrize(("reduction", "writes", "count"), [("none", True, 1), ("none", False, 0), ("mean", True, 0)])
+def test_boxes_with_long_gaps_are_copied_where_they_are_read_twice(reduction: str, writes: bool, count: int) -> None:
+    vectors = TensorSpec("float32", (1 << 21, 4), (4, 1)), TensorSpec("float32", (1 << 21, 4), (64, 1))
+    loss = registry()["iou_loss"]
+    tensors = [torch.empty(x.shape, device="meta") for x in vectors]
+    settings = dict(zip(loss.setting_names, loss.default_settings, strict=True)) | {"reduction": reduction}
+    call = Call(*loss.engine.bind(loss, (*tensors, None, None, None), tuple(settings.values())))
+    assert loss.engine.copies(call, vectors, Machine(132, Chip()), writes) == dict.fromkeys((1,)[:count], (4, 1))
 
 
 @pytest.mark.kernels

@@ -346,6 +346,9 @@ def test_short_rows_with_long_gaps_are_copied_where_they_are_read_twice(monkeypa
     monkeypatch.setattr(pointwise_layout, "SMALL", 1 << 12)
     assert [pointwise_layout.is_sparse(shape, padded, n) for n in (2, 4, 8)] == [True, True, False]
     assert not pointwise_layout.is_sparse(shape, (4, 1), 4) and not pointwise_layout.is_sparse(shape, (67, 0), 4)
+    # Memory is read in pairs of sectors, and again where L2 has not kept them.
+    assert [pointwise_layout.is_sparse((n, 4), (16, 1), 4) for n in (1 << 19, 1 << 20)] == [False, True]
+    assert not pointwise_layout.is_sparse((1 << 20, 8), (64, 1), 4)
     x = drawn("float32", 2048, 67)[:, :3]
     y = drawn("float32", *shape)
     for reduction, count in (("none", 1), ("mean", 0)):

@@ -15,7 +15,9 @@ from cupylosses.engines.base import ARGUMENTS, Apart, Machine, Plan, Question, T
 from cupylosses.engines.boxes import checks as box_checks
 from cupylosses.engines.boxes.definition import COMPONENTS, BoxLoss
 from cupylosses.engines.boxes.plan import BoxPlan
+from cupylosses.engines.pointwise.layout import is_sparse
 from cupylosses.engines.row_statistics.engine import StatisticsEngine
+from cupylosses.engines.strides import dense_strides
 
 #: The last dimension of boxes.
 _LAST = (COMPONENTS,)
@@ -57,8 +59,13 @@ class BoxEngine(StatisticsEngine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
-        """None: components may lie apart."""
-        return {}
+        """Boxes that are read twice, by a value per box and by its gradients, from sectors that hold little of them."""
+        if not writes or call.static.reduction != "none" or call.static.has_tangent:
+            return {}
+        loss: Any = call.loss
+        boxes = [(i, tensors[i]) for i in loss.vector_slots]
+        sparse = [(i, x) for i, x in boxes if is_sparse(x.shape, x.strides, interop.ITEMSIZE[x.dtype])]
+        return {i: dense_strides(x.shape, x.strides) for i, x in sparse}
 
     def reference(self, call: Call, promoted: str, readable: bool = True) -> Any:
         return super().reference(_of_some(call), promoted, readable)

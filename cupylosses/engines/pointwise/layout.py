@@ -89,6 +89,10 @@ SINGLE_ELEMENTS = 1 << 22
 SHARED_SECTORS = 512
 KEPT_IN_L2 = 1 << 23
 
+#: Bytes of sectors for each of an array above which it is sparse; and bytes of pairs of sectors that L2 keeps until
+#: they are read again.
+SPARSE, SPARSE_BYTES = 3, 1 << 25
+
 #: Elements whose sectors are counted, to tell whether an array is sparse, and which way a warp sums.
 _SAMPLE = 256
 
@@ -849,12 +853,15 @@ def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: S
 
 def is_sparse(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
     """True if sectors in which a large array has elements hold so little of it that two passes over it cost more than
-    a copy and two passes over that.
+    a copy and two passes over that; or pairs of sectors, in which memory is read, of more than L2 keeps.
     """
     if prod(shape) < SMALL or 0 in strides or min(strides, default=0) < 0:
         return False
     sizes, (merged,) = merge(shape, [strides])
-    return _sectors(sizes, merged, itemsize) > 3
+    if _sectors(sizes, merged, itemsize) > SPARSE:
+        return True
+    pairs = _sectors(sizes, merged, itemsize, 2 * SECTOR)
+    return pairs > SPARSE and pairs * prod(shape) * itemsize > SPARSE_BYTES
 
 
 def reordered(
@@ -894,10 +901,10 @@ def has_narrow_tiles(order: Layout, itemsize: int) -> bool:
     return order.kind in TILED and order.vec_size * itemsize < 16 and order.elements >= ORDERED_ELEMENTS
 
 
-def _sectors(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> float:
+def _sectors(sizes: Sequence[int], strides: Sequence[int], itemsize: int, sector: int = SECTOR) -> float:
     """Bytes of the sectors of the first elements, for each of their own."""
     offsets = _offsets(sizes, strides, _SAMPLE)
-    return len({x * itemsize // SECTOR for x in offsets}) * SECTOR / (len(offsets) * itemsize)
+    return len({x * itemsize // sector for x in offsets}) * sector / (len(offsets) * itemsize)
 
 
 def _sectors_per_term(
