@@ -501,6 +501,24 @@ def test_classes_side_by_side_are_copied_where_lanes_share_voxels(shape, dim, dt
     assert call.loss.engine.copies(call, tensors, Machine(132, Chip()), True) == ({1: planes} if copied else {})
 
 
+@pytest.mark.parametrize(
+    ("classes", "target", "copied"),
+    [
+        (32, (32 * 4096, 64, 32 * 64, 1), False),  # neighbouring voxels are next to each other
+        (400, (400 * 4096, 1, 400 * 64, 400), False),  # so are the classes, which no lanes hold
+        (32, (32 * 4096, 64, 1, 32 * 64), True),
+        (4, (4 * 4096, 64, 1, 4 * 64), False),  # registers hold all classes
+    ],
+)
+def test_scattered_targets_are_copied(classes, target, copied):
+    shape = (8, classes, 64, 64)
+    tensors = TensorSpec("float32", shape, (classes * 4096, 4096, 64, 1)), TensorSpec("float32", shape, target)
+    call = call_of("dice_loss", tensors)
+    for writes in (True, False):
+        found = call.loss.engine.copies(call, tensors, Machine(132, Chip()), writes)
+        assert found == ({1: tensors[0].strides} if copied and writes else {})
+
+
 @pytest.mark.kernels
 @pytest.mark.parametrize("kind", ["labels", "dense"])
 def test_copies_of_interleaved_samples_have_the_bits_of_contiguous_ones(kind, monkeypatch, fresh_plans):

@@ -27,8 +27,9 @@ from cupylosses.engines.strides import dense_strides
 #: elements or, where the classes of a voxel are next to each other, in voxels; and from so many elements on.
 INTERLEAVED_STEP = 4
 INTERLEAVED_ELEMENTS = 1 << 16
-#: Elements from which on inputs are copied in second derivatives if their voxels are read one by one in another order
-#: than the targets: both launches compute their offsets.
+#: Elements from which on targets are copied of whose sectors a thread reads one element at a time; and inputs in second
+#: derivatives if their voxels are read one by one in another order than the targets: both launches compute their
+#: offsets.
 SCATTERED_ELEMENTS = 1 << 20
 #: Bytes of an element up to which as many that are differentiated are copied if lanes share voxels whose classes lie
 #: side by side, which they would read one by one.
@@ -88,9 +89,10 @@ class RegionEngine(Engine):
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
         """Class weights with gaps; input and target whose samples lie between the voxels of each other, or whose
-        classes lie side by side where lanes share voxels; of second derivatives a tangent that does not lie as the
-        gradient of the input does, and both where the voxels of many classes lie apart and no tile of them is in shared
-        memory, or where the offset of each voxel takes divisions.
+        classes lie side by side where lanes share voxels; a scattered target of more classes than a thread holds; of
+        second derivatives a tangent that does not lie as the gradient of the input does, and both where the voxels of
+        many classes lie apart and no tile of them is in shared memory, or where the offset of each voxel takes
+        divisions.
         """
         last, found = 2 + call.static.class_weighted + call.static.weighted, {}
         if writes and not any(call.static.has_tangent):
@@ -98,9 +100,13 @@ class RegionEngine(Engine):
             for i, (x, dim) in enumerate(zip(tensors, dims, strict=False)):
                 if is_interleaved(x, dim):
                     found[i] = dense_strides(x.shape, (0,) * x.ndim)
-            near = [i for i, (x, d) in enumerate(zip(tensors, dims, strict=False)) if are_side_by_side(x, d)]
-            if near and RegionPlan(self, call, tensors, self.promoted(call), machine).layout.lanes > 1:
-                found |= {i: planes(tensors[i].shape, call.static.class_dim) for i in near}
+            class_dim, operands = call.static.class_dim, list(enumerate(zip(tensors, dims, strict=False)))
+            apart = [i for i, (x, d) in operands if are_side_by_side(x, d) or (i == 1 and is_scattered(x, d))]
+            if apart:
+                at = RegionPlan(self, call, tensors, self.promoted(call), machine).layout
+                for i in apart:
+                    if i not in found and (at.lanes > 1 or not (at.held or tensors[i].strides[class_dim] == 1)):
+                        found[i] = planes(tensors[i].shape, class_dim)
         if any(call.static.has_tangent[:1]):
             x, strides = tensors[0], tensors[0].gradient.strides
             in_order = dense_strides(x.shape, (0,) * x.ndim)
@@ -278,3 +284,11 @@ def is_interleaved(x: TensorSpec, class_dim: int | None) -> bool:
     step = min([abs(x.strides[d]) for d in dims[1:] if x.shape[d] > 1], default=1)
     voxel = 1 if class_dim is None or abs(x.strides[class_dim]) >= step else x.shape[class_dim]
     return step >= INTERLEAVED_STEP * voxel
+
+
+def is_scattered(x: TensorSpec, class_dim: int | None) -> bool:
+    """True of many elements that have neither their classes nor neighbouring voxels next to each other."""
+    if class_dim is None or prod(x.shape) < SCATTERED_ELEMENTS or 0 in x.strides or 1 not in x.strides:
+        return False
+    innermost = max([d for d in range(x.ndim) if d != class_dim and x.shape[d] > 1], default=class_dim)
+    return 1 not in (x.strides[innermost], x.strides[class_dim])

@@ -21,6 +21,8 @@ FEW_NUMBERS = 16
 #: Elements of a vector of 16 bytes, at most, and the threads of a multiprocessor that have 168 registers.
 MOST_ELEMENTS = 8
 ROOMY_THREADS = 384
+#: Vectors of all operands that a thread reads at once where every second element of some is read.
+MOST_WORDS = 4
 #: Vectors with their tangents whose derivatives along these 128 registers have room for.
 MOST_VECTORS = 3
 
@@ -375,9 +377,10 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     yield f"using Labels = Tuple<{sources(labels, True)}>;"
     yield f"using VectorSinks = Tuple<{sinks(vectors, True)}>;"
     yield f"using LabelSinks = Tuple<{sinks(labels, True)}>;"
-    # Each element that is read by itself has an address of its own in registers.
-    read = (1 << len(vectors)) - 1
-    ahead = kernel.ahead if kernel.wide & read == read else max(1, kernel.ahead // 2)
+    # Each element that is read by itself has an address of its own in registers, and a pair takes those of two vectors.
+    read, words = (1 << len(vectors)) - 1, len(vectors) + kernel.paired.bit_count()
+    at_once = (kernel.wide | kernel.paired) & read == read and words <= MOST_WORDS
+    ahead = kernel.ahead if at_once or kernel.wide & read == read else max(1, kernel.ahead // 2)
     yield f"using Layout = RowsOfFeatures<{streams}, {'kMaxRank' if kernel.many else '1'}>;"
     yield (
         f"using Program = RowStatistics<Summands, Value, Vectors, Labels, VectorSinks, LabelSinks, "
