@@ -14,8 +14,8 @@
 // operand are those of the gradients though its address is none of a word: a lane shifts the two that it lies in.
 //
 // Traffic: each logit and target is read once, each gradient written once. Preconditions: kVecSize divides the number
-// of rows; rows of a word are contiguous and aligned in all operands and gradients, with kShifted apart from the address
-// of an operand; gradients have the dtypes of their operands.
+// of rows; rows of a word are contiguous and aligned in all operands and gradients, with kShifted apart from the
+// address of an operand; gradients have the dtypes of their operands.
 #pragma once
 #include "softmax/dense_rows.cuh"
 
