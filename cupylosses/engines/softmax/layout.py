@@ -61,8 +61,10 @@ THREAD_PER_ROW_THREADS_MIN = 64
 SHIFTED_BYTES = 8
 #: Distance in elements of neighbouring rows that a warp reads as columns, at most: of each line it uses half at least.
 NEAR = 2
-#: Distance in elements of neighbouring rows that a lane takes to registers as columns, at most.
+#: Distance in elements of neighbouring rows that a lane takes to registers as columns, at most; and elements of both
+#: operands from which on others of more classes than a lane takes so are copied, though these are near.
 NEAR_COLUMNS = 4
+SPREAD_ELEMENTS = 1 << 21
 #: Bytes of a row of log-probabilities below which a lane takes a row, and bytes of the rows that it takes, as far as
 #: these are not one.
 LABEL_ONLY_ROW_BYTES = 256
@@ -742,6 +744,7 @@ def copied(
     columns: bool = False,
     tile: int = 0,
     lane: int = 0,
+    again: bool = False,
 ) -> bool:
     """True of rows that are copied, their classes next to each other, before kernels take them.
 
@@ -754,7 +757,8 @@ def copied(
     On a ``chip`` rows that lie in memory of their own may be gathered. A row of up to ``room`` bytes stays on chip.
     Where lanes take rows of few classes to ``registers``, these are read as they lie, in whole lines; so are those of
     more that warps share, if there are kernels of ``columns``, or if 32 of two operands have up to ``tile`` bytes. Of
-    two operands a lane takes up to ``lane`` classes to registers though neighbouring rows are a few elements apart.
+    two operands a lane takes up to ``lane`` classes to registers though neighbouring rows are a few elements apart, or
+    fewer where more than 16 bits are read ``again``; of many others those of 16 bits are copied, and 32 read again.
     """
     rows = prod(shape)
     if not softmax:
@@ -769,8 +773,13 @@ def copied(
         return False
     if softmax and read == 1 and shares and spread_columns(rows, classes, sizes, strides):
         return False
-    if rows >= MANY_ROWS and read == 2 and classes <= lane and spread(sizes, strides[:read], strides[read:]):
-        return _in_few_tiles(classes, sum([x.itemsize for x in tensors[:read]]))
+    if rows >= MANY_ROWS and read == 2 and not second and spread(sizes, strides[:2], strides[2:]):
+        farthest, widest = max(x[0] for x in strides[:2]), max(x.itemsize for x in tensors[:2])
+        if classes <= lane:
+            few = _in_few_tiles(classes, sum([x.itemsize for x in tensors[:2]]))
+            return farthest > (NEAR if few else NEAR_COLUMNS - (again and widest > 2))
+        if classes > COLUMN_CLASSES and rows * classes >= SPREAD_ELEMENTS and widest <= (4 if again else 2):
+            return True
     if registers and classes <= SECOND_ORDER_CLASSES:
         together = [classes if x.class_stride == 1 else 1 for x in tensors]
         if all(abs(x[0]) <= NEAR * n for x, n in zip(strides, together, strict=True)):

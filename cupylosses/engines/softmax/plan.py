@@ -417,11 +417,12 @@ def copied(static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chi
     # Second derivatives, and gradients from a residual, are computed by threads alone.
     second = bool(static.has_tangent)
     # Rows that are read again in backward would be gathered twice.
-    gathers = None if static.reduction == "none" else chip
+    again = static.reduction == "none"
+    gathers = None if again else chip
     shares, room = not (second or static.inplace), softmax_layout.room_of_rows(chip)
     given = without(shape, dim), shape[dim], rows, len(operands), loss.softmax
     registers = second_in_registers(loss, static)
     columns = registers or (second and static.kind == "indices" and not static.capped)
     tile = softmax_layout.room_of_tiles(chip)
     lane = 0 if second else softmax_layout.dense_register_classes("columns", loss.affine, static.capped)
-    return softmax_layout.copied(*given, shares, gathers, second, room, registers, columns, tile, lane)
+    return softmax_layout.copied(*given, shares, gathers, second, room, registers, columns, tile, lane, again)
