@@ -38,8 +38,7 @@ def copied(
     size: int = 4,
     softmax: bool = True,
     operands: int = 1,
-    room: int = 0,
-    tile: int = 0,
+    **options: Any,
 ) -> bool:
     """True if operands with these strides are copied."""
     strides = strides or dense_strides(shape, (0,) * len(shape))
@@ -47,7 +46,7 @@ def copied(
     gradient = rows_of(dense_strides(shape, strides), class_dim, size, 0)
     rows = tuple(n for d, n in enumerate(shape) if d != class_dim)
     tensors = [own] * operands + [gradient] * operands
-    return softmax_layout.copied(rows, shape[class_dim], tensors, operands, softmax, room=room, tile=tile)
+    return softmax_layout.copied(rows, shape[class_dim], tensors, operands, softmax, **options)
 
 
 def test_which_rows_are_copied() -> None:
@@ -82,6 +81,16 @@ def test_which_rows_are_copied() -> None:
     )
     # Neighbouring rows are far from each other.
     assert copied((4096, 19), (38, 2)) and copied((8, 19, 64), (19 * 640, 640, 10))
+    # Of two operands lanes take a few elements apart to registers, fewer where they are read again in more than 16 bits.
+    image = (32, 20, 64, 64)
+    apart = [tuple(step * x for x in (81920, 4096, 64, 1)) for step in range(6)]
+    assert not copied(image, apart[4], operands=2, lane=32) and copied(image, apart[5], operands=2, lane=32)
+    assert copied(image, apart[4], operands=2, lane=32, again=True) and not copied(
+        image, apart[4], operands=2, lane=32, again=True, size=2
+    )
+    # Other ones are copied if they are many, of 16 bits or read again.
+    assert not copied(image, apart[2], operands=2) and copied(image, apart[2], operands=2, again=True)
+    assert copied(image, apart[2], operands=2, size=2) and not copied((8, *image[1:]), apart[2], operands=2, size=2)
     # Log-probabilities are read at the labels only, and their gradients written.
     assert not copied((8, 1000, 64, 64), softmax=False) and not copied((16, 262144), (1, 16), softmax=False)
     assert not copied((16, 1000), (1, 16), softmax=False) and not copied((8192, 262144), (1, 8192), softmax=False)
