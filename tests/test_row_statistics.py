@@ -321,6 +321,33 @@ def test_vectors_whose_features_lie_apart_are_copied(rows: int, count: int) -> N
 
 
 @pytest.mark.parametrize(
+    ("loss", "dtype", "features", "step", "copied"),
+    [
+        ("triplet_margin_loss", "float16", 32, 3, True),
+        ("triplet_margin_loss", "float16", 64, 3, True),
+        ("triplet_margin_loss", "float16", 128, 3, False),
+        ("triplet_margin_loss", "float16", 16, 3, False),
+        ("triplet_margin_loss", "float16", 32, 2, False),
+        ("triplet_margin_loss", "float32", 16, 3, True),
+        ("triplet_margin_loss", "float32", 32, 3, False),
+        ("cosine_loss", "float16", 32, 3, False),
+    ],
+)
+def test_short_rows_of_several_vectors_are_copied(
+    loss: str, dtype: str, features: int, step: int, copied: bool
+) -> None:
+    """Lanes that take them alone read one element of many sectors at a time."""
+    definition, shape = registry()[loss], (1 << 16, features)
+    count = len(definition.operands)
+    lies = TensorSpec(dtype, shape, (step * features, step)), TensorSpec(dtype, shape, (features, 1))
+    vectors = (lies[0], *[lies[1]] * (count - 1))
+    tensors = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta")] * count
+    call = Call(*definition.engine.bind(definition, (*tensors, None, None, None), definition.default_settings))
+    found = definition.engine.copies(call, vectors, Machine(132, Chip()), True)
+    assert found == ({0: (features, 1)} if copied else {})
+
+
+@pytest.mark.parametrize(
     ("dtype", "rows", "count"), [("bfloat16", 8, 2), ("bfloat16", 4, 0), ("float32", 4, 2), ("float32", 3, 0)]
 )
 def test_second_derivatives_copy_vectors_and_tangents(dtype: str, rows: int, count: int) -> None:

@@ -81,7 +81,7 @@ def test_which_rows_are_copied() -> None:
     )
     # Neighbouring rows are far from each other.
     assert copied((4096, 19), (38, 2)) and copied((8, 19, 64), (19 * 640, 640, 10))
-    # Of two operands lanes take a few elements apart to registers, fewer where they are read again in more than 16 bits.
+    # Of two operands lanes take neighbours a few elements apart to registers; nearer ones if 32 bits are read again.
     image = (32, 20, 64, 64)
     apart = [tuple(step * x for x in (81920, 4096, 64, 1)) for step in range(6)]
     assert not copied(image, apart[4], operands=2, lane=32) and copied(image, apart[5], operands=2, lane=32)

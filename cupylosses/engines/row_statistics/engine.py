@@ -39,6 +39,8 @@ from cupylosses.reference_math import divide
 #: Distance of the features of a vector, and its elements, from which on a copy is read where it would be read twice.
 SPARSE_STEP = 3
 SPARSE_ELEMENTS = 1 << 20
+#: Operands, and vectors of a row, of which lanes that take rows alone find their sectors in L1 again, at most.
+FEW_OPERANDS, FEW_VECTORS = 2, 2
 #: Few long vectors next to each other are copied from this distance of neighbouring features on, and from so many
 #: elements on; for second derivatives, from another distance on, in elements and in bytes.
 SHORT_STEP = 8
@@ -149,13 +151,15 @@ class StatisticsEngine(Engine):
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
         """Vectors whose rows are next to each other in place of their features are read from copies by tiles, or from
-        plain ones if there are few rows; so are large ones that would be read twice from a third of their sectors or
-        less. Of second derivatives, vectors and tangents are copied that lie like few long vectors next to each other.
+        plain ones if there are few rows; so are large ones of whose sectors a third or less is used, if they would be
+        read twice, or by lanes that take short rows alone. Of second derivatives, vectors and tangents are copied that
+        lie like few long vectors next to each other.
         """
         loss: Any = call.loss
         if call.static.has_tangent:
             return _copies_along(call, tensors)
         found, twice = {}, writes and call.static.reduction == "none"
+        alone = writes and self._takes_rows_alone(call, tensors, machine)
         for i in loss.vector_slots:
             x = tensors[i]
             dim = call.static.feature_dim + x.ndim
@@ -163,13 +167,29 @@ class StatisticsEngine(Engine):
                 continue
             strides = classes_last(x.shape, dim)
             elements, step = prod(x.shape), x.strides[dim]
-            sparse = twice and step >= SPARSE_STEP and elements >= SPARSE_ELEMENTS
+            sparse = (twice or alone) and step >= SPARSE_STEP and elements >= SPARSE_ELEMENTS
             short = 1 in x.strides and step >= SHORT_STEP and elements >= SHORT_ELEMENTS
             tiles = relayout.tiles(x.shape, x.strides, strides, ITEMSIZE[x.dtype], x.misalignment)
             tiled = tiles is not None and min(tiles.sides) * ITEMSIZE[x.dtype] >= TILED_BYTES
             if sparse or short or tiled:
                 found[i] = strides
         return found
+
+    def _takes_rows_alone(self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine) -> bool:
+        """True of several operands whose rows of some vectors have a lane each, or two in 16 bits: L1 has no room for
+        the sectors of all lanes, of which each reads one element at a time.
+        """
+        loss: Any = call.loss
+        vectors = [tensors[i] for i in loss.vector_slots]
+        if len(vectors) <= FEW_OPERANDS or any(-x.ndim > call.static.feature_dim for x in vectors):
+            return False
+        if max([x.strides[call.static.feature_dim] for x in vectors]) < SPARSE_STEP:
+            return False
+        plan = StatisticsPlan(self, call, tensors, self.promoted(call), machine)
+        lanes = 2 if max([ITEMSIZE[x.dtype] for x in vectors]) == 2 else 1
+        at = plan.layout
+        short = at.kind == "lanes" and at.width <= lanes
+        return short and at.vec_size > 1 and plan.features > FEW_VECTORS * at.vec_size
 
     # Formulas
 
