@@ -76,7 +76,7 @@ CHUNKS_OF_WARPS = 3 << 10
 #: Chunks that one block of so many threads takes at once: a block that waits for no other saves the ticket.
 ONE_BLOCK_CHUNKS = MANY_CHUNKS_THREADS // WARP
 #: Scores of few rows, at most, whose gradients assume that all rows count. If that is wrong they are written again.
-ASSUMED_ELEMENTS = 1 << 17
+ASSUMED_ELEMENTS = 1 << 20
 #: Scores of rows whose classes lie apart, at most, that lanes read and write in place, and classes: copies of so few
 #: take longer.
 GATHERED_ELEMENTS = 1 << 17
