@@ -77,7 +77,7 @@ struct HingeSums {
   Slopes slopes;
 };
 
-// How rows of scores lie, beside the vectors of their gradients.
+// Placement of rows of scores beside the vectors of their gradients.
 enum class ScoresOfRows {
   kWhole,     // alike, and every row begins and ends with a vector (short_lists.cuh)
   kAlike,     // as far from an aligned address as their gradients

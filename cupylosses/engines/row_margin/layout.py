@@ -142,7 +142,7 @@ class Layout:
     edges: int = 1
 
     def reader(self, writes: bool, itemsize: int) -> tuple[str, int]:
-        """How scores lie for a kernel, which may write gradients, and how many vectors a thread reads at once."""
+        """The placement of scores for a kernel that may write gradients, and vectors that a thread reads together."""
         if self.kind == "short_lists":
             return self.scores, self.together
         # Without gradients, vectors are those of the scores.
@@ -384,8 +384,8 @@ def _whole(classes: int, vec_size: int, strides: Sequence[Sequence[int]], tensor
 def _short_lists(
     classes: int, lie: str, strides: Sequence[Sequence[int]], scores: RowStrides, gradients: RowStrides
 ) -> tuple[str, int, int] | None:
-    """How scores lie, the lanes of a row, and the words with a bit for each place of its vectors, if lanes of a warp
-    share rows that are short enough.
+    """The placement of scores, the lanes of a row, and the words with a bit for each place of its vectors, if lanes of
+    a warp share rows that are short enough.
     """
     most, before, outside = 16 // scores.itemsize, 0, 0
     if scores.itemsize > 4:
