@@ -8,8 +8,9 @@
 // 1. An input enters with its tangent, as a NestedDual (nested.cuh), and coefficients likewise. Softmax, sums, formula
 //    and gradients are the functions that compute them without a tangent.
 // 2. Storing a nested number stores its tangent.
-// 3. Few classes are in registers, as elsewhere, but fewer than elsewhere; others in tiles (tiles.cuh), or read from
-//    memory at every use.
+// 3. Few classes are in registers, as elsewhere, of one thread or of lanes that share a voxel, but fewer than
+// elsewhere;
+//    others in tiles (tiles.cuh), or read from memory at every use.
 //
 // Traffic: input, tangent and target twice in all; each product written once. Order of additions: by sizes alone.
 // Preconditions: tangents lie as the gradients of the input do, which have one stream with them.

@@ -12,11 +12,11 @@
 // h_c - sum p_j h_j, in which h_m is 0.
 //
 // 1. Each block takes one chunk of a sample, the last chunk first: L2 still has what kernel 1 read last. A thread takes
-//    vectors of the chunk in turn, in registers if there are few classes. Of many, a block copies a tile of voxels to
-//    shared memory (write_tile_gradients); without room for it, a thread reads its logits three times, of which L1 and
-//    L2 serve two.
-//    With logits that come through shared memory (write_staged_gradients) blocks are two waves, and their threads have
-//    one vector on its way during the arithmetic of another.
+//    vectors of the chunk in turn, in registers; so do lanes that share more classes. Of many labels alone a block
+//    copies a tile of voxels to shared memory (write_tile_gradients). Of more classes than fit anywhere a thread reads
+//    its logits three times, of which L1 and L2 serve two. With logits that come through shared memory
+//    (write_staged_gradients) blocks are two waves, and their threads have one vector on its way during the arithmetic
+//    of another.
 // 2. While the first vectors are on their way, the block's threads load the sample's coefficients into shared memory,
 //    times grad_output. Blocks are small, so that others compute meanwhile.
 //

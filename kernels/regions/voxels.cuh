@@ -220,7 +220,8 @@ struct RegionProgram {
   static constexpr bool kProductOfLabels = !kDense && kActivation == kSoftmax && kOverlap == kProduct;
   // Of a tile's logits no more than softmax and label is needed. They lie there as they are stored (StoredTile), of 16
   // bits or with a tangent; or exponentials take their places.
-  static_assert(kTile == 0 || (kProductOfLabels && (kVoxel == kNoVoxelLoss || (kVoxel == kRow && !kSmoothed))));
+  static_assert(kTile == 0 || (kProductOfLabels && (kVoxel == kNoVoxelLoss || (kVoxel == kRow && !kSmoothed))),
+                "labels alone");
   static constexpr bool kStoredTile = kTile > 0 && (sizeof(Input) == 2 || kHasTangent<Compute>);
   static constexpr bool kKeepsExponentials = kTile > 0 && !kStoredTile;
   // Labels under a softmax, with classes in registers or shared memory: the label's class is taken apart from the

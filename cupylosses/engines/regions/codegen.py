@@ -309,7 +309,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
         yield "  extern __shared__ uint4 staged[];"
         if kernel.held:
             columns = "reinterpret_cast<Program::Compute*>(staged)"
-            at = columns_of_sums(kernel.held, static.label_apart and kernel.lanes == 1, kernel.lanes)
+            at = columns_of_sums(kernel.held, static.label_apart, kernel.lanes)
             yield f"  sum_in_registers<{_bool(kernel.staged)}>(program, chunks, per_chunk, partials, {columns}, {at});"
         elif kernel.word:
             segments = "per_segment, work.counters" if kind == "value" else "1, nullptr"

@@ -347,12 +347,14 @@ def _chunks(samples: int, voxels: int, threads: int, vec_size: int, wave: int, t
     return max(1, -(-vectors // per_chunk)), per_chunk
 
 
-def columns_of_sums(held: int, apart: bool, lanes: int = 1) -> int:
+def columns_of_sums(held: int, label_apart: bool, lanes: int = 1) -> int:
     """Columns of shared memory by which a block adds up its threads' sums of ``held`` classes: up to 32 at a time, and
-    fewer of more than four lanes that share a voxel. With ``apart`` hits and misses of each class are there from the
-    start.
+    fewer of more than four lanes that share a voxel. If labels are kept apart, which such lanes do not, hits and misses
+    of each class are there from the start.
     """
-    return max(2 * held, min(WARP, held + 3)) if apart else min(WARP * min(lanes, 4) // lanes, 3 * held + 3)
+    if label_apart and lanes == 1:
+        return max(2 * held, min(WARP, held + 3))
+    return min(WARP * min(lanes, 4) // lanes, 3 * held + 3)
 
 
 def gradient_chunks(x: Layout, processors: int) -> tuple[int, int]:

@@ -164,7 +164,7 @@ class RegionPlan(Plan):
         least = (region_layout.SECOND_PACKED_WORDS if second else region_layout.PACKED_WORDS).get(itemsize)
         if least is None or words < least:
             return False
-        columns = region_layout.columns_of_sums(x.held, self.label_apart) * ITEMSIZE[self.compute]
+        columns = region_layout.columns_of_sums(x.held, self.static.label_apart, x.lanes) * ITEMSIZE[self.compute]
         return region_layout.has_room(columns * (1 + second), self.packed_bytes, self.machine.chip.shared)
 
     @property
@@ -192,7 +192,7 @@ class RegionPlan(Plan):
             elif x.tile:
                 shared = region_layout.tile_gradient_bytes(x.classes, number)
         elif stage != "groups":
-            columns = region_layout.columns_of_sums(x.held, self.label_apart, x.lanes)
+            columns = region_layout.columns_of_sums(x.held, self.static.label_apart, x.lanes)
             shared = columns * threads * number if x.held else 24 * x.classes
             if x.word:
                 shared = region_layout.stored_sums_bytes(*stored, x.tile)

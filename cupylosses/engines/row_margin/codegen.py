@@ -59,10 +59,10 @@ class MarginKernel(Kernel):
     """A compiled module of this engine. Equal ones have equal source.
 
     ``layout`` is one of :mod:`.layout`, of blocks of so many ``threads``, and so are ``scores``. A thread reads
-    ``ahead`` vectors at once.
-    ``weight`` is a dtype, or "". The divisor of the sum is an argument, or lies on the device (``counted``), or is the
-    number of rows that count, which the kernel finds itself (``self_counting``), or while it evaluates them
-    (``tallies``). With both, gradients assume that all rows count, and only a check without records counts by itself.
+    ``ahead`` vectors at once, and ``edges`` of a row. ``weight`` is a dtype, or "". The divisor of the sum is an
+    argument, or lies on the device (``counted``), or is the number of rows that count, which the kernel finds itself
+    (``self_counting``), or while it evaluates them (``tallies``). With both, gradients assume that all rows count, and
+    only a check without records counts by itself.
     """
 
     loss: MarginLoss

@@ -164,18 +164,17 @@ class MarginPlan(Plan):
         kind, width, threads, shared = x.kind, x.width, x.threads, x.shared
         chunks, blocks = x.chunks, x.blocks(self.machine.processors)
         if stage == "denominator":
-            x = replace(x, edges=1)
+            scores, together, edges = "alike", x.together, 1
             kind, width, threads, shared, chunks = "subwarp", 1, margin_layout.SUBWARP_THREADS, 0, self.count_chunks
             blocks = min(-(-chunks // (threads // gpu.WARP)), 8 * self.machine.processors)
-        scores, together = x.reader(stage in WRITING, ITEMSIZE[self.input.dtype])
-        if stage == "denominator":
-            scores, together = "alike", x.together
+        else:
+            (scores, together), edges = x.reader(stage in WRITING, ITEMSIZE[self.input.dtype]), x.edges
         weight = self.tensors[2].dtype if static.weighted and stage != "denominator" else ""
         kernel = MarginKernel(
             loss, stage, static.flags, kind, threads, x.vec_size, together, self.input.dtype, self.target.dtype,
             weight, static.masked, self.result, x.rank, counted,
             self.self_counting and not counted and stage in SELF_COUNTING_STAGES,
-            self._tallies(stage) and not counted, scores, x.edges,
+            self._tallies(stage) and not counted, scores, edges,
         )  # fmt: skip
         inner = prod(self.rows_shape[static.class_dim :])
         fixed = (static.ignore_index, self.site, self.labels, inner, x.capacity, x.mask_words, chunks, width, x.words)
