@@ -77,7 +77,8 @@ class BoxWorkload(Workload):
     @classmethod
     def random(cls, loss: BoxLoss, draw: Draw) -> BoxWorkload:
         found = boxes(loss, draw.size(1 << 8, 1 << 23), draw.dtype())
-        return replace(found, title=figures.RANDOM, reduction=draw.choice(figures.REDUCTIONS))
+        case, reduction = draw.options(loss.cases), draw.choice(figures.REDUCTIONS)
+        return replace(found, title=figures.RANDOM, case=case, reduction=reduction)
 
 
 def boxes(loss: BoxLoss, count: int, dtype: str) -> BoxWorkload:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import exp, log
 from random import Random
+from typing import Any
 
 #: Dtypes as often as they are drawn.
 DTYPES = ("float32", "float32", "bfloat16", "bfloat16", "float16", "float64")
@@ -36,6 +38,14 @@ class Draw(Random):
         """The dimensions of a signal, a square or a cube of about so many elements."""
         dims = self.choice((1, 2, 2, 3))
         return (max(1, round(elements ** (1 / dims))),) * dims
+
+    def options(self, cases: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The options of a case, or, more often, none."""
+        return self.choice(cases) if self.random() < 0.4 else {}
+
+    def broadcast(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """A shape that broadcasts to this one, with half of its dimensions."""
+        return tuple(1 if self.random() < 0.5 else n for n in shape)
 
     def dtype(self) -> str:
         """A dtype."""

@@ -16,6 +16,7 @@ from benchmarking.figures import (
     HINGE_COLUMNS,
     KL_PROBABILITIES,
     MASKED,
+    RANDOM,
     SWEEP,
     WEIGHTED,
 )
@@ -129,13 +130,21 @@ class PointwiseWorkload(Workload):
 
     @classmethod
     def random(cls, loss: Loss, draw: Draw) -> PointwiseWorkload:
-        """Operands that are needed, of one shape or with broadcast targets."""
+        """Operands that are needed, of one shape or with broadcast targets, in some cases with a weight, a mask, or
+        dimensions to reduce over.
+        """
         shape = draw.shape(draw.size(1 << 10, 1 << 26), draw.choice((1, 2, 2, 3, 4)))
         needed = [x for x in loss.operands if x.default is None]
-        others = tuple(1 if draw.random() < 0.5 else n for n in shape) if draw.random() < 0.3 else shape
-        reduction = draw.choice(figures.REDUCTIONS)
-        found = loss_of(loss.name, (shape, *(others,) * (len(needed) - 1)), draw.dtype(), reduction)
-        return replace(found, title=figures.RANDOM)
+        others = draw.broadcast(shape) if draw.random() < 0.3 else shape
+        shapes, case = (shape, *(others,) * (len(needed) - 1)), draw.options(loss.cases)
+        found = replace(loss_of(loss.name, shapes, draw.dtype(), draw.choice(figures.REDUCTIONS), case), title=RANDOM)
+        if loss.mean_of_rows or draw.random() < 0.7:
+            return found
+        added = draw.choice(("weight", "mask", "dim"))
+        if added != "dim":
+            return with_array(found, added, draw.choice((shape, draw.broadcast(shape))))
+        dim = tuple(d for d in range(len(shape)) if draw.random() < 0.5)
+        return over_dimensions(found, dim) if 0 < len(dim) < len(shape) else found
 
     def __str__(self) -> str:
         where = f"2^{self.elements.bit_length() - 1}" if self.title == SWEEP else f"({self.title})"
@@ -172,6 +181,37 @@ def loss_of(
     return PointwiseWorkload(
         modified(base, numbers), tuple(shapes), dtype, "", options, reduction, _broadcasting(expression)
     )
+
+
+def with_array(workload: PointwiseWorkload, added: str, shape: tuple[int, ...]) -> PointwiseWorkload:
+    """The workload with a weight or a mask of this shape, which broadcasts to that of its operands."""
+    numbers = workload.loss.numbers if isinstance(workload.loss, ModifiedLoss) else frozenset()
+    unreduced, reduction = _unreduced(workload), workload.reduction
+
+    def expression(*operands: torch.Tensor) -> torch.Tensor:
+        *own, array = operands
+        x = unreduced(*own) * array
+        if reduction == "mean":
+            return x.sum() / array.expand(x.shape).sum() if added == "mask" else x.mean()
+        return x.sum() if reduction == "sum" else x
+
+    base = registry(Loss)[workload.loss.name]
+    form = modified(base, numbers, "array" if added == "weight" else None, mask=added == "mask")
+    return replace(workload, loss=form, shapes=(*workload.shapes, shape), eager=unreduced and expression)
+
+
+def over_dimensions(workload: PointwiseWorkload, dim: tuple[int, ...]) -> PointwiseWorkload:
+    """The workload reduced over these dimensions."""
+    unreduced, reduction = _unreduced(workload), "sum" if workload.reduction == "sum" else "mean"
+    reduce = torch.sum if reduction == "sum" else torch.mean
+    expression = unreduced and (lambda *operands: reduce(unreduced(*operands), dim))
+    return replace(workload, dim=dim, reduction=reduction, eager=expression)
+
+
+def _unreduced(workload: PointwiseWorkload) -> Call | None:
+    """torch's way to compute the elements of a workload without additions."""
+    plain = loss_of(workload.loss.name, workload.shapes, workload.dtype, "none", workload.case)
+    return plain.torchs() or plain.naive()
 
 
 def _with_numbers(loss: Loss, count: int, function: Call | None) -> Call | None:

@@ -92,9 +92,10 @@ class RegionWorkload(Workload):
     def random(cls, loss: RegionLoss, draw: Draw) -> RegionWorkload:
         elements, classes, samples = draw.size(1 << 12, 1 << 26), draw.size(2, 64), draw.size(1, 16)
         pixels = draw.pixels(max(1, elements // classes // samples))
-        dtype = draw.dtype()
-        found = regions(loss, (samples, classes, *pixels), dtype, draw.choice(("int64", "uint8", dtype)))
-        return replace(found, title=figures.RANDOM)
+        dtype, case = draw.dtype(), draw.options(loss.cases)
+        of_labels = case.get(loss.chosen_by) == "softmax"
+        label = draw.choice(("int64", "uint8") if of_labels else ("int64", "uint8", dtype))
+        return replace(regions(loss, (samples, classes, *pixels), dtype, label), title=figures.RANDOM, case=case)
 
     def __str__(self) -> str:
         return f"{super().__str__()} {self.label}"

@@ -93,7 +93,8 @@ class MarginWorkload(Workload):
         elements = draw.size(1 << 10, 1 << 25)
         classes = draw.size(2, min(elements, 100000))
         found = scores(loss, (max(1, elements // classes), classes), draw.dtype())
-        return replace(found, title=figures.RANDOM, reduction=draw.choice(figures.REDUCTIONS))
+        case, reduction = draw.options(loss.cases), draw.choice(figures.REDUCTIONS)
+        return replace(found, title=figures.RANDOM, case=case, reduction=reduction)
 
 
 def scores(loss: MarginLoss, shape: Sequence[int], dtype: str) -> MarginWorkload:

@@ -79,7 +79,7 @@ class StatisticsWorkload(Workload):
         elements = draw.size(1 << 10, 1 << 26)
         features = draw.size(1, elements)
         found = vectors(loss, (max(1, elements // features), features), draw.dtype(), figures.RANDOM)
-        return replace(found, reduction=draw.choice(figures.REDUCTIONS))
+        return replace(found, case=draw.options(loss.cases), reduction=draw.choice(figures.REDUCTIONS))
 
 
 def vectors(

@@ -163,7 +163,7 @@ class SoftmaxWorkload(Workload):
         samples = draw.size(1, min(count, 16)) if image else count
         shape = (samples, classes, *(draw.pixels(max(1, count // samples)) if image else ()))
         kind = draw.choice(loss.targets)
-        case = draw.choice(loss.cases) if draw.random() < 0.4 else {}
+        case = draw.options(loss.cases)
         if kind != "indices":
             case = {k: v for k, v in case.items() if k not in loss.only_of_indices}
         found = rows(loss, shape, draw.dtype(), RANDOM, case, kind=kind)
