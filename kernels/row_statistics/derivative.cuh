@@ -10,8 +10,8 @@
 //
 // so kernels of rows take it as they take any loss. Both functors evaluate those of the loss on nested numbers.
 //
-// A norm of degree 1 or 2 is a function of a sum here. Other degrees have no derivative that is a sum: it depends on
-// the norm itself.
+// A norm of small degree is a function of a sum here. Other degrees have no derivative that is a sum: it depends on the
+// norm itself.
 #pragma once
 #include "core/nested.cuh"
 #include "row_statistics/row_statistics.cuh"
@@ -19,13 +19,25 @@
 // The term that is summed for a statistic that is a norm.
 template <int kForm, class Term>
 __device__ __forceinline__ auto summed_for_norm(const Term& term) {
-  if constexpr (kForm == kAbsolute) {
-    return abs(as_dual(term));
+  static_assert(kForm <= kMostDegree, "norms of other degrees are not functions of a sum");
+  if constexpr (kForm == kSum) {
+    return as_dual(term);
   } else if constexpr (kForm == kEuclidean) {
     return square(as_dual(term));
+  } else if constexpr (kForm % 2 == 0) {
+    return integral_power<kForm / 2>(square(as_dual(term)));
   } else {
-    static_assert(kForm == kSum, "norms of other degrees are not functions of a sum");
-    return as_dual(term);
+    return integral_power<kForm>(abs(as_dual(term)));
+  }
+}
+
+template <int kDegree, class T>
+__device__ __forceinline__ NestedDual<T> scalar_root(NestedDual<T> x) {
+  if constexpr (kDegree == 1) {
+    return x;
+  } else {
+    const T y = scalar_root<kDegree>(x.value);
+    return {y, scaled_tangent(y == T(0) ? T(0) : T(1) / (kDegree * integral_power<kDegree - 1>(y)), x.tangent)};
   }
 }
 
@@ -35,10 +47,14 @@ __device__ __forceinline__ Dual<T, kMask> norm_of_sum(const Dual<T, kMask>& sum)
   if constexpr (kForm == kSum) {
     return sum;
   } else {
-    const T norm = kForm == kEuclidean ? scalar_square_root(sum.value) : sum.value;
+    const T norm = scalar_root<kForm>(sum.value);
     const bool nowhere = norm == T(0) || norm > scalar_max(T());
-    const T slope = kForm == kEuclidean ? T(0.5) / (nowhere ? T(1) : norm) : T(1);
-    return chain(sum, norm, nowhere ? T(0) : slope);
+    if constexpr (kForm == kAbsolute) {
+      return chain(sum, norm, nowhere ? T(0) : T(1));
+    } else {
+      const T slope = T(1.0 / kForm) / integral_power<kForm - 1>(nowhere ? T(1) : norm);
+      return chain(sum, norm, nowhere ? T(0) : slope);
+    }
   }
 }
 

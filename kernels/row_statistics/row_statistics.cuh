@@ -119,12 +119,40 @@ __device__ __forceinline__ const Dual<T, kMask>& as_dual(const Dual<T, kMask>& e
   return e;
 }
 
-// What a statistic is of its terms e: their sum; or their norm of degree 1, of degree 2, of infinite degree, or of any
-// other degree p, as codegen.py numbers them.
-constexpr int kSum = 0, kAbsolute = 1, kEuclidean = 2, kMaximum = 3, kPowers = 4;
+// What a statistic is of its terms e: their sum; or their norm, of a small degree, which is the number of its form, of
+// infinite degree, or of any other degree p.
+constexpr int kSum = 0, kAbsolute = 1, kEuclidean = 2, kMostDegree = 6, kMaximum = 7, kPowers = 8;
 
-// A statistic of some features of a row. A sum is one number. kMaximum has the largest |e|, and how many terms share
-// it. kPowers has the largest |e|, and the sum of (|e| / largest)^p, so that no power overflows.
+// x^kDegree.
+template <int kDegree, class T>
+__device__ __forceinline__ auto integral_power(const T& x) {
+  if constexpr (kDegree == 1) {
+    return x;
+  } else if constexpr (kDegree % 2 == 0) {
+    const auto root = integral_power<kDegree / 2>(x);
+    return root * root;
+  } else {
+    return x * integral_power<kDegree - 1>(x);
+  }
+}
+
+// x^(1 / kDegree).
+template <int kDegree>
+__device__ __forceinline__ double scalar_root(double x) {
+  if constexpr (kDegree == 1) {
+    return x;
+  } else if constexpr (kDegree % 2 == 0) {
+    return sqrt(scalar_root<kDegree / 2>(x));
+  } else if constexpr (kDegree == 3) {
+    return cbrt(x);
+  } else {
+    return pow(x, 1.0 / kDegree);
+  }
+}
+
+// A statistic of some features of a row. A sum is one number, and so is a norm of small degree: the sum of |e|^p, in
+// which no power of a float32 overflows or vanishes. kMaximum has the largest |e|, and how many terms share it. kPowers
+// has the largest |e|, and the sum of (|e| / largest)^p, so that no power overflows.
 template <int kForm>
 struct Statistic {
   static constexpr int kNumbers = kForm < kMaximum ? 1 : 2;
@@ -144,6 +172,7 @@ struct Statistic {
     if constexpr (kForm == kSum) number[0] += e;
     if constexpr (kForm == kAbsolute) number[0] += fabs(e);
     if constexpr (kForm == kEuclidean) number[0] = fma(e, e, number[0]);
+    if constexpr (kForm > kEuclidean && kForm <= kMostDegree) number[0] += integral_power<kForm>(fabs(e));
     if constexpr (kForm >= kMaximum) merge(Statistic{{fabs(e), 1.0}}, exponent);
   }
   __device__ __forceinline__ void merge(const Statistic& x, double exponent) {
@@ -171,10 +200,10 @@ struct Statistic {
     return x;
   }
   __device__ __forceinline__ double value(double exponent) const {
-    if constexpr (kForm == kEuclidean) {
-      return sqrt(number[0]);
-    } else if constexpr (kForm == kPowers) {
+    if constexpr (kForm == kPowers) {
       return number[0] == 0.0 ? 0.0 : number[0] * pow(number[1], 1.0 / exponent);
+    } else if constexpr (kForm > kSum && kForm <= kMostDegree) {
+      return scalar_root<kForm>(number[0]);
     } else {
       return number[0];
     }
@@ -184,8 +213,8 @@ struct Statistic {
     const bool nowhere = value == 0.0 || value > scalar_max(double());
     if constexpr (kForm == kSum) {
       return slope;
-    } else if constexpr (kForm == kEuclidean) {
-      return nowhere ? 0.0 : slope / value;
+    } else if constexpr (kForm > kAbsolute && kForm <= kMostDegree) {
+      return nowhere ? 0.0 : slope / integral_power<kForm - 1>(value);
     } else if constexpr (kForm == kMaximum) {
       return nowhere ? 0.0 : slope / number[1];
     } else {
@@ -210,6 +239,8 @@ __device__ __forceinline__ auto own_part(const Term& term, double norm, double e
     return chain(e, x, scalar_sign(x));
   } else if constexpr (kForm == kEuclidean) {
     return chain(e, x, x);
+  } else if constexpr (kForm <= kMostDegree) {
+    return chain(e, x, x * integral_power<kForm - 2>(fabs(x)));
   } else if constexpr (kForm == kMaximum) {
     return chain(e, x, fabs(x) == norm ? scalar_sign(x) : 0.0);
   } else {

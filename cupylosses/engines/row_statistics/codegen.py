@@ -46,8 +46,8 @@ KINDS = {
     "slices": "the gradient of one broadcast operand from the coefficients, or slices of it",
     "combine": "the gradient of one broadcast operand from its slices",
 }
-#: ``kSum`` and so on in row_statistics.cuh, by degree.
-FORMS = {"": "kSum", "1": "kAbsolute", "2": "kEuclidean", "inf": "kMaximum", "p": "kPowers"}
+#: ``kSum`` and so on in row_statistics.cuh, by degree; a small degree is its own form.
+FORMS = {"": "kSum", "inf": "kMaximum", "p": "kPowers"}
 #: Degrees whose derivatives depend on the norm by more than a factor of the row.
 NORM_IN_DERIVATIVES = ("inf", "p")
 
@@ -270,7 +270,7 @@ def _summands(kernel: RowKernel | SumKernel) -> Iterator[str]:
     yield f"struct {'OwnSummands' if kernel.has_tangent else 'Summands'} {{"
     yield f"  static constexpr int kStatistics = {len(terms)};"
     yield f"  static constexpr unsigned kNorms = {sum(1 << k for k, x in enumerate(terms) if x in loss.norms)}u;"
-    yield f"  static constexpr int kForm = {FORMS[kernel.norm]};"
+    yield f"  static constexpr int kForm = {FORMS.get(kernel.norm, kernel.norm)};"
     yield f"  static constexpr bool kFirsts = {str(bool(loss.first)).lower()};"
     yield from (f"  double {x}_;" for x in _parameters(kernel))
     yield ""

@@ -35,6 +35,8 @@ MAX_SLOTS = 12
 
 #: The parameter that norms have as their degree.
 DEGREE = "p"
+#: The largest integral degree of which kernels add up powers, ``kMostDegree`` in row_statistics.cuh.
+MOST_DEGREE = 6
 
 
 #: Types in stubs of arguments.
@@ -52,7 +54,7 @@ class StatisticsLoss(Definition):
     ``row_operands``  names of the operands that have one value per row, and no dimension of features.
     ``statistics``    summand of each statistic, an expression of the operands with features, by name.
     ``norms``         component of each norm, likewise. Their degree is the parameter ``p``, > 0, or 2 without
-                      one; kernels are specialised on degrees 1, 2 and infinity.
+                      one; kernels are specialised on small integers and infinity.
     ``only_with``     the flag of each statistic or norm that is needed only if that is set, by name.
     ``first``         the operand of each name that stands for its first element in the row, a constant: subtracted, it
                       leaves more digits to sums of squares, and must not change the value otherwise.
@@ -144,12 +146,16 @@ class StatisticsLoss(Definition):
         chosen = {x.name for x, i in zip(self.flags, flags, strict=True) if x.choices[i]}
         return {name: x for name, x in every.items() if self.only_with.get(name) in (None, *chosen)}
 
-    def norm_of(self, parameters: Sequence[float]) -> str:
-        """The kernels' name of the degree of norms: "1", "2", "inf", "p" for any other, "" without norms."""
+    def norm_of(self, parameters: Sequence[float], wide: bool) -> str:
+        """The kernels' name of the degree of norms: a small integer, "inf", "p" for any other, "" without norms. Powers
+        of ``wide`` operands, which are float64, may overflow.
+        """
         if not self.norms:
             return ""
         degree = dict(zip([x.name for x in self.parameters], parameters, strict=False)).get(DEGREE, 2.0)
-        return {1.0: "1", 2.0: "2", inf: "inf"}.get(degree, "p")
+        if degree in range(1, (2 if wide else MOST_DEGREE) + 1):
+            return str(int(degree))
+        return "inf" if degree == inf else "p"
 
     @cached_property
     def vector_slots(self) -> tuple[int, ...]:

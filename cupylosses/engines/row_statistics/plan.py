@@ -97,7 +97,7 @@ class StatisticsPlan(Plan):
 
     @property
     def has_kernels(self) -> bool:
-        """False of derivatives along tangents that are the formula's: those of norms of other degrees than 1 and 2, and
+        """False of derivatives along tangents that are the formula's: those of norms of other than small degrees, and
         with more statistics and labels than dual numbers have slots.
         """
         labels = sum([not self._has_features[i] for i in self._streams])
