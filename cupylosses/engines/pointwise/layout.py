@@ -50,6 +50,8 @@ MIN_BLOCKS = 64
 FEW_CHUNKS = 1 << 10
 SPREAD_VECTOR = 4
 SPREAD_THREADS = 64
+#: Threads of a block whose warps take a batch each.
+BATCH_THREADS = 128
 
 #: Partial sums of a broadcast operand's gradient (doubles), and terms of a lane for which a slice is worth having: its
 #: own along columns, and a share of a warp's along rows, whose sums take a butterfly.
@@ -217,6 +219,11 @@ class Layout:
         return self.unroll or (self.tile.steps_a * self.tile.steps_b if self.kind in TILED else UNROLL[self.vec_size])
 
     @property
+    def batches(self) -> int:
+        """The number of batches of layouts other than strips."""
+        return -(-self.vectors // (WARP * self.batch))
+
+    @property
     def strips(self) -> int:
         """The number of strips."""
         return -(-self.sizes[0] // (self.vec_size * self.across * self.steps))
@@ -333,6 +340,13 @@ def in_short_batches(found: Layout, reduced: bool) -> Layout:
     if reduced and count * WARP <= threads(count):
         return found
     return replace(found, unroll=1)
+
+
+def in_light_batches(found: Layout, heavy: int) -> Layout:
+    """The layout of a launch that adds up nothing, with two vectors of a lane in a batch unless the arithmetic is
+    ``heavy``, of which later vectors are on the way while one is evaluated.
+    """
+    return replace(found, unroll=2) if not heavy and found.kind in ("flat", LINEAR) and found.batch > 2 else found
 
 
 def spread(shape: Sequence[int], streams: Sequence[Stream], found: Layout, always: bool) -> Layout | None:

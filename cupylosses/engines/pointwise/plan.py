@@ -28,7 +28,11 @@ from cupylosses.jit import compiler, gpu
 
 
 class ElementLaunch:
-    """One launch over all elements: layout, chunks and grid, and the kernels for it."""
+    """One launch over all elements: layout, chunks and grid, and the kernels for it.
+
+    Where nothing is added up, neither values (``adds``) nor gradients of ``broadcast`` operands, each warp takes one
+    batch: blocks that end make room for others, which keep more loads under way than warps that take batch after batch.
+    """
 
     def __init__(
         self,
@@ -37,6 +41,7 @@ class ElementLaunch:
         processors: int,
         broadcast: Sequence[int] = (),
         spread: bool = False,
+        adds: bool = False,
     ) -> None:
         self.plan = plan
         found = pointwise_layout.layout(plan.full_shape, streams, plan.micro_tile)
@@ -48,6 +53,10 @@ class ElementLaunch:
         self.chunks = pointwise_layout.chunks_of(self.layout)
         self.threads = pointwise_layout.SPREAD_THREADS if wide else pointwise_layout.threads(self.chunks)
         self.blocks = pointwise_layout.grid(self.chunks, self.threads, processors)
+        if not (adds or broadcast) and self.layout.batches > self.chunks:
+            self.layout = pointwise_layout.in_light_batches(self.layout, plan.loss.heavy)
+            self.chunks, self.threads = self.layout.batches, pointwise_layout.BATCH_THREADS
+            self.blocks = -(-self.chunks * gpu.WARP // self.threads)
         self.warps = self.blocks * self.threads // gpu.WARP
         #: The partial sums of gradients of operands that are ``broadcast``, by slot, and where they begin behind the
         #: records.
@@ -399,7 +408,7 @@ class PointwisePlan(Plan):
         if self.scalar and (launch := self._summing_launch(none)):
             return launch
         if not self.elementwise:
-            return ElementLaunch(self, [*self.streams, none], self.machine.processors)
+            return ElementLaunch(self, [*self.streams, none], self.machine.processors, adds=True)
         absent = [pointwise_layout.Stream(none.strides, x.itemsize) for x in self.streams[len(self.tensors) :]]
         values = pointwise_layout.Stream(self.strides, none.itemsize)
         streams = [*self.streams[: len(self.tensors)], *absent, values]

@@ -7,7 +7,7 @@ struct Loss {
   operator()(const input_& input, const target_& target) const {
 #line 1 "mse_loss.value"
     return ::lift<float>(square(input - target));
-#line 1 "<mse_loss_elements_gradient_f32-f32_f32_flat_x4_stream-stream-stream_grad11>.entries"
+#line 1 "<mse_loss_elements_gradient_f32-f32_f32_flat_x4_stream-stream-stream_grad11_unroll-2>.entries"
   }
   static constexpr bool kTriedFirst = false;
 };
@@ -24,5 +24,5 @@ mse_loss_elements_gradient_f32(const float* input_, const float* target_, float*
   const Pointwise<Loss, Layout, 4, Sources, Sinks, Element> program{
       Loss{}, layout, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
       make_tuple(Sink<float>{input_gradients}, Sink<float>{target_gradients}), Element{grad_output}};
-  map_elements<4>(program, chunks, scale);
+  map_elements<2>(program, chunks, scale);
 }

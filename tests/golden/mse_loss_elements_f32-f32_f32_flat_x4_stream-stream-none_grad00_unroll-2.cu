@@ -7,7 +7,7 @@ struct Loss {
   operator()(const input_& input, const target_& target) const {
 #line 1 "mse_loss.value"
     return ::lift<float>(square(input - target));
-#line 1 "<mse_loss_elements_f32-f32_f32_flat_x4_stream-stream-none_grad00>.entries"
+#line 1 "<mse_loss_elements_f32-f32_f32_flat_x4_stream-stream-none_grad00_unroll-2>.entries"
   }
   static constexpr bool kTriedFirst = false;
 };
@@ -24,5 +24,5 @@ mse_loss_elements_f32(const float* input_, const float* target_, Result* values,
   const Pointwise<Loss, Layout, 4, Sources, Sinks, Element> program{
       Loss{}, layout, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
       make_tuple(Absent{}, Absent{}), Element{values}};
-  map_elements<4>(program, chunks, scale);
+  map_elements<2>(program, chunks, scale);
 }
