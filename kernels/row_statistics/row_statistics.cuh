@@ -119,9 +119,9 @@ __device__ __forceinline__ const Dual<T, kMask>& as_dual(const Dual<T, kMask>& e
   return e;
 }
 
-// What a statistic is of its terms e: their sum; or their norm, of a small degree, which is the number of its form, of
-// infinite degree, or of any other degree p.
-constexpr int kSum = 0, kAbsolute = 1, kEuclidean = 2, kMostDegree = 6, kMaximum = 7, kPowers = 8;
+// What a statistic is of its terms e: their sum; or their norm, of a small integral degree, which is the number of its
+// form, of a small degree p, of infinite degree, or of any degree p.
+constexpr int kSum = 0, kAbsolute = 1, kEuclidean = 2, kMostDegree = 6, kPowers = 7, kMaximum = 8, kScaledPowers = 9;
 
 // x^kDegree.
 template <int kDegree, class T>
@@ -150,9 +150,19 @@ __device__ __forceinline__ double scalar_root(double x) {
   }
 }
 
+// x^exponent for x >= 0. The whole grid has one exponent; an integral one takes products in place of pow.
+__device__ __forceinline__ double uniform_power(double x, double exponent) {
+  const int degree = static_cast<int>(exponent);
+  if (degree != exponent || degree > 16) return pow(x, exponent);
+  double power = 1.0;
+#pragma unroll 1
+  for (int i = 0; i < degree; ++i) power *= x;
+  return power;
+}
+
 // A statistic of some features of a row. A sum is one number, and so is a norm of small degree: the sum of |e|^p, in
-// which no power of a float32 overflows or vanishes. kMaximum has the largest |e|, and how many terms share it. kPowers
-// has the largest |e|, and the sum of (|e| / largest)^p, so that no power overflows.
+// which no power of a float32 overflows or vanishes. kMaximum has the largest |e|, and how many terms share it.
+// kScaledPowers has the largest |e|, and the sum of (|e| / largest)^p, so that no power overflows.
 template <int kForm>
 struct Statistic {
   static constexpr int kNumbers = kForm < kMaximum ? 1 : 2;
@@ -173,6 +183,7 @@ struct Statistic {
     if constexpr (kForm == kAbsolute) number[0] += fabs(e);
     if constexpr (kForm == kEuclidean) number[0] = fma(e, e, number[0]);
     if constexpr (kForm > kEuclidean && kForm <= kMostDegree) number[0] += integral_power<kForm>(fabs(e));
+    if constexpr (kForm == kPowers) number[0] += pow(fabs(e), exponent);
     if constexpr (kForm >= kMaximum) merge(Statistic{{fabs(e), 1.0}}, exponent);
   }
   __device__ __forceinline__ void merge(const Statistic& x, double exponent) {
@@ -201,6 +212,8 @@ struct Statistic {
   }
   __device__ __forceinline__ double value(double exponent) const {
     if constexpr (kForm == kPowers) {
+      return pow(number[0], 1.0 / exponent);
+    } else if constexpr (kForm == kScaledPowers) {
       return number[0] == 0.0 ? 0.0 : number[0] * pow(number[1], 1.0 / exponent);
     } else if constexpr (kForm > kSum && kForm <= kMostDegree) {
       return scalar_root<kForm>(number[0]);
@@ -209,12 +222,14 @@ struct Statistic {
     }
   }
   // The part of the derivative of `value` that all features share, times `slope`.
-  __device__ __forceinline__ double shared_part(double slope, double value) const {
+  __device__ __forceinline__ double shared_part(double slope, double value, double exponent) const {
     const bool nowhere = value == 0.0 || value > scalar_max(double());
     if constexpr (kForm == kSum) {
       return slope;
     } else if constexpr (kForm > kAbsolute && kForm <= kMostDegree) {
       return nowhere ? 0.0 : slope / integral_power<kForm - 1>(value);
+    } else if constexpr (kForm == kPowers) {
+      return nowhere ? 0.0 : slope / pow(value, exponent - 1.0);
     } else if constexpr (kForm == kMaximum) {
       return nowhere ? 0.0 : slope / number[1];
     } else {
@@ -224,7 +239,7 @@ struct Statistic {
 
  private:
   __device__ __forceinline__ static double power(double ratio, double exponent) {
-    return ratio == 1.0 ? 1.0 : pow(ratio, exponent);
+    return ratio == 1.0 ? 1.0 : uniform_power(ratio, exponent);
   }
 };
 
@@ -244,7 +259,8 @@ __device__ __forceinline__ auto own_part(const Term& term, double norm, double e
   } else if constexpr (kForm == kMaximum) {
     return chain(e, x, fabs(x) == norm ? scalar_sign(x) : 0.0);
   } else {
-    return chain(e, x, x == 0.0 ? 0.0 : scalar_sign(x) * pow(fabs(x) / norm, exponent - 1.0));
+    const double length = kForm == kPowers ? fabs(x) : fabs(x) / norm;
+    return chain(e, x, x == 0.0 ? 0.0 : scalar_sign(x) * uniform_power(length, exponent - 1.0));
   }
 }
 
@@ -983,9 +999,9 @@ struct RowStatistics {
     const bool undefined = y.value != y.value;
     row.value = y.value;
     ((row.of_statistic[kStatistic] =
-          undefined
-              ? y.value
-              : get<kStatistic>(total.each).shared_part(tangent_or_zero(y, kStatistic), row.statistic[kStatistic])),
+          undefined ? y.value
+                    : get<kStatistic>(total.each)
+                          .shared_part(tangent_or_zero(y, kStatistic), row.statistic[kStatistic], summands.exponent())),
      ...);
     ((row.of_label[kLabel] = undefined ? y.value : tangent_or_zero(y, kStatistics + kLabel)), ...);
     return row;

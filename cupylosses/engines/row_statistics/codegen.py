@@ -47,9 +47,9 @@ KINDS = {
     "combine": "the gradient of one broadcast operand from its slices",
 }
 #: ``kSum`` and so on in row_statistics.cuh, by degree; a small degree is its own form.
-FORMS = {"": "kSum", "inf": "kMaximum", "p": "kPowers"}
+FORMS = {"": "kSum", "p": "kPowers", "inf": "kMaximum", "scaled": "kScaledPowers"}
 #: Degrees whose derivatives depend on the norm by more than a factor of the row.
-NORM_IN_DERIVATIVES = ("inf", "p")
+NORM_IN_DERIVATIVES = ("inf", "scaled")
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ MAX_SLOTS = 12
 
 #: The parameter that norms have as their degree.
 DEGREE = "p"
-#: The largest integral degree of which kernels add up powers, ``kMostDegree`` in row_statistics.cuh.
+#: The largest degree of which kernels add up powers of float32 as they are, ``kMostDegree`` in row_statistics.cuh.
 MOST_DEGREE = 6
 
 
@@ -147,15 +147,15 @@ class StatisticsLoss(Definition):
         return {name: x for name, x in every.items() if self.only_with.get(name) in (None, *chosen)}
 
     def norm_of(self, parameters: Sequence[float], wide: bool) -> str:
-        """The kernels' name of the degree of norms: a small integer, "inf", "p" for any other, "" without norms. Powers
-        of ``wide`` operands, which are float64, may overflow.
+        """The kernels' name of the degree of norms: a small integer, "p" for another small degree, "inf", "scaled" for
+        others, "" without norms. Powers of ``wide`` operands, which are float64, may overflow, but for squares.
         """
         if not self.norms:
             return ""
         degree = dict(zip([x.name for x in self.parameters], parameters, strict=False)).get(DEGREE, 2.0)
-        if degree in range(1, (2 if wide else MOST_DEGREE) + 1):
-            return str(int(degree))
-        return "inf" if degree == inf else "p"
+        if degree in (1.0, 2.0) or (degree <= MOST_DEGREE and not wide):
+            return f"{degree:.0f}" if degree == int(degree) else "p"
+        return "inf" if degree == inf else "scaled"
 
     @cached_property
     def vector_slots(self) -> tuple[int, ...]:
