@@ -734,6 +734,8 @@ def products(function: Callable[..., Any], operands: Sequence[torch.Tensor], **o
         *short_or_full([], [(F.ccc_loss, "broadcast"), (COSINE, "cluster")]),
         (COSINE, "edges"),
         (TRIPLET, "edges"),
+        (TRIPLET, "cubes"),
+        (TRIPLET, "powers"),
     ],
     ids=lambda x: x if isinstance(x, str) else x.__name__,
 )
@@ -750,6 +752,10 @@ def test_products_with_second_derivatives(function: Any, case: str, monkeypatch:
         operands = drawn(function, (6,), 5, f32)
         operands[0][0], operands[1][1], operands[0][2, 1], operands[1][3, 2] = 0.0, operands[0][1], nan, inf
         options["eps"] = 0.0
+    elif case in ("cubes", "powers"):
+        options = {"p": 3.0 if case == "cubes" else 2.5, "eps": 0.0}
+        operands[0][0, 1] = operands[1][0, 1]
+        operands[0][1] = operands[2][1]
     placed = {k: x.to(KERNELS) if isinstance(x, torch.Tensor) else x for k, x in options.items()}
     with monkeypatch.context() as patched:
         patched.setattr(formulas, "hvp", None)

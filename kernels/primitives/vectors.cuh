@@ -9,6 +9,36 @@ __device__ __forceinline__ double scalar_square_root(double x) {
   return sqrt(x);
 }
 
+// x^exponent to 2^-36, for a float32 x >= 0, or the absolute difference of two, and an exponent within -6 and 6. A
+// third of the instructions of pow, which serves all doubles to their last bit. 0 and infinity stay as they are, which
+// is right for exponents above 0 alone.
+//
+//   x = 2^e m, m within sqrt(1/2) and sqrt(2)      log2 m = 2 / ln 2 (s + s^3 / 3 + s^5 / 5 + ...),  s = (m - 1) / (m +
+//   1) x^exponent = 2^n exp(f ln 2)                   n + f = exponent (e + log2 m),  |f| <= 1/2
+__device__ __forceinline__ double narrow_power(double x, double exponent) {
+  if (!(x > 0.0 && x <= scalar_max(double()))) return x;
+  const long long bits = __double_as_longlong(x), one = 0x3ff0000000000000ll;
+  // Of the bits of m those above sqrt(2) have the next exponent.
+  const long long above = (bits - 0x3fe6a09e667f3bcdll) >> 52;
+  const double m = __longlong_as_double(bits - (above << 52));
+  const double below = m + 1.0;
+  double inverse = 1.0f / static_cast<float>(below);
+  inverse = fma(fma(-below, inverse, 1.0), inverse, inverse);
+  const double s = (m - 1.0) * inverse, square = s * s;
+  double log = 1.0 / 13;
+#pragma unroll
+  for (int k = 11; k > 0; k -= 2) log = fma(log, square, 1.0 / k);
+  const double y = exponent * fma(log * s, 2.8853900817779268, static_cast<double>(static_cast<int>(above)));
+  // The fraction is rounded away, and n is in the lower bits.
+  const double shifted = y + 6755399441055744.0, n = shifted - 6755399441055744.0, z = (y - n) * 0.6931471805599453;
+  double power = 1.0 / 3628800;
+  constexpr double kInverseFactorials[10] = {1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120,
+                                             1.0 / 24,     1.0 / 6,     0.5,        1.0,       1.0};
+#pragma unroll
+  for (int k = 0; k < 10; ++k) power = fma(power, z, kInverseFactorials[k]);
+  return power * __longlong_as_double(one + (__double_as_longlong(shifted) << 52));
+}
+
 // A quotient that is within -1 and 1 but for rounding.
 template <class T>
 __device__ __forceinline__ T scalar_cosine(T x) {

@@ -16,11 +16,22 @@
 #include "core/nested.cuh"
 #include "row_statistics/row_statistics.cuh"
 
+// |e|^exponent. Where e is 0, so are its derivatives, also where they are infinite.
+template <unsigned kMask>
+__device__ __forceinline__ auto power_of_length(const Dual<NestedDual<double>, kMask>& e, double exponent) {
+  const double x = e.value.value;
+  const double power = x == 0.0 ? 0.0 : exponent * narrow_power(fabs(x), exponent - 2.0);
+  const NestedDual<double> slope{power * x, scaled_tangent((exponent - 1.0) * power, e.value.tangent)};
+  return chain(e, NestedDual<double>(power * x * x / exponent), slope);
+}
+
 // The term that is summed for a statistic that is a norm.
 template <int kForm, class Term>
-__device__ __forceinline__ auto summed_for_norm(const Term& term) {
-  static_assert(kForm <= kMostDegree, "norms of other degrees are not functions of a sum");
-  if constexpr (kForm == kSum) {
+__device__ __forceinline__ auto summed_for_norm(const Term& term, double exponent) {
+  static_assert(kForm <= kPowers, "norms of other degrees are not functions of a sum");
+  if constexpr (kForm == kPowers) {
+    return power_of_length(as_dual(term), exponent);
+  } else if constexpr (kForm == kSum) {
     return as_dual(term);
   } else if constexpr (kForm == kEuclidean) {
     return square(as_dual(term));
@@ -43,9 +54,15 @@ __device__ __forceinline__ NestedDual<T> scalar_root(NestedDual<T> x) {
 
 // The norm of that sum. A norm of 0, or an infinite one, has no direction: its derivatives are 0.
 template <int kForm, class T, unsigned kMask>
-__device__ __forceinline__ Dual<T, kMask> norm_of_sum(const Dual<T, kMask>& sum) {
+__device__ __forceinline__ Dual<T, kMask> norm_of_sum(const Dual<T, kMask>& sum, double exponent) {
   if constexpr (kForm == kSum) {
     return sum;
+  } else if constexpr (kForm == kPowers) {
+    const double x = sum.value.value, norm = pow(x, 1.0 / exponent);
+    const bool nowhere = norm == 0.0 || norm > scalar_max(double());
+    const double slope = nowhere ? 0.0 : norm / (exponent * x);
+    const double curvature = nowhere ? 0.0 : (1.0 / exponent - 1.0) * slope / x;
+    return chain(sum, T(norm), T(slope, scaled_tangent(curvature, sum.value.tangent)));
   } else {
     const T norm = scalar_root<kForm>(sum.value);
     const bool nowhere = norm == T(0) || norm > scalar_max(T());
@@ -119,7 +136,8 @@ struct SummandsAlong {
   template <class Arguments, int... kSlot, int... kStatistic>
   __device__ __forceinline__ auto terms(const Arguments& x, Indices<kSlot...>, Indices<kStatistic...>) const {
     const auto found = of_base(x, Indices<kSlot...>{});
-    const auto nested = make_tuple(summed_for_norm<form_of<Base, kStatistic>()>(get<kStatistic>(found))...);
+    const auto nested =
+        make_tuple(summed_for_norm<form_of<Base, kStatistic>()>(get<kStatistic>(found), base.exponent())...);
     return make_tuple(without_tangent(get<kStatistic>(nested))..., tangent_of(get<kStatistic>(nested))...);
   }
   template <class Arguments, int... kSlot>
@@ -152,12 +170,12 @@ struct ValueAlong {
   template <unsigned kMask, class Arguments, int... kStatistic, int... kLabel, int... kSlot>
   __device__ __forceinline__ auto along(const Arguments& x, Indices<kStatistic...>, Indices<kLabel...>,
                                         Indices<kSlot...>) const {
-    const auto y =
-        of_base(x, Indices<kSlot...>{},
-                norm_of_sum<form_of<Summands, kStatistic>()>(
-                    with_tangent<kStatistic>(get<kStatistic>(x), get<kStatistics + kStatistic>(x).value))...,
-                with_tangent<kStatistics + kLabel>(get<kFirstLabel + kLabel>(x),
-                                                   tangent_in<kLabelHasTangent, kFirstLabel, kLabels, kLabel>(x))...);
+    const auto y = of_base(
+        x, Indices<kSlot...>{},
+        norm_of_sum<form_of<Summands, kStatistic>()>(
+            with_tangent<kStatistic>(get<kStatistic>(x), get<kStatistics + kStatistic>(x).value), base.exponent())...,
+        with_tangent<kStatistics + kLabel>(get<kFirstLabel + kLabel>(x),
+                                           tangent_in<kLabelHasTangent, kFirstLabel, kLabels, kLabel>(x))...);
     Dual<double, kMask> z;
     z.value = y.value.value != y.value.value ? y.value.value : y.value.tangent;
 #pragma unroll

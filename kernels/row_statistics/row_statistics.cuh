@@ -183,7 +183,7 @@ struct Statistic {
     if constexpr (kForm == kAbsolute) number[0] += fabs(e);
     if constexpr (kForm == kEuclidean) number[0] = fma(e, e, number[0]);
     if constexpr (kForm > kEuclidean && kForm <= kMostDegree) number[0] += integral_power<kForm>(fabs(e));
-    if constexpr (kForm == kPowers) number[0] += pow(fabs(e), exponent);
+    if constexpr (kForm == kPowers) number[0] += narrow_power(fabs(e), exponent);
     if constexpr (kForm >= kMaximum) merge(Statistic{{fabs(e), 1.0}}, exponent);
   }
   __device__ __forceinline__ void merge(const Statistic& x, double exponent) {
@@ -259,8 +259,9 @@ __device__ __forceinline__ auto own_part(const Term& term, double norm, double e
   } else if constexpr (kForm == kMaximum) {
     return chain(e, x, fabs(x) == norm ? scalar_sign(x) : 0.0);
   } else {
-    const double length = kForm == kPowers ? fabs(x) : fabs(x) / norm;
-    return chain(e, x, x == 0.0 ? 0.0 : scalar_sign(x) * uniform_power(length, exponent - 1.0));
+    const double power =
+        kForm == kPowers ? narrow_power(fabs(x), exponent - 1.0) : uniform_power(fabs(x) / norm, exponent - 1.0);
+    return chain(e, x, x == 0.0 ? 0.0 : scalar_sign(x) * power);
   }
 }
 

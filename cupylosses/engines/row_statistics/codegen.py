@@ -263,6 +263,13 @@ def _options(kernel: RowKernel | SumKernel, expressions: Iterable[str], first: s
         yield "    const auto count = ::constant<Number__>(count_);"
 
 
+def _exponent(kernel: RowKernel | SumKernel) -> Iterator[str]:
+    yield ""
+    yield "  __device__ __forceinline__ double exponent() const {"
+    yield f"    return {f'{DEGREE}_' if DEGREE in _parameters(kernel) else '2.0'};"
+    yield "  }"
+
+
 def _summands(kernel: RowKernel | SumKernel) -> Iterator[str]:
     """The terms of the statistics and norms as a functor of the vectors' elements."""
     loss = kernel.loss
@@ -273,10 +280,7 @@ def _summands(kernel: RowKernel | SumKernel) -> Iterator[str]:
     yield f"  static constexpr int kForm = {FORMS.get(kernel.norm, kernel.norm)};"
     yield f"  static constexpr bool kFirsts = {str(bool(loss.first)).lower()};"
     yield from (f"  double {x}_;" for x in _parameters(kernel))
-    yield ""
-    yield "  __device__ __forceinline__ double exponent() const {"
-    yield f"    return {f'{DEGREE}_' if DEGREE in _parameters(kernel) else '2.0'};"
-    yield "  }"
+    yield from _exponent(kernel)
     yield from call_signature([*_vectors(loss), *_firsts(loss)])
     yield from _options(kernel, terms.values(), _vectors(loss)[0])
     for name, expression in terms.items():
@@ -312,7 +316,7 @@ def _functors(kernel: RowKernel) -> Iterator[str]:
     terms, labels = loss.terms(kernel.flags), _labels(loss, kernel.weight)
     yield f"struct {'OwnValue' if kernel.has_tangent else 'Value'} {{"
     yield from (f"  double {x}_;" for x in [*_parameters(kernel), "count"])
-    yield ""
+    yield from _exponent(kernel) if kernel.has_tangent else [""]
     yield from call_signature([*terms, *labels, *_firsts(loss)])
     weighted = ["weight"] if kernel.weight == "number" else []
     yield from _options(kernel, [*loss.let.values(), loss.value, *weighted], next(iter(terms)))

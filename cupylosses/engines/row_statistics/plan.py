@@ -102,7 +102,7 @@ class StatisticsPlan(Plan):
         """
         labels = sum([not self._has_features[i] for i in self._streams])
         return not self._has_tangent or (
-            self.static.norm not in ("p", *NORM_IN_DERIVATIVES) and self.statistics + labels <= MAX_SLOTS
+            self.static.norm not in NORM_IN_DERIVATIVES and self.statistics + labels <= MAX_SLOTS
         )
 
     @cached_property
