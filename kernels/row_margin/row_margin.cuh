@@ -33,8 +33,8 @@
 //    n (margin + (x_i - v_0)) - P_n; and it is counted in a histogram of n. Label k has as many active pairs as there
 //    are classes with n > k.
 // 4. Other hinges, more labels than there is room for, and rows in which a label's score is not finite: threads take
-//    classes in turn and go through the list for each, then they take labels and go through the classes
-//    (list_in_memory).
+//    classes in turn and go through the list for each; then they take classes in turn again for each label, and add up
+//    its pairs (list_in_memory).
 //
 // Threads hold vectors of a row in registers; a group owns a row; a worker owns a chunk (softmax/rows.cuh).
 //
@@ -108,8 +108,21 @@ struct ClassesOfRow {
   }
 };
 
+// The shift of scores around which nothing may be read: those of the first row in memory, and of the last one.
+constexpr int kNothingAround = -1;
+
+// Elements that lie next to each other, read one by one.
+template <int kVecSize, class Storage>
+__device__ __forceinline__ Pack<Storage, kVecSize> load_elements(const Storage* at) {
+  Pack<Storage, kVecSize> pack;
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) pack.element[i] = load_pack<1>(at + i).element[0];
+  return pack;
+}
+
 // A vector of scores on its way. A shifted one is cut out of the two aligned packs that it overlaps, of which a
-// neighbouring thread reads the second one, too, so that it comes from L1.
+// neighbouring thread reads the second one, too, so that it comes from L1; with kNothingAround elements are read one by
+// one.
 template <ScoresOfRows kScores, class Storage, int kVecSize>
 struct VectorAhead {
   static constexpr bool kShifted = kScores == ScoresOfRows::kShifted;
@@ -122,6 +135,10 @@ struct VectorAhead {
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i, at += step) pack[0].element[i] = load_pack<1>(at).element[0];
     } else if constexpr (kShifted) {
+      if (shift == kNothingAround) {
+        pack[0] = load_elements<kVecSize>(at);
+        return;
+      }
       pack[0] = load_pack<kVecSize>(at - shift);
       if (shift != 0) pack[1] = load_pack<kVecSize>(at - shift + kVecSize);
     } else {
@@ -129,7 +146,9 @@ struct VectorAhead {
     }
   }
   __device__ __forceinline__ P get(int shift) const {
-    if constexpr (kShifted) return cut_out(pack, static_cast<unsigned>(shift * static_cast<int>(sizeof(Storage))));
+    if constexpr (kShifted) {
+      return cut_out(pack, static_cast<unsigned>(max(shift, 0) * static_cast<int>(sizeof(Storage))));
+    }
     // Word by word elements would have to arrive before they are packed, and others would be unpacked.
     if constexpr (kScores == ScoresOfRows::kGathered) return pack[0];
     return load_words(pack);
@@ -195,11 +214,12 @@ struct MarginProgram : Base {
     if constexpr (kScores == ScoresOfRows::kAlike) return {this->input, offset[kLogits], classes};
     return {this->gradients, offset[kGradients], classes};
   }
-  // True if words around the scores of a row may be read. `last` is the offset of the last row.
+  // The shift of the vectors of a row, of which `first` is the first element. `last` is the offset of the last row.
   template <int kVecSize, ScoresOfRows kScores>
-  static __device__ __forceinline__ bool is_inner(const int64 (&offset)[kRowStreams], int64 last) {
-    if constexpr (kScores != ScoresOfRows::kShifted) return true;
-    return offset[kLogits] >= kVecSize && offset[kLogits] + kVecSize <= last;
+  static __device__ __forceinline__ int shift_of(const Input* first, const int64 (&offset)[kRowStreams], int64 last) {
+    if constexpr (kScores != ScoresOfRows::kShifted) return 0;
+    const bool is_inner = offset[kLogits] >= kVecSize && offset[kLogits] + kVecSize <= last;
+    return is_inner ? behind_vector<kVecSize>(first) : kNothingAround;
   }
   __device__ __forceinline__ int64 last_row() const {
     int64 offset[kRowStreams];
@@ -461,7 +481,6 @@ struct RowAhead {
   Index left;          // vectors of this thread
   Index first;         // class of its first one
   Index edge[kEdges];  // classes of its edges, or -1
-  bool inner;          // the vectors have been loaded
   int shift;           // of the vectors
   int64 last;          // offset of the last row
   VectorAhead<kScores, Input, kVecSize> x[kVectors];
@@ -484,9 +503,8 @@ struct RowAhead {
     const Index behind = view.vectors - rank + threads - 1;
     left = behind < 0 ? Index(0) : behind >> exponent_of(threads);
     first = view.first(rank);
-    shift = behind_vector<kVecSize>(from + view.head);
-    inner = program.template is_inner<kVecSize, kScores>(target.offset, last);
-    if (inner) load_more(program, from + first, from.between(threads * kVecSize), left);
+    shift = program.template shift_of<kVecSize, kScores>(from + view.head, target.offset, last);
+    load_more(program, from + first, from.between(threads * kVecSize), left);
 #pragma unroll
     for (int e = 0; e < kEdges; ++e) {
       edge[e] = view.head + view.tail > 0 ? view.edge_class(rank + e * threads) : Index(-1);
@@ -552,7 +570,7 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
       }
     }
     Index first = ahead.first;
-    if (is_linear && ahead.inner) {
+    if (is_linear) {
       if constexpr (Program::Hinge::kLinear) {
 #pragma unroll 1
         for (Index left = ahead.left; left > 0; left -= kVectors) {
@@ -567,9 +585,8 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
           ahead.load_more(program, from + first, apart, left - kVectors);
         }
       }
-    } else if (Program::Hinge::kLinear || !ahead.inner) {
-      // The label is not finite, or vectors could reach beyond the scores. Few rows are like that: they are loaded
-      // again, one vector at a time.
+    } else if constexpr (Program::Hinge::kLinear) {
+      // The label is not finite. Few rows are like that: they are loaded again, one vector at a time.
 #pragma unroll 1
       for (Index left = ahead.left; left > 0; --left, first += step) {
         Pack<Input, kVecSize> again;
@@ -579,13 +596,7 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
 #pragma unroll
           for (int i = 0; i < kVecSize; ++i) again.element[i] = from[first + i];
         }
-        if (is_linear) {
-          if constexpr (Program::Hinge::kLinear) {
-            take_linear<kGradient, kVecSize, Program>(to + first, again, smallest, own, active, sums);
-          }
-        } else {
-          take_classes<kGradient>(program, to + first, again, target_element<kVecSize>(t, first), own, factor, sums);
-        }
+        take_classes<kGradient>(program, to + first, again, target_element<kVecSize>(t, first), own, factor, sums);
       }
     } else {
 #pragma unroll 1
@@ -1082,10 +1093,15 @@ struct ListAhead {
   // Has a row brought to L2 of which `start` will load a part only: the loads of the others wait for nothing else.
   __device__ __forceinline__ void prefetch(const Program& program, const Group& group, int rank,
                                            const int64 (&offset)[kRowStreams]) {
-    if constexpr (kScores == ScoresOfRows::kAlike && sizeof(Input) * kVecSize == 16 && !Program::kMasked) {
+    if constexpr (sizeof(Input) * kVecSize == 16 && !Program::kMasked) {
       const auto view = program.template vectors<kVecSize, kScores, Index>(offset);
       if (rank != 0 || view.vectors <= kVectors * threads_of_list(group)) return;
-      prefetch_l2(program.input + offset[kLogits] + view.head, static_cast<unsigned>(view.vectors) * 16u);
+      const auto from = program.template scores<kVecSize, kScores>(offset);
+      const Input *first = from + view.head, *end = from + (view.head + view.vectors * kVecSize - 1);
+      // Whole vectors of memory.
+      first -= behind_vector<kVecSize>(first);
+      end += kVecSize - behind_vector<kVecSize>(end);
+      prefetch_l2(first, static_cast<unsigned>(end - first) * static_cast<unsigned>(sizeof(Input)));
     }
   }
   // Starts the loads of a row, whose labels are `next`. Preconditions: every thread of the group calls it together.
@@ -1100,12 +1116,11 @@ struct ListAhead {
     if (others == 0u) return;
     const int place = __ffs(static_cast<int>(others)) - 1;
     if (__shfl_sync(0xffffffffu, next, place) != -1) return;
-    if (!program.template is_inner<kVecSize, kScores>(offset, last)) return;
     length = place;
     const auto view = program.template vectors<kVecSize, kScores, Index>(offset);
     const int threads = threads_of_list(group), lane = threadIdx.x % kWarp;
     const auto from = program.template scores<kVecSize, kScores>(offset);
-    shift = behind_vector<kVecSize>(from + view.head);
+    shift = program.template shift_of<kVecSize, kScores>(from + view.head, offset, last);
     load_more(program, from + view.first(rank), from.between(threads * kVecSize), vectors_of(view, rank, threads));
     if (lane < length) own = program.raw(offset, label);
   }
@@ -1240,7 +1255,7 @@ struct IsLabel {
 template <bool kGradient, class Group, class Program>
 __device__ __forceinline__ void list_in_memory(const Program& program, const Group& group,
                                                const int64 (&offset)[kRowStreams], int64 length, double factor,
-                                               double& total) {
+                                               double& total, SyncState& sync) {
   using Input = typename Program::Input;
   using Memory = ListMemory<Input>;
   const Memory memory(program, group);
@@ -1263,25 +1278,27 @@ __device__ __forceinline__ void list_in_memory(const Program& program, const Gro
   }
   if constexpr (kGradient) {
 #pragma unroll 1
-    for (int64 k = rank; k < length; k += threads) {
+    for (int64 k = 0; k < length; ++k) {
       const int64 label = program.label(offset, k);
-      int times = 0;
-      bool is_first = true;
+      // How often the label is listed, and how often before, times 2^32.
+      int64 listed = 0;
 #pragma unroll 1
-      for (int64 l = 0; l < length; ++l) {
-        const bool same = program.label(offset, l) == label;
-        times += same;
-        is_first &= !(same && l < k);
+      for (int64 l = rank; l < length; l += threads) {
+        if (program.label(offset, l) == label) listed += l < k ? (1LL << 32) + 1 : 1;
       }
-      if (!is_first) continue;
+      listed = group_reduce(group, listed, AddOp{}, sync);
+      if (listed >> 32 != 0) continue;
       const double own = program.score(offset, label);
       Slopes slopes = Slopes(0);
       double unused = 0.0;
 #pragma unroll 1
-      for (int64 c = 0; c < program.space.classes; ++c) {
+      for (int64 c = rank; c < program.space.classes; c += threads) {
         if (!is_label(c)) slopes += program.add(program.excess(program.score(offset, c), own), unused);
       }
-      to[label] = Narrow<Input>::from(Program::gradient(slopes * static_cast<Slopes>(times), -factor));
+      slopes = group_reduce(group, slopes, AddOp{}, sync);
+      if (rank == 0) {
+        to[label] = Narrow<Input>::from(Program::gradient(slopes * static_cast<Slopes>(listed), -factor));
+      }
     }
   }
 }
@@ -1479,14 +1496,14 @@ __device__ __forceinline__ double end_list(const Program& program, const Group& 
 template <bool kGradient, int kVecSize, class Group, class Program>
 __device__ __forceinline__ void list_by_memory(const Program& program, const Group& group,
                                                const int64 (&offset)[kRowStreams], int64 length, double factor,
-                                               double& total) {
+                                               double& total, SyncState& sync) {
   bool done = false;
   if constexpr (Program::Hinge::kLinear) {
     if (length >= kWarp && length <= program.capacity) {
       done = list_sorted<kGradient, kVecSize>(program, group, offset, static_cast<int>(length), factor, total);
     }
   }
-  if (!done) list_in_memory<kGradient>(program, group, offset, length, factor, total);
+  if (!done) list_in_memory<kGradient>(program, group, offset, length, factor, total, sync);
 }
 
 // Elements of the vectors of rows that are read again.
@@ -1531,7 +1548,8 @@ __device__ __forceinline__ double list_row(const Program& program, const Group& 
     }
     deferred = kDefers && !in_lanes;
     if (!kDefers && !in_lanes) {
-      list_by_memory<kGradient, kAgain<kVecSize, kScores>>(program, group, offset, list.length, factor, sums.value);
+      list_by_memory<kGradient, kAgain<kVecSize, kScores>>(program, group, offset, list.length, factor, sums.value,
+                                                           sync);
     }
   }
   if (has_next) ahead.start(program, group, rank, of_next);
@@ -1555,7 +1573,7 @@ __device__ __forceinline__ double row_by_memory(const Program& program, const Gr
   double factor = 0.0;
   if constexpr (kGradient) factor = grad_factor(scale, offset) * program.inverse;
   typename Program::Sums sums{0.0, typename Program::Slopes(0)};
-  if (counts) list_by_memory<kGradient, kVecSize>(program, group, offset, list.length, factor, sums.value);
+  if (counts) list_by_memory<kGradient, kVecSize>(program, group, offset, list.length, factor, sums.value, sync);
   sums = group_sum(group, sums, sync);
   return end_list<kGradient, kVecSize>(program, group, group.thread_rank(), offset, list, counts, sums.value);
 }
