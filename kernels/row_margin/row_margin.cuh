@@ -1280,14 +1280,16 @@ __device__ __forceinline__ void list_in_memory(const Program& program, const Gro
 #pragma unroll 1
     for (int64 k = 0; k < length; ++k) {
       const int64 label = program.label(offset, k);
-      // How often the label is listed, and how often before, times 2^32.
-      int64 listed = 0;
+      int listed = 0;
+      bool before = false;
 #pragma unroll 1
       for (int64 l = rank; l < length; l += threads) {
-        if (program.label(offset, l) == label) listed += l < k ? (1LL << 32) + 1 : 1;
+        if (program.label(offset, l) != label) continue;
+        ++listed;
+        before |= l < k;
       }
+      if (group_any(group, before)) continue;
       listed = group_reduce(group, listed, AddOp{}, sync);
-      if (listed >> 32 != 0) continue;
       const double own = program.score(offset, label);
       Slopes slopes = Slopes(0);
       double unused = 0.0;
