@@ -18,6 +18,8 @@ from cupylosses import functional as F
 from cupylosses import nn
 from cupylosses.backends.torch import formulas, plans
 from cupylosses.engines.row_margin import layout as margin_layout
+from cupylosses.engines.softmax.layout import RowStrides
+from cupylosses.jit.gpu import Chip
 from cupylosses.testing import host
 from cupylosses.testing.check import Check, perform
 from cupylosses.testing.row_margin.check import LAYOUTS
@@ -274,6 +276,18 @@ def test_rows_apart_in_place(
     scores[1, 3, 5], target[0, 7] = nan, 19
     agree(ONE, (scores, target), reduction="none", check_targets="off")
     assert kinds == {"shared_rows" if warps > 1 else "thread_per_row"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "kind", "width"),
+    [(4096, 4096, "subwarp", 32), (2048, 4096, "block", 64), (512, 16384, "block", 256), (511, 2048, "block", 64),
+     (65536, 1000, "subwarp", 16)],
+)  # fmt: skip
+def test_threads_of_a_long_row(rows: int, classes: int, kind: str, width: int) -> None:
+    """A warp takes a row of many; of fewer, threads take twice as many vectors as of few rows."""
+    scores, one = RowStrides((classes,), 1, 4, 0), [(1,)] * 3
+    found = margin_layout.layout((rows,), classes, scores, scores, one, 0, None, True, Chip())
+    assert (found.kind, found.width) == (kind, width)
 
 
 def noted(monkeypatch: pytest.MonkeyPatch, field: str = "kind") -> set[Any]:

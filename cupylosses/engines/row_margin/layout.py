@@ -42,6 +42,12 @@ from cupylosses.jit.gpu import DECLARED_BYTES, WARP, Chip
 VECTORS = 8
 WHOLE_VECTORS = 4
 LIST_VECTORS = 4
+#: Vectors of a thread in MANY_ROWS rows of one label that WARP threads or more would share. If there are ROWS_OF_WARPS
+#: rows for each thread that would share one, and no more than SHARED_BY_WARP of these, a warp takes the row: it waits
+#: for no barrier, and other rows keep memory busy.
+LONG_VECTORS = 16
+ROWS_OF_WARPS = 32
+SHARED_BY_WARP = 128
 #: Edges of a row of one label that a thread takes, at most.
 EDGES = 4
 #: The most vectors of a row of one label without edges whose lanes take a single vector each.
@@ -264,6 +270,9 @@ def layout(
     if many:
         least = 0 if whole else -(-edges // EDGES)
     width = power_of_two(max(1, least, -(-vectors // VECTORS)))
+    if labels is None and vec_size == full and width >= WARP and rows >= MANY_ROWS:
+        of_warp = WARP < width <= SHARED_BY_WARP and rows >= ROWS_OF_WARPS * width
+        width = WARP if of_warp else power_of_two(max(least, -(-vectors // LONG_VECTORS)))
     if whole and not many and width <= WARP // 4:
         width = power_of_two(max(1, -(-vectors // WHOLE_VECTORS)))
     single = labels is None and whole and classes > 1 and vectors <= SINGLE_VECTORS
