@@ -100,14 +100,18 @@ def test_which_rows_are_copied() -> None:
 def test_copies_lie_as_kernels_read_fast() -> None:
     """In the order of the operands where that is enough, and not all of them."""
     static = Static(**dict.fromkeys(Static._fields, False) | {"kind": "probabilities", "class_dim": 1})
-    cross_entropy = registry(SoftmaxLoss)["cross_entropy"]
+    losses = registry(SoftmaxLoss)
 
     def strides_of_copies(
-        shape: tuple[int, ...], *strides: tuple[int, ...], has_tangent: tuple[bool, ...] = ()
+        shape: tuple[int, ...],
+        *strides: tuple[int, ...],
+        has_tangent: tuple[bool, ...] = (),
+        loss: str = "cross_entropy",
+        dtype: str = "float32",
     ) -> dict[int, tuple[int, ...]]:
-        operands = [TensorSpec("float32", shape, x) for x in strides]
+        operands = [TensorSpec(dtype, shape, x) for x in strides]
         given = static if len(strides) > 1 else static._replace(kind="indices")
-        return dict(copies(given._replace(has_tangent=has_tangent), operands, cross_entropy, Chip()))
+        return dict(copies(given._replace(has_tangent=has_tangent), operands, losses[loss], Chip()))
 
     image, plain = (8, 3, 40, 40), (4800, 1600, 40, 1)
     stepped, last = (14400, 4800, 120, 3), (4800, 1, 120, 3)
@@ -128,6 +132,24 @@ def test_copies_lie_as_kernels_read_fast() -> None:
     assert strides_of_copies((6, 333), (1, 6)) == {0: (333, 1)}
     assert strides_of_copies((16, 40000), (40001, 1), (1, 16)) == {1: (40000, 1)}
     assert strides_of_copies((4096, 50), (1, 4096), (50, 1)) == {0: (50, 1)}
+    # Rows with gaps of so many classes that few lanes have enough to do, if they exchange more than once or are many.
+    for loss, dtype, rows, classes, copied in (
+        ("cross_entropy", "bfloat16", 1 << 14, 112, True),
+        ("cross_entropy", "bfloat16", 1 << 13, 33, False),
+        ("cross_entropy", "bfloat16", 1 << 14, 130, False),
+        ("cross_entropy", "float32", 1 << 14, 33, False),
+        ("distillation_loss", "bfloat16", 1 << 13, 112, True),
+        ("distillation_loss", "bfloat16", 1 << 14, 130, True),
+        ("distillation_loss", "bfloat16", 1 << 14, 160, False),
+        ("distillation_loss", "float32", 1 << 14, 86, True),
+        ("distillation_loss", "float32", 1 << 14, 130, False),
+    ):
+        dense, gaps = (classes, 1), (classes + 3, 1)
+        found = strides_of_copies((rows, classes), gaps, dense, loss=loss, dtype=dtype)
+        assert found == ({0: dense} if copied else {})
+    # Two classes of 16 bits that lie apart in one operand would be read one by one.
+    for dtype, found in (("bfloat16", {1: (2, 1)}), ("float32", {})):
+        assert strides_of_copies((1 << 14, 2), (2, 1), (1, 1 << 14), dtype=dtype) == found
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3, 2), (5,)])

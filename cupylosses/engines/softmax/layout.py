@@ -153,8 +153,10 @@ SUBWARP_BLOCKS = 8
 MANY_ROWS = 1 << 14
 #: Classes that lie apart, up to which a thread of few takes a row alone: it goes through them one by one.
 APART_CLASSES = 80
-#: Rows of few classes that are copied if there are gaps between them, at least.
+#: Rows of few classes that are copied if there are gaps between them, at least. Classes of two operands that are
+#: copied for that reason, at most, by the bytes of an element and by whether threads exchange more than once.
 PADDED_ROWS = 1 << 13
+PADDED_CLASSES = {(2, False): 112, (2, True): 112, (4, True): 88}
 #: Classes of a row in the registers of one lane, at most: contiguous ones, those of 16 bits; and registers of columns
 #: that lie there.
 PACKED_CLASSES = 112
@@ -768,7 +770,9 @@ def copied(
         return False
     sizes, strides = merge(shape, [x.strides for x in tensors])
     if all(x.class_stride == 1 for x in tensors):
-        return softmax and not (second and read == 2) and _padded(rows, classes, tensors, sizes, strides, read, room)
+        if not softmax or (second and read == 2):
+            return False
+        return _padded(rows, classes, tensors, sizes, strides, read, room, lane == 0)
     if softmax and read == 1 and shares and chip is not None and gathered(classes, sizes, strides, tensors, chip):
         return False
     if softmax and read == 1 and shares and spread_columns(rows, classes, sizes, strides):
@@ -787,6 +791,9 @@ def copied(
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
     widest = max(x.itemsize for x in tensors[:read])
+    # Elements of 16 bits would be read one by one.
+    if rows >= MANY_ROWS and widest == 2 and not second and len({x.class_stride == 1 for x in tensors[:read]}) > 1:
+        return True
     least = SECOND_LABEL_COLUMNS[widest] if read == 1 else _second_alone(widest) + 1
     if columns and second_in_columns(rows, classes, widest, least):
         return False
@@ -824,13 +831,24 @@ def _padded(
     strides: Sequence[Sequence[int]],
     read: int,
     room: int,
+    heavy: bool,
 ) -> bool:
     """True of rows of contiguous classes that would be read class by class because there are gaps between rows of an
     operand, one of the first ``read`` tensors, but not of a gradient: many rows of few classes, since warps move only
-    rows without gaps together; and rows of two operands in 16 bits that do not stay on chip, where vectors that lie
-    otherwise can be shifted, if gaps leave no vectors that lie alike in both.
+    rows without gaps together; more classes of two operands, of which each lane that shares a row would have a single
+    vector or element, most of all if threads exchange more than once, ``heavy``; and rows of two operands in 16 bits
+    that do not stay on chip, where vectors that lie otherwise can be shifted, if gaps leave no vectors that lie alike
+    in both.
     """
     few = rows >= PADDED_ROWS and classes <= FEW_CLASSES
+    if read == 2:
+        widest = max(x.itemsize for x in tensors[:read])
+        most, least = PADDED_CLASSES.get((widest, heavy), 0), MANY_ROWS
+        if heavy and widest == 2:
+            least = PADDED_ROWS if classes <= most else MANY_ROWS
+            # Without gaps short rows with edges have narrower vectors, and fewer lanes.
+            most = 8 * DENSE_EDGES - 1 if classes % 8 else most
+        few = few or (rows >= least and classes <= most)
     long = classes > FEW_CLASSES and classes * sum(x.itemsize for x in tensors[:read]) > room
     apart = [s for s in strides[:read] if not without_gaps(classes, sizes, s)]
     if not few and not (read == 2 and long and _scalar(tensors, sizes, strides)):
