@@ -339,6 +339,26 @@ def test_operands_that_would_be_gathered_twice_are_copied(gap: int, monkeypatch:
     forget()
 
 
+@pytest.mark.parametrize(
+    ("rows", "step", "writes", "copied"),
+    [(16, 2, True, True), (8, 2, True, False), (8, 2, False, True), (4, 2, False, False), (16, 1, True, False)],
+)
+def test_broadcast_operands_with_a_step_are_copied(
+    rows: int, step: int, writes: bool, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would keep the others from being read in vectors, and are small beside them."""
+    monkeypatch.setattr(pointwise_layout, "COMPACTED_ELEMENTS", 1 << 10)
+    shape = (rows, 4, 64)
+    x, y = drawn("float32", *shape), drawn("float32", 1, 4, 64 * step)[..., ::step]
+    call = Call(*pointwise_engine.POINTWISE.bind(MSE, (x, y, None, None, None), ("mean", None, None)))
+    copies = pointwise_engine.POINTWISE.copies(call, specs([x, y], [0, 0]), Machine(132, Chip()), writes)
+    assert copies == ({1: (256, 64, 1)} if copied else {})
+    if copied and writes:
+        found, expected = gradients([x, y]), gradients([x, y.contiguous()])
+        assert all(map(torch.equal, found, expected))
+    forget()
+
+
 def test_short_rows_with_long_gaps_are_copied_where_they_are_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where they are read once, nor rows that fill their sectors, nor what is expanded."""
     shape, padded = (2048, 3), (67, 1)

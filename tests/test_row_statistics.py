@@ -308,16 +308,22 @@ def test_strides_change_no_bit(layout: str, rows: tuple[int, ...], dtype: torch.
         assert same_bits(a.contiguous(), b.contiguous())
 
 
-@pytest.mark.parametrize(("rows", "count"), [(14, 1), (4, 0), (1024, 1)])
-def test_vectors_whose_features_lie_apart_are_copied(rows: int, count: int) -> None:
-    """Many rows are copied by tiles, few ones as they are; fewer still share the sectors that they are read from."""
-    shape = (rows, 1 << 17)
-    vectors = [TensorSpec("bfloat16", shape, (1, rows)), TensorSpec("bfloat16", shape, (1 << 17, 1))]
+@pytest.mark.parametrize(
+    ("rows", "writes", "slot", "count"),
+    [(14, True, 0, 1), (4, True, 0, 1), (4, False, 0, 0), (4, True, 1, 0), (3, True, 0, 0), (1024, True, 0, 1)],
+)
+def test_vectors_whose_features_lie_apart_are_copied(rows: int, writes: bool, slot: int, count: int) -> None:
+    """Many rows are copied by tiles, few ones as they are; fewer still share the sectors that they are read from. A
+    value alone reads four rows where they lie, and a loss those of a target.
+    """
+    shape = (rows, 1 << 18)
+    vectors = [TensorSpec("bfloat16", shape, (1, rows)), TensorSpec("bfloat16", shape, (1 << 18, 1))]
+    vectors = vectors[::-1] if slot else vectors
     loss = registry()["pearson_loss"]
     tensors = [torch.empty(x.shape, device="meta") for x in vectors]
     call = Call(*loss.engine.bind(loss, (*tensors, None, None, None), loss.default_settings))
-    copies = loss.engine.copies(call, tuple(vectors), Machine(132, Chip()), True)
-    assert len(copies) == count and 1 not in copies
+    copies = loss.engine.copies(call, tuple(vectors), Machine(132, Chip()), writes)
+    assert len(copies) == count and 1 - slot not in copies
 
 
 @pytest.mark.parametrize(

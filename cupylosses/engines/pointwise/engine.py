@@ -25,10 +25,17 @@ from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise import reference as pointwise_reference
 from cupylosses.engines.pointwise.definition import Loss, counting, modified
 from cupylosses.engines.pointwise.jvp import TangentLoss, along_tangents
-from cupylosses.engines.pointwise.layout import Stream, is_sparse, reordered
+from cupylosses.engines.pointwise.layout import (
+    COMPACTED_PART,
+    COMPACTED_PART_WRITTEN,
+    Stream,
+    blocks_vectors,
+    is_sparse,
+    reordered,
+)
 from cupylosses.engines.pointwise.plan import PointwisePlan
 from cupylosses.engines.pointwise.reduction import Resolved, Static, resolve
-from cupylosses.engines.strides import dense_strides, result_strides
+from cupylosses.engines.strides import broadcast_strides, dense_strides, result_strides
 from cupylosses.reference_math import divide
 
 _PLAIN = {kind: Static(kind) for kind in ("none", "mean", "sum", "batchmean", "weighted_mean")}
@@ -97,15 +104,19 @@ class PointwiseEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
-        """Arrays that are read twice, by a value with dimensions and by its gradients, from sectors that hold little
+        """Broadcast operands that keep the others from being read in vectors, which are small beside these. Arrays that
+        are read twice, by a value with dimensions and by its gradients, from sectors that hold little
         of them: short rows with long gaps. And arrays in other orders of their dimensions than the first, if they are
         read twice, or no fast layout takes them.
         """
-        if not writes or isinstance(call.loss, TangentLoss):
+        if isinstance(call.loss, TangentLoss):
             return {}
         shape, resolved = _resolved(call)
+        found = _compacted(shape, tensors, writes)
+        if not writes:
+            return found
         twice = resolved.dims is not None
-        found = {
+        found |= {
             i: dense_strides(x.shape, x.strides)
             for i, x in enumerate(tensors)
             if twice and is_sparse(x.shape, x.strides, interop.ITEMSIZE[x.dtype])
@@ -293,6 +304,24 @@ class PointwiseEngine(Engine):
 def _narrow_weights(names: Sequence[str]) -> Question:
     """Whether weights may be of another shape than the input."""
     return Question((*[(x, (2, 2), "float32") for x in names], ("weight", (1, 2), "float32")))
+
+
+def _compacted(shape: tuple[int, ...], tensors: Sequence[TensorSpec], writes: bool) -> dict[int, tuple[int, ...]]:
+    """The small operands that are copied without gaps, in the order of the first of the full shape."""
+    full = [Stream(x.strides, interop.ITEMSIZE[x.dtype], read=True) for x in tensors if x.shape == shape]
+    found: dict[int, tuple[int, ...]] = {}
+    part = COMPACTED_PART_WRITTEN if writes else COMPACTED_PART
+    for i, x in enumerate(tensors) if full else ():
+        if prod(x.shape) * part > prod(shape) or 0 in x.strides:
+            continue
+        lies = dense_strides(x.shape, full[0].strides[len(shape) - x.ndim :])
+        here, copy = (
+            Stream(broadcast_strides(x.shape, s, shape), interop.ITEMSIZE[x.dtype], read=True)
+            for s in (x.strides, lies)
+        )
+        if here.strides != copy.strides and blocks_vectors(full, here, copy, shape):
+            found[i] = lies
+    return found
 
 
 def _resolved(call: Call) -> tuple[tuple[int, ...], Resolved]:

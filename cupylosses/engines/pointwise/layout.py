@@ -86,6 +86,11 @@ ORDERED_ELEMENTS = 1 << 19
 #: Elements of up to 4 bytes from which on operands of another order are copied where tiles would read single elements.
 SINGLE_ELEMENTS = 1 << 22
 
+#: Elements from which on broadcast operands of few of them are copied; and their part at most, as its inverse, of a
+#: value alone and where gradients are written, which take longer than such reads.
+COMPACTED_ELEMENTS = 1 << 22
+COMPACTED_PART, COMPACTED_PART_WRITTEN = 8, 16
+
 #: Bytes between neighbours, up to which the sectors that they share are worth an order of batches that keeps them in
 #: L2; and bytes of all streams that L2 keeps for certain, beside those that run warps have in flight.
 SHARED_SECTORS = 512
@@ -900,6 +905,15 @@ def reordered(
     first = next(iter(streams.values()))
     order = row_major(shape) if gaps else first.strides
     return {i: order for i, x in streams.items() if not in_order(shape, x.strides, order)}
+
+
+def blocks_vectors(full: Sequence[Stream], small: Stream, copy: Stream, shape: Sequence[int]) -> bool:
+    """True if the elements of a broadcast operand take single loads beside the operands of the full shape, where those
+    of a copy would be loaded in vectors.
+    """
+    if prod(shape) < COMPACTED_ELEMENTS:
+        return False
+    return layout(shape, [*full, small]).vec_size == 1 < layout(shape, [*full, copy]).vec_size
 
 
 def is_out_of_order(order: Layout, stream: int, itemsize: int) -> bool:

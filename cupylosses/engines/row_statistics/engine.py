@@ -42,8 +42,10 @@ SPARSE_ELEMENTS = 1 << 20
 #: Operands, and vectors of a row, of which lanes that take rows alone find their sectors in L1 again, at most.
 FEW_OPERANDS, FEW_VECTORS = 2, 2
 #: Few long vectors next to each other are copied from this distance of neighbouring features on, and from so many
-#: elements on; for second derivatives, from another distance on, in elements and in bytes.
-SHORT_STEP = 8
+#: elements on; for second derivatives, from another distance on, in elements and in bytes. The first vector, whose
+#: gradient is wanted as a rule, is copied from a shorter distance on where gradients are written, and from
+#: SPARSE_ELEMENTS on: scattered stores cost more than the copy, scattered loads less.
+SHORT_STEP, SHORT_STEP_WRITTEN = 8, 4
 SHORT_ELEMENTS = 1 << 18
 SHORT_STEP_ALONG = 4
 SHORT_BYTES_ALONG = 16
@@ -170,9 +172,11 @@ class StatisticsEngine(Engine):
             elements, step = prod(x.shape), x.strides[dim]
             sparse = (twice or alone) and step >= SPARSE_STEP and elements >= SPARSE_ELEMENTS
             short = 1 in x.strides and step >= SHORT_STEP and elements >= SHORT_ELEMENTS
+            written = 1 in x.strides and writes and i == loss.vector_slots[0]
+            written = written and step >= SHORT_STEP_WRITTEN and elements >= SPARSE_ELEMENTS
             tiles = relayout.tiles(x.shape, x.strides, strides, ITEMSIZE[x.dtype], x.misalignment)
             tiled = tiles is not None and min(tiles.sides) * ITEMSIZE[x.dtype] >= TILED_BYTES
-            if sparse or short or tiled:
+            if sparse or short or written or tiled:
                 found[i] = strides
         return found
 
