@@ -368,6 +368,29 @@ def test_second_derivatives_copy_vectors_and_tangents(dtype: str, rows: int, cou
     assert copies == dict.fromkeys((0, 2)[:count], (1 << 18, 1))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rows", "features", "step", "copied"),
+    [
+        ("float16", 34, 708701, 3, True),
+        ("float16", 34, 708701, 2, False),
+        ("float16", 340, 70870, 3, False),
+        ("float32", 34, 708701, 3, False),
+    ],
+)
+def test_second_derivatives_copy_long_sparse_rows(
+    dtype: str, rows: int, features: int, step: int, copied: bool
+) -> None:
+    """Those of 16 bits that are too long for a cluster, which are read twice."""
+    shape = (rows, features)
+    lies = TensorSpec(dtype, shape, (step * features, step)), TensorSpec(dtype, shape, (features, 1))
+    tensors = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta")] * 3
+    loss = registry()["cosine_loss"]
+    call = Call(*loss.engine.bind(loss, (*tensors[:2], None, None, None), loss.default_settings))
+    along = loss.engine.jvp(call, (True, False), (tensors[2],))
+    copies = loss.engine.copies(along, (lies[0], lies[1], lies[1]), Machine(132, Chip()), True)
+    assert copies == ({0: (features, 1)} if copied else {})
+
+
 @pytest.mark.kernels
 def test_second_derivatives_of_copies(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]) -> None:
     """Second derivatives of vectors that are copied have the bits of those of contiguous vectors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, ClassVar
 
@@ -31,6 +31,7 @@ from cupylosses.engines.row_statistics import checks as row_checks
 from cupylosses.engines.row_statistics import reference as row_reference
 from cupylosses.engines.row_statistics.call import Static, constant_divisor, has_features, names
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
+from cupylosses.engines.row_statistics.layout import MAX_PARTS, PAIRED_BYTES
 from cupylosses.engines.row_statistics.plan import StatisticsPlan
 from cupylosses.engines.softmax.layout import classes_last
 from cupylosses.interop import ITEMSIZE
@@ -156,11 +157,11 @@ class StatisticsEngine(Engine):
         """Vectors whose rows are next to each other in place of their features are read from copies by tiles, or from
         plain ones if there are few rows; so are large ones of whose sectors a third or less is used, if they would be
         read twice, or by lanes that take short rows alone. Of second derivatives, vectors and tangents are copied that
-        lie like few long vectors next to each other.
+        lie like few long vectors next to each other, and those of 16 bits in very long rows whose features lie apart.
         """
         loss: Any = call.loss
         if call.static.has_tangent:
-            return _copies_along(call, tensors)
+            return _copies_along(call, tensors) | self._sparse_along(call, tensors, machine)
         found, twice = {}, writes and call.static.reduction == "none"
         alone = writes and self._takes_rows_alone(call, tensors, machine)
         for i in loss.vector_slots:
@@ -179,6 +180,23 @@ class StatisticsEngine(Engine):
             if sparse or short or written or tiled:
                 found[i] = strides
         return found
+
+    def _sparse_along(
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine
+    ) -> dict[int, tuple[int, ...]]:
+        """The vectors and tangents of 16 bits whose features lie apart, of rows that are too long for a cluster, and so
+        are read twice. Shorter rows, and wider elements, lose by a copy.
+        """
+        found = {}
+        for i, dim in _vectors_along(call, tensors):
+            x = tensors[i]
+            sparse = x.strides[dim] >= SPARSE_STEP and 0 not in x.strides and 1 not in x.strides
+            if ITEMSIZE[x.dtype] == PAIRED_BYTES and sparse and prod(x.shape) >= SPARSE_ELEMENTS:
+                found[i] = classes_last(x.shape, dim)
+        if not found:
+            return {}
+        plan = StatisticsPlan(self, call, tensors, self.promoted(call), machine)
+        return found if plan.has_kernels and plan.layout.parts > MAX_PARTS else {}
 
     def _takes_rows_alone(self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine) -> bool:
         """True of several operands whose rows of some vectors have a lane each, or two in 16 bits: L1 has no room for
@@ -354,16 +372,25 @@ class StatisticsEngine(Engine):
 ROW_STATISTICS = StatisticsEngine()
 
 
-def _copies_along(call: Call, tensors: tuple[TensorSpec, ...]) -> Mapping[int, tuple[int, ...]]:
-    """The vectors and tangents of a derivative along tangents that are read from copies."""
+def _vectors_along(call: Call, tensors: tuple[TensorSpec, ...]) -> Iterator[tuple[int, int]]:
+    """The positions of vectors and tangents of vectors, and of the dimension of their features."""
     loss: Any = call.loss
     moving = [i for i, x in enumerate(call.static.has_tangent) if x]
-    found, slots = {}, [*range(len(tensors) - len(moving)), *moving]
+    slots = [*range(len(tensors) - len(moving)), *moving]
     for i, (x, slot) in enumerate(zip(tensors, slots, strict=True)):
         dim = call.static.feature_dim + x.ndim
-        if slot not in loss.vector_slots or dim < 0 or 1 not in x.strides or prod(x.shape) < SHORT_ELEMENTS:
+        if slot in loss.vector_slots and dim >= 0:
+            yield i, dim
+
+
+def _copies_along(call: Call, tensors: tuple[TensorSpec, ...]) -> dict[int, tuple[int, ...]]:
+    """The vectors and tangents of a derivative along tangents that lie next to each other and are read from copies."""
+    found = {}
+    for i, dim in _vectors_along(call, tensors):
+        x = tensors[i]
+        if 1 not in x.strides or 0 in x.strides or prod(x.shape) < SHORT_ELEMENTS:
             continue
         step = x.strides[dim]
-        if step >= SHORT_STEP_ALONG and step * ITEMSIZE[x.dtype] >= SHORT_BYTES_ALONG and 0 not in x.strides:
+        if step >= SHORT_STEP_ALONG and step * ITEMSIZE[x.dtype] >= SHORT_BYTES_ALONG:
             found[i] = classes_last(x.shape, dim)
     return found
