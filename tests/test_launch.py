@@ -388,12 +388,14 @@ def test_few_elements_are_spread_over_lanes(side: int, of_a_lane: int, chunks: i
 
 
 @pytest.mark.parametrize(
-    ("elements", "behind", "batch"), [(1 << 20, 0, 4), (1 << 20, 2, 1), (1 << 22, 2, 1), (1 << 23, 2, 4)]
+    ("elements", "behind", "heavy", "batch"),
+    [(1 << 20, 0, False, 4), (1 << 20, 2, False, 1), (1 << 22, 2, False, 1), (1 << 23, 2, False, 4)]
+    + [(1 << 23, 2, True, 1), (1 << 23, 0, True, 4)],
 )
-def test_shifted_vectors_are_spread_over_lanes(elements: int, behind: int, batch: int) -> None:
-    """An operand begins so many bytes behind an aligned address."""
+def test_shifted_vectors_are_spread_over_lanes(elements: int, behind: int, heavy: bool, batch: int) -> None:
+    """An operand begins so many bytes behind an aligned address. Those of a heavy loss are, however many there are."""
     streams = [stream((elements,), 2), pointwise_layout.Stream((1,), 2, behind, read=True)]
-    found = pointwise_layout.in_short_batches(pointwise_layout.layout((elements,), streams), False)
+    found = pointwise_layout.in_short_batches(pointwise_layout.layout((elements,), streams), False, heavy)
     assert (found.vec_size, found.batch) == (8, batch)
 
 

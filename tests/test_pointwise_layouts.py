@@ -40,7 +40,7 @@ def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     """The batches and micro-tiles of large tensors, whatever the size. All other tests meet those of small ones."""
     if not request.param:
         monkeypatch.setattr(pointwise_layout, "FEW_OF_A_LANE", ())
-        monkeypatch.setattr(pointwise_layout, "in_short_batches", lambda found, reduced: found)
+        monkeypatch.setattr(pointwise_layout, "in_short_batches", lambda found, *_: found)
     forget()
     yield
     forget()
@@ -337,6 +337,20 @@ def test_operands_that_would_be_gathered_twice_are_copied(gap: int, monkeypatch:
         assert all(map(torch.equal, found[1:], expected[1:])) and torch.allclose(found[0], expected[0])
         assert found[1].stride() == target
     forget()
+
+
+@pytest.mark.parametrize(
+    ("loss", "dtype", "found"),
+    [("general_robust_loss", "float32", True), ("general_robust_loss", "bfloat16", False)]
+    + [("mse_loss", "float32", False)],
+)
+def test_heavy_losses_shift_one_vector_at_a_time(loss: str, dtype: str, found: bool) -> None:
+    """Those in float32; rows of 129 elements are shifted."""
+    operands = TensorSpec(dtype, (1 << 16, 128), (128, 1)), TensorSpec(dtype, (1 << 16, 128), (129, 1))
+    call = Call(registry()[loss], (), Static("mean", flags=tuple([0 for _ in registry()[loss].flags])))
+    plan = pointwise_engine.POINTWISE.plan(call, operands, dtype, Machine(132, Chip()))
+    assert plan.elements_launch.layout.access[1] == "shifted"
+    assert (plan.shifts_one_by_one, plan.elements_launch.layout.batch == 1) == (found, found)
 
 
 @pytest.mark.parametrize(
