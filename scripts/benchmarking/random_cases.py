@@ -38,7 +38,9 @@ def _case(loss: Definition, draw: Draw) -> Case:
     modes = [*workload.modes, "forward+backward", *([HVP] if workload.moves_memory else [])]
     layouts = {
         i: _layout(len(shape), draw)
-        for i, (shape, dtype) in enumerate(zip(workload.shapes, workload.dtypes, strict=True))
+        for i, (_, shape, dtype) in enumerate(
+            zip(workload.loss.operands, workload.shapes, workload.dtypes, strict=False)
+        )
         if dtype in FLOATING and shape and draw.random() < 0.35
     }
     return Case(GROUP, workload, draw.choice(modes), layouts)

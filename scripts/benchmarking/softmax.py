@@ -164,6 +164,8 @@ class SoftmaxWorkload(Workload):
         shape = (samples, classes, *(draw.pixels(max(1, count // samples)) if image else ()))
         kind = draw.choice(loss.targets)
         case = draw.options(loss.cases)
+        if loss.weights and draw.random() < 0.2:
+            case = {**case, loss.weights: True}
         if kind != "indices":
             case = {k: v for k, v in case.items() if k not in loss.only_of_indices}
         found = rows(loss, shape, draw.dtype(), RANDOM, case, kind=kind)
