@@ -119,8 +119,8 @@ __device__ __forceinline__ const Dual<T, kMask>& as_dual(const Dual<T, kMask>& e
   return e;
 }
 
-// What a statistic is of its terms e: their sum; or their norm, of a small integral degree, which is the number of its
-// form, of a small degree p, of infinite degree, or of any degree p.
+// The form of a statistic of terms e: their sum; or their norm, of a small integral degree, which is the number of its
+// form, of another small degree p, of infinite degree, or of any other degree.
 constexpr int kSum = 0, kAbsolute = 1, kEuclidean = 2, kMostDegree = 6, kPowers = 7, kMaximum = 8, kScaledPowers = 9;
 
 // x^kDegree.

@@ -104,10 +104,10 @@ class PointwiseEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
-        """Broadcast operands that keep the others from being read in vectors, which are small beside these. Arrays that
-        are read twice, by a value with dimensions and by its gradients, from sectors that hold little
-        of them: short rows with long gaps. And arrays in other orders of their dimensions than the first, if they are
-        read twice, or no fast layout takes them.
+        """Broadcast operands that keep the others from being read in vectors, and are small beside these. Arrays that
+        are read twice, by a value with dimensions and by its gradients, from sectors that hold little of them: short
+        rows with long gaps. And arrays in other orders of their dimensions than the first, if they are read twice, or
+        no fast layout takes them.
         """
         if isinstance(call.loss, TangentLoss):
             return {}
