@@ -442,8 +442,9 @@ __device__ __forceinline__ HingeSums<int> linear_value(const HingeSums<int>& sum
   return {small_to_double(count) * margin + differences, count};
 }
 
-// Adds the pairs of some classes. Returns their gradients; 0 for the label, which is element `target` (or -1).
-template <int kVecSize, class Program>
+// Adds the pairs of some classes, with kSlopes their derivatives too. Returns their gradients; 0 for the label, which
+// is element `target` (or -1).
+template <int kVecSize, bool kSlopes = true, class Program>
 __device__ __forceinline__ Pack<typename Program::Input, kVecSize> pairs_of_classes(
     const Program& program, const Pack<typename Program::Input, kVecSize>& x, int target, double own, double factor,
     typename Program::Sums& sums) {
@@ -453,7 +454,7 @@ __device__ __forceinline__ Pack<typename Program::Input, kVecSize> pairs_of_clas
   for (int i = 0; i < kVecSize; ++i) {
     Slopes slope = Slopes(0);
     if (i != target) slope = program.add(program.excess(widen<double>(x.element[i]), own), sums.value);
-    sums.slopes += slope;
+    if constexpr (kSlopes) sums.slopes += slope;
     g[i] = Program::gradient(slope, factor);
   }
   return NarrowPack<typename Program::Input, kVecSize>::from(g);
@@ -462,7 +463,7 @@ template <bool kGradient, int kVecSize, class Program>
 __device__ __forceinline__ void take_classes(const Program& program, typename Program::Input* to,
                                              const Pack<typename Program::Input, kVecSize>& x, int target, double own,
                                              double factor, typename Program::Sums& sums) {
-  const auto g = pairs_of_classes<kVecSize>(program, x, target, own, factor, sums);
+  const auto g = pairs_of_classes<kVecSize, kGradient>(program, x, target, own, factor, sums);
   if constexpr (kGradient) store_pack<kVecSize>(to, g);
 }
 
