@@ -283,6 +283,33 @@ def test_short_dimensions_of_another_order_have_the_gradients_of_contiguous_ones
     assert all(map(torch.equal, gradients([x, other], "none", other), gradients([x, y], "none", y)))
 
 
+@pytest.mark.parametrize(("layout", "dtype"), in_turn(["contiguous", "padded", "turned"], ["float32", "bfloat16"]))
+def test_each_warp_takes_a_batch_where_nothing_is_added_up(
+    layout: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values, gradients and second derivatives have the bits that warps with several batches give them."""
+    x, target, upstream, direction = torch.randn(4, 61, 68, device=KERNELS).to(getattr(torch, dtype)).unbind()
+    x = {"contiguous": x, "padded": x[:, :67], "turned": x.t().contiguous().t()}[layout].requires_grad_()
+    others = [z[:, : x.shape[1]].contiguous() for z in (target, upstream, direction)]
+
+    def results() -> list[torch.Tensor]:
+        forget()
+        value = F.huber_loss(x, others[0], reduction="none")
+        gradient = torch.autograd.grad(value, x, others[1], create_graph=True)
+        return [value, *gradient, *torch.autograd.grad(gradient, x, others[2])]
+
+    right, chunks = results(), []
+    monkeypatch.setattr(pointwise_layout, "MAX_CHUNKS", 2)
+    monkeypatch.setattr(pointwise_layout, "FEW_CHUNKS", 0)
+    light = pointwise_layout.in_light_batches
+    monkeypatch.setattr(
+        pointwise_layout, "in_light_batches", lambda *given: chunks.append(light(*given).batches) or light(*given)
+    )
+    for a, b in zip(results(), right, strict=True):
+        assert torch.equal(a, b)
+    assert len(chunks) == 3 and min(chunks) > 2
+
+
 def test_gradients_that_would_be_scattered_take_the_order_of_another_operand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where a kernel finds neighbours next to each other."""
     shape = 65, 2, 8, 4
