@@ -89,7 +89,7 @@ class BoxLoss(Definition):
     #: Operands with one number for each box: none but weight and mask.
     row_operands: ClassVar[tuple[str, ...]] = ()
 
-    def norm_of(self, parameters: Sequence[float], wide: bool) -> str:
+    def norm_of(self, parameters: Sequence[float]) -> str:
         """The degree of norms of rows, of which boxes have none."""
         return ""
 

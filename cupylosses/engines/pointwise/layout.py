@@ -332,16 +332,15 @@ def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32
     return Layout(kind, vec_size, sizes, strides, access, fronts=_fronts(sizes, strides, streams))
 
 
-def in_short_batches(found: Layout, reduced: bool, heavy: bool = False) -> Layout:
+def in_short_batches(found: Layout, reduced: bool, one_by_one: bool = False) -> Layout:
     """The layout with one vector of a lane in a batch, if that leaves no warp of the largest GPUs a second batch, or a
     few more if vectors are shifted: few elements are spread over more lanes. Tiles are chosen so, and strips follow
     from their sums. A ``reduced`` loss that fits one block stays there: it takes no ticket, and with four blocks 0.0066
-    ms in place of 0.0054. A ``heavy`` loss always takes shifted vectors one by one: 69228 x 128
-    float32 of `general_robust_loss` took 0.085 ms so in place of 0.108 (H100).
+    ms in place of 0.0054. A loss that takes shifted vectors ``one_by_one`` does so however many there are.
     """
     shifted = "shifted" in found.access
     most = SHIFTED_CHUNKS if shifted else MAX_CHUNKS
-    if found.kind in (*TILED, *STRIPS) or (found.vectors > most * WARP and not (shifted and heavy)):
+    if found.kind in (*TILED, *STRIPS) or (found.vectors > most * WARP and not (shifted and one_by_one)):
         return found
     count = chunks_of(found)
     if reduced and count * WARP <= threads(count):

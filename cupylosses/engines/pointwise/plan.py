@@ -314,7 +314,9 @@ class PointwisePlan(Plan):
 
     @property
     def shifts_one_by_one(self) -> bool:
-        """True of heavy losses in float32. Lighter ones, and elements of 16 bits, gain or lose a few percent by it."""
+        """True of losses that have one shifted vector in flight, of any number of elements: heavy ones in float32.
+        Lighter ones, and elements of 16 bits, gain or lose a few percent by it.
+        """
         wide = all([interop.ITEMSIZE[x] == 4 for x in self.storage])
         return not isinstance(self.loss, TangentLoss) and self.loss.heavy > 1 and wide
 

@@ -146,14 +146,14 @@ class StatisticsLoss(Definition):
         chosen = {x.name for x, i in zip(self.flags, flags, strict=True) if x.choices[i]}
         return {name: x for name, x in every.items() if self.only_with.get(name) in (None, *chosen)}
 
-    def norm_of(self, parameters: Sequence[float], wide: bool) -> str:
+    def norm_of(self, parameters: Sequence[float]) -> str:
         """The kernels' name of the degree of norms: a small integer, "p" for another small degree, "inf", "scaled" for
-        others, "" without norms. Powers of ``wide`` operands, which are float64, may overflow, but for squares.
+        others, "" without norms.
         """
         if not self.norms:
             return ""
         degree = dict(zip([x.name for x in self.parameters], parameters, strict=False)).get(DEGREE, 2.0)
-        if degree in (1.0, 2.0) or (degree <= MOST_DEGREE and not wide):
+        if degree <= MOST_DEGREE:
             return f"{degree:.0f}" if degree == int(degree) else "p"
         return "inf" if degree == inf else "scaled"
 

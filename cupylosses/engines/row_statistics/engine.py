@@ -57,9 +57,9 @@ _SETTINGS = SettingsCache()
 
 
 def _checked_settings(
-    loss: StatisticsLoss, rank: int, wide: bool, weight: str, masked: bool, normalized: bool, settings: tuple[Any, ...]
+    loss: StatisticsLoss, rank: int, weight: str, masked: bool, normalized: bool, settings: tuple[Any, ...]
 ) -> tuple[Static, tuple[float, ...]]:
-    """The static part of a call, and its scalars, for vectors of so many dimensions, and of float64 if ``wide``."""
+    """The static part of a call, and its scalars, for vectors of so many dimensions."""
     reduction, *options, feature_dim, out_dtype = settings
     reduction = checks.reduction(loss, reduction)
     scalars = tuple([checks.parameter(loss, s, x) for s, x in zip(loss.parameters, options, strict=False)])
@@ -72,7 +72,7 @@ def _checked_settings(
         None if out_dtype is None else checks.out_dtype(loss, out_dtype),
         normalized,
         tuple([checks.flag(loss, s, x) for s, x in zip(loss.flags, chosen, strict=True)]),
-        loss.norm_of(scalars, wide),
+        loss.norm_of(scalars),
         any([x.name == "keepdim" and bool(given) for x, given in zip(loss.flags, chosen, strict=True)]),
     )
     return static, scalars
@@ -112,11 +112,10 @@ class StatisticsEngine(Engine):
             present, named = (*present, mask), (*named, "mask")
         _, present = common_library(loss, named, present)
         rank = max([present[i].ndim for i in loss.vector_slots])
-        wide = "float64" in [checks.dtype_name(x) for x in present]
         static, scalars = _SETTINGS.find(
-            (loss, rank, wide, kind, mask is None, normalizer is None),
+            (loss, rank, kind, mask is None, normalizer is None),
             settings,
-            lambda: _checked_settings(loss, rank, wide, kind, mask is not None, normalizer is not None, settings),
+            lambda: _checked_settings(loss, rank, kind, mask is not None, normalizer is not None, settings),
             loss.default_settings,
         )
         if kind == "number":

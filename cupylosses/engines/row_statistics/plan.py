@@ -95,15 +95,19 @@ class StatisticsPlan(Plan):
         """Statistics of a row, and their derivatives along tangents."""
         return statistics_of(self.loss, self.static.flags, self._has_tangent)
 
+    @cached_property
+    def norm(self) -> str:
+        """The kernels' name of the degree of norms. Powers of float64 may overflow, but for squares."""
+        found, wide = self.static.norm, "float64" in [self.tensors[i].dtype for i in self.loss.vector_slots]
+        return "scaled" if wide and found not in ("", "1", "2", "inf") else found
+
     @property
     def has_kernels(self) -> bool:
         """False of derivatives along tangents that are the formula's: those of norms of other than small degrees, and
         with more statistics and labels than dual numbers have slots.
         """
         labels = sum([not self._has_features[i] for i in self._streams])
-        return not self._has_tangent or (
-            self.static.norm not in NORM_IN_DERIVATIVES and self.statistics + labels <= MAX_SLOTS
-        )
+        return not self._has_tangent or (self.norm not in NORM_IN_DERIVATIVES and self.statistics + labels <= MAX_SLOTS)
 
     @cached_property
     def layout(self) -> row_layout.Layout:
@@ -218,7 +222,7 @@ class StatisticsPlan(Plan):
             widths = 0, x.apart.threads, x.apart.ahead if writes else x.value_ahead
         static = self.static
         return RowKernel(
-            self.loss, static.flags, static.norm, stage, tuple([t.dtype for t in self.tensors[: self._operands]]),
+            self.loss, static.flags, self.norm, stage, tuple([t.dtype for t in self.tensors[: self._operands]]),
             self.result, static.weight, static.masked, tuple(wanted[: self._operands]), *layout, x.many, *widths, *rows,
             counted, not self.scalar, apart, self._has_tangent, resident, x.paired,
         )  # fmt: skip
@@ -265,7 +269,7 @@ class StatisticsPlan(Plan):
                 for t in [self.tensors[i] for i in self._streams if self._has_features[i]]
             ]
             rows.insert(len(shape) + dim, 0)
-            numbers = stored_per_row(self.loss, self.static.flags, self.static.norm, 0, self._has_tangent)
+            numbers = stored_per_row(self.loss, self.static.flags, self.norm, 0, self._has_tangent)
             streams += [pointwise_layout.Stream(tuple(rows), 8, 8, read=True)] * numbers
         else:
             streams = [pointwise_layout.Stream(tuple(rows), 8, 8, read=True)]
@@ -289,7 +293,7 @@ class StatisticsPlan(Plan):
         )
         static = self.static
         kernel = SumKernel(
-            self.loss, static.flags, static.norm, "slices", tuple([t.dtype for t in self.tensors[: self._operands]]),
+            self.loss, static.flags, self.norm, "slices", tuple([t.dtype for t in self.tensors[: self._operands]]),
             self.result, static.weight, static.masked, slot, found.columns, found.vec_size,
             found.access[: len(streams)], many, counted, self._has_tangent,
         )  # fmt: skip
@@ -304,7 +308,7 @@ class StatisticsPlan(Plan):
                 self.machine.launcher(replace(kernel, kind=kind), grid, pointwise_layout.MAX_THREADS, fixed)
             )
         labels = sum([not self._has_features[i] for i in self._streams])
-        numbers = stored_per_row(self.loss, static.flags, static.norm, labels, self._has_tangent)
+        numbers = stored_per_row(self.loss, static.flags, self.norm, labels, self._has_tangent)
         partials = numbers * self.rows + found.slices * found.outputs
         return Step(tuple(launchers), (slot,), partials)
 
