@@ -29,7 +29,7 @@ class BoxWorkload(Workload):
     loss: BoxLoss
 
     @property
-    def dtypes(self) -> tuple[str, ...]:
+    def drawn(self) -> tuple[str, ...]:
         return (self.dtype,) * len(self.loss.operands)
 
     @property

@@ -84,7 +84,7 @@ class Case:
         """A name that tells the case from all others."""
         w = self.workload
         shapes = dict.fromkeys(map(spell_shape, w.shapes))
-        words = [self.group, f"{w.loss.name} {w.dtype} {' '.join(shapes)}", self.mode]
+        words = [self.group, f"{w.loss.name} {w.spelled_dtype} {' '.join(shapes)}", self.mode]
         words += [w.reduction] if w.reduction != "mean" else []
         words += filter(None, [w.variant, spell_case(w.case)])
         words += [f"{w.loss.operands[i].name}: {layout}" for i, layout in self.layouts.items()]
@@ -104,7 +104,7 @@ class Case:
             return (w.least_read + vector) * (2 if w.reads_again else 1) + vector
         found = w.traffic(self.mode)
         if w.reduction == "none":
-            found += 2 * w.values * getattr(torch, w.dtype).itemsize
+            found += 2 * w.values * getattr(torch, w.promoted).itemsize
             found += w.least_read if w.differentiated(self.mode) else 0
         return found
 
@@ -149,8 +149,15 @@ class Case:
         return product
 
     def eager(self) -> Call | None:
-        """torch's way to compute the loss, or its formula, one torch operation at a time."""
-        return self.workload.torchs() or self.workload.naive()
+        """torch's way to compute the loss, or its formula, one torch operation at a time. Operands of several
+        dtypes are promoted first, which few of torch's functions do.
+        """
+        w = self.workload
+        call = w.torchs() or w.naive()
+        if call is None or not w.others:
+            return call
+        wide = getattr(torch, w.promoted)
+        return lambda *operands: call(*(x.to(wide) if x.is_floating_point() else x for x in operands))
 
     def describe(self) -> dict[str, Any]:
         """The columns that identify the case and its bars."""
@@ -161,7 +168,7 @@ class Case:
             "loss": w.loss.name,
             "shape": spell_shape(w.shape),
             "elements": w.elements,
-            "dtype": w.dtype,
+            "dtype": w.spelled_dtype,
             "reduction": w.reduction,
             "mode": self.mode,
             "bytes": self.traffic,

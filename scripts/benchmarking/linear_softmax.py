@@ -28,13 +28,14 @@ class LinearSoftmaxWorkload(Workload):
     Definition: ClassVar = LinearSoftmaxLoss
     section = None
     moves_memory = False
+    mixes = False
     cliffs = "linear_softmax_cliffs"
 
     loss: LinearSoftmaxLoss
     ignored: bool = False
 
     @property
-    def dtypes(self) -> tuple[str, ...]:
+    def drawn(self) -> tuple[str, ...]:
         return (self.dtype, self.dtype, "int64")
 
     @property

@@ -64,7 +64,7 @@ class PointwiseWorkload(Workload):
     dim: tuple[int, ...] | None = None
 
     @property
-    def dtypes(self) -> tuple[str, ...]:
+    def drawn(self) -> tuple[str, ...]:
         return tuple("bool" if x is MASK else self.dtype for x in self.loss.operands)
 
     @property
@@ -86,7 +86,7 @@ class PointwiseWorkload(Workload):
 
     def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
         values = self.loss.values(self.case)
-        return samples.operands(self.loss, values, self.dtypes, shapes, workloads.DEVICE, seed)
+        return samples.operands(self.loss, values, self.drawn, shapes, workloads.DEVICE, seed)
 
     def ours(self) -> Call:
         function = getattr(functional, self.loss.name)

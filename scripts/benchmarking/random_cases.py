@@ -7,10 +7,11 @@ operands followed by ours; there are no other bars. The same seed draws the same
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from benchmarking import cliffs
 from benchmarking.cases import Case, Layout
-from benchmarking.draw import Draw
+from benchmarking.draw import DTYPES, Draw
 from benchmarking.figures import HVP
 from benchmarking.records import Row
 from benchmarking.selection import Run
@@ -35,6 +36,8 @@ def cases(losses: Sequence[Definition], count: int, seed: int) -> list[Case]:
 
 def _case(loss: Definition, draw: Draw) -> Case:
     workload = Workload.of(loss).random(loss, draw)
+    if workload.mixes and sum(x in FLOATING for x in workload.dtypes) > 1 and draw.random() < 0.15:
+        workload = replace(workload, others=draw.choice(sorted({*DTYPES} - {workload.dtype})))
     modes = [*workload.modes, "forward+backward", *([HVP] if workload.moves_memory else [])]
     layouts = {
         i: _layout(len(shape), draw)

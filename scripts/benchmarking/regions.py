@@ -10,20 +10,23 @@ import torch
 
 from benchmarking import figures, workloads
 from benchmarking.draw import Draw
-from benchmarking.figures import REGIONS
+from benchmarking.figures import MODES, REGIONS
 from benchmarking.selection import Run
 from benchmarking.workloads import Workload
 from cupylosses import functional
-from cupylosses.checks import FLOATING
+from cupylosses.checks import FLOATING, promote
 from cupylosses.engines.regions.definition import RegionLoss
 from cupylosses.testing.eager import Call
 from cupylosses.testing.regions.eager import twin
 
+#: Arguments that may be added, and the part of the voxels that a mask keeps.
+CLASS_WEIGHT, MASK, KEPT = "class_weight", "mask", 0.75
+
 
 @dataclass(frozen=True)
 class RegionWorkload(Workload):
-    """A region loss. The shapes are those of the logits, with the classes in dimension 1, and of the labels, or of
-    targets per class.
+    """A region loss. The shapes are those of the logits, with the classes in dimension 1, of the labels, or of targets
+    per class, and of what is ``added``: class weights, a mask, or both.
     """
 
     Definition: ClassVar = RegionLoss
@@ -32,10 +35,25 @@ class RegionWorkload(Workload):
 
     loss: RegionLoss
     label: str = "int64"
+    added: tuple[str, ...] = ()
 
     @property
-    def dtypes(self) -> tuple[str, ...]:
-        return (self.dtype, self.label)
+    def drawn(self) -> tuple[str, ...]:
+        return (self.dtype, self.label, *("bool" if x == MASK else self.dtype for x in self.added))
+
+    @property
+    def variant(self) -> str:
+        return " ".join(self.added)
+
+    @property
+    def promoted(self) -> str:
+        # Class weights do not widen the loss.
+        return promote(self.dtypes[:2])
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        # Targets with a gradient come before what is added.
+        return tuple(MODES)[:2] if self.added else tuple(MODES)
 
     @property
     def values(self) -> int:
@@ -49,18 +67,25 @@ class RegionWorkload(Workload):
     def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
         generator = torch.Generator(workloads.DEVICE).manual_seed(seed)
         where = {"generator": generator, "device": workloads.DEVICE}
-        logits = torch.randn(tuple(shapes[0]), **where).to(getattr(torch, self.dtype))
+        found = [torch.randn(tuple(shapes[0]), **where)]
         if self.label in FLOATING:
-            return [logits, torch.rand(tuple(shapes[1]), **where).to(getattr(torch, self.label))]
-        labels = torch.randint(0, shapes[0][1], tuple(shapes[1]), **where)
-        return [logits, labels.to(getattr(torch, self.label))]
+            found.append(torch.rand(tuple(shapes[1]), **where))
+        else:
+            found.append(torch.randint(0, self.shape[1], tuple(shapes[1]), **where))
+        for name, shape in zip(self.added, shapes[2:], strict=True):
+            x = torch.rand(tuple(shape), **where)
+            found.append(x < KEPT if name == MASK else x + 0.25)
+        return [x.to(getattr(torch, dtype)) for x, dtype in zip(found, self.drawn, strict=True)]
 
     def ours(self) -> Call:
-        function, options = getattr(functional, self.loss.name), dict(self.case)
-        return lambda input, target: function(input, target, **options)
+        function, options, added = getattr(functional, self.loss.name), dict(self.case), self.added
+        return lambda input, target, *more: function(input, target, **dict(zip(added, more, strict=True)), **options)
 
     def torchs(self) -> Call | None:
-        return twin(self.loss, self.loss.values(self.case), "mean", 1, None)
+        call, added = twin(self.loss, self.loss.values(self.case), "mean", 1, None), self.added
+        if call is None or not added:
+            return call
+        return lambda input, target, *more: call(input, target, **dict(zip(added, more, strict=True)))
 
     def compiled_in(self, modes: Sequence[str], quick: bool) -> list[str]:
         return [x for x in modes if x == "forward+backward" and not quick]
@@ -95,7 +120,12 @@ class RegionWorkload(Workload):
         dtype, case = draw.dtype(), draw.options(loss.cases)
         of_labels = case.get(loss.chosen_by) == "softmax"
         label = draw.choice(("int64", "uint8") if of_labels else ("int64", "uint8", dtype))
-        return replace(regions(loss, (samples, classes, *pixels), dtype, label), title=figures.RANDOM, case=case)
+        found = replace(regions(loss, (samples, classes, *pixels), dtype, label), title=figures.RANDOM, case=case)
+        shapes = {CLASS_WEIGHT: (classes,), MASK: (samples, *pixels)}
+        added = tuple(name for name in shapes if draw.random() < 0.15)
+        if loss.values(case)["pool"] in ("class", "both"):
+            added = tuple(x for x in added if x != CLASS_WEIGHT)
+        return replace(found, added=added, shapes=(*found.shapes, *(shapes[x] for x in added)))
 
     def __str__(self) -> str:
         return f"{super().__str__()} {self.label}"

@@ -31,7 +31,7 @@ class MarginWorkload(Workload):
     loss: MarginLoss
 
     @property
-    def dtypes(self) -> tuple[str, ...]:
+    def drawn(self) -> tuple[str, ...]:
         return (self.dtype, "int64")
 
     @property

@@ -29,7 +29,7 @@ class StatisticsWorkload(Workload):
     loss: StatisticsLoss
 
     @property
-    def dtypes(self) -> tuple[str, ...]:
+    def drawn(self) -> tuple[str, ...]:
         return tuple("int64" if x.name in self.loss.row_operands else self.dtype for x in self.loss.operands)
 
     @property
@@ -39,7 +39,7 @@ class StatisticsWorkload(Workload):
     def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
         generator = torch.Generator(workloads.DEVICE).manual_seed(seed)
         found = []
-        for shape, name in zip(shapes, self.dtypes, strict=True):
+        for shape, name in zip(shapes, self.drawn, strict=True):
             kind = torch.float32 if name == "int64" else getattr(torch, name)
             x = torch.randn(tuple(shape), generator=generator, device=workloads.DEVICE, dtype=kind)
             found.append(x.sign().long() if name == "int64" else x)

@@ -33,7 +33,7 @@ class SequenceWorkload(Workload):
     loss: SequenceLoss
 
     @property
-    def dtypes(self) -> tuple[str, ...]:
+    def drawn(self) -> tuple[str, ...]:
         return (self.dtype, "int64", "int64", "int64")
 
     @property

@@ -14,7 +14,7 @@ import torch
 from benchmarking.draw import Draw
 from benchmarking.figures import MODES, SWEEP, spell_case, spell_shape
 from cupylosses import functional
-from cupylosses.checks import FLOATING
+from cupylosses.checks import FLOATING, promote
 from cupylosses.definition.base import Definition
 from cupylosses.testing.by_engine import ByEngine
 from cupylosses.testing.eager import Call
@@ -36,13 +36,15 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
     """One loss with its options, on operands of one dtype; ``Workload(loss, ...)`` makes that of the loss's engine.
 
     ``eager`` is the expression that torch users write, if it is not torch's own function with these options; ``beside``
-    is the workload to compare with, if any.
+    is the workload to compare with, if any. ``others`` is the dtype of the floating operands but the first, if it is
+    not the same.
 
     Attributes:
         section: The section of the report that measures throughput of such losses; None if a section has workloads of
             its own.
         moves_memory: True if the time of a loss is that of moving its operands, so that a copy is its bound.
         more_columns: Columns of that section that only such losses have.
+        mixes: True if floating operands may differ in dtype.
         sweeps: True if the operands may have one shape of any size.
         cliffs: The module with the cases of the section ``cliffs``.
     """
@@ -50,6 +52,7 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
     section: ClassVar[str | None]
     moves_memory: ClassVar[bool] = True
     more_columns: ClassVar[tuple[str, ...]] = ()
+    mixes: ClassVar[bool] = True
     sweeps: ClassVar[bool] = False
     cliffs: ClassVar[str]
 
@@ -62,17 +65,18 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
     eager: Callable[..., Any] | None = None
     compiled: bool = False
     beside: Workload | None = None
+    others: str = ""
 
     # Supplied by the engine's workload
 
     @property
     @abstractmethod
-    def dtypes(self) -> tuple[str, ...]:
-        """The dtype of each operand."""
+    def drawn(self) -> tuple[str, ...]:
+        """The dtype of each operand where floating ones have one."""
 
     @abstractmethod
     def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
-        """Random operands of these shapes."""
+        """Random operands of these shapes and the dtypes of ``drawn``."""
 
     @abstractmethod
     def torchs(self) -> Call | None:
@@ -120,7 +124,7 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
         return lambda *operands: function(*operands, **options)
 
     def __str__(self) -> str:
-        words = [self.loss.name, self.dtype, spell_shape(self.shape), self.variant, spell_case(self.case)]
+        words = [self.loss.name, self.spelled_dtype, spell_shape(self.shape), self.variant, spell_case(self.case)]
         return " ".join(filter(None, words))
 
     @property
@@ -155,6 +159,22 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
         return None
 
     # Common
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtype of each operand."""
+        first, *rest = self.drawn
+        return (first, *(self.others if self.others and x in FLOATING else x for x in rest))
+
+    @property
+    def spelled_dtype(self) -> str:
+        """The dtypes of floating operands, in words."""
+        return f"{self.dtype} and {self.others}" if self.others else self.dtype
+
+    @property
+    def promoted(self) -> str:
+        """The dtype of the result."""
+        return promote(self.dtypes)
 
     @property
     def elements(self) -> int:
@@ -211,6 +231,7 @@ class Inputs:
         # Drawn together: many small tensors would be drawn one by one on the CPU.
         shapes = workload.shapes if sets == 1 else [(sets, *shape) for shape in workload.shapes]
         drawn = workload.draw(shapes, next(_seeds))
+        drawn = [x.to(getattr(torch, dtype)) for x, dtype in zip(drawn, workload.dtypes, strict=True)]
         stacks = [[x] if sets == 1 else x.unbind() for x in drawn]
         self.sets = [tuple(x.detach() for x in operands) for operands in zip(*stacks, strict=True)]
 

@@ -28,7 +28,7 @@ PLAIN: Mapping[str, Any] = {
 
 def twin(loss: RegionLoss, values: Mapping[str, Any], reduction: str, dim: int, ignored: int | None) -> Call | None:
     """The operators for these values of all settings; None for settings that they lack. ``ignored`` is a label that
-    occurs and does not count.
+    occurs and does not count. The operators take class weights, of classes that are not pooled, and a mask.
     """
     known = {**values, **loss.fixed}
     if any(known.get(x, y) != y for x, y in PLAIN.items()) or reduction != "mean" or ignored is not None:
@@ -36,7 +36,7 @@ def twin(loss: RegionLoss, values: Mapping[str, Any], reduction: str, dim: int, 
     if loss.has_voxels and known["activation"] == "none":
         return None
 
-    def call(input: Tensor, target: Tensor) -> Tensor:
+    def call(input: Tensor, target: Tensor, class_weight: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         import torch
 
         x = input if dim == 1 else input.movedim(dim, 1)
@@ -47,9 +47,9 @@ def twin(loss: RegionLoss, values: Mapping[str, Any], reduction: str, dim: int, 
             t = target.to(wide.dtype) if dim == 1 else target.movedim(dim, 1).to(wide.dtype)
         else:
             t = torch.nn.functional.one_hot(target.long(), x.shape[1]).movedim(-1, 1).to(wide.dtype)
-        value = _of_regions(wide, t, known)
+        value = _of_regions(wide, t, known, class_weight, mask)
         if loss.has_voxels:
-            of_voxels = _of_voxels(loss, wide, t if dense else target.long(), t, known)
+            of_voxels = _of_voxels(loss, wide, t if dense else target.long(), t, known, mask)
             first, second = (known[name] for name in loss.share)
             value = first * value + second * of_voxels
         return value.to(torch.promote_types(input.dtype, target.dtype) if dense else input.dtype)
@@ -57,12 +57,17 @@ def twin(loss: RegionLoss, values: Mapping[str, Any], reduction: str, dim: int, 
     return call
 
 
-def _of_regions(x: Tensor, t: Tensor, known: Mapping[str, Any]) -> Tensor:
+def _of_regions(
+    x: Tensor, t: Tensor, known: Mapping[str, Any], class_weight: Tensor | None, mask: Tensor | None
+) -> Tensor:
     import torch
 
     p = {"softmax": lambda: x.softmax(1), "sigmoid": x.sigmoid, "none": lambda: x}[known["activation"]]()
     if not known["include_background"]:
         p, t = p[:, 1:], t[:, 1:]
+        class_weight = None if class_weight is None else class_weight[1:]
+    if mask is not None:
+        p, t = p * mask[:, None], t * mask[:, None]
     spatial = list(range(2, x.dim()))
     axes = ([0] if known["pool"] in ("batch", "both") else []) + spatial
 
@@ -83,25 +88,37 @@ def _of_regions(x: Tensor, t: Tensor, known: Mapping[str, Any]) -> Tensor:
     losses = known["offset"] - (hits + known["smooth_nr"]) / below
     if known["gamma"] != 1.0:
         losses = losses.clamp(min=0) ** known["gamma"]
+    if class_weight is not None:
+        losses = losses * class_weight.view(1, -1, *[1] * len(spatial))
     present = of_t > 0
     if known["absent"] == "skip":
         return torch.where(present, losses, 0.0).sum() / present.sum()
     return (losses if known["absent"] == "keep" else losses * present).mean()
 
 
-def _of_voxels(loss: RegionLoss, x: Tensor, target: Tensor, t: Tensor, known: Mapping[str, Any]) -> Tensor:
+def _of_voxels(
+    loss: RegionLoss, x: Tensor, target: Tensor, t: Tensor, known: Mapping[str, Any], mask: Tensor | None
+) -> Tensor:
     import torch.nn.functional as F
 
     softmax = known[loss.chosen_by] == "softmax"
-    if "gamma_focal" not in known:
+    if mask is None and "gamma_focal" not in known:
         return F.cross_entropy(x, target) if softmax else F.binary_cross_entropy_with_logits(x, t)
-    gamma, alpha = known["gamma_focal"], known["alpha_focal"]
     if softmax:
-        nll = F.cross_entropy(x, target, reduction="none")
-        return ((1 - (-nll).exp()) ** gamma * nll).mean()
-    cost = F.binary_cross_entropy_with_logits(x, t, reduction="none")
-    p = x.sigmoid()
-    miss = p * (1 - t) + (1 - p) * t
-    if alpha >= 0:
-        cost = cost * (alpha * t + (1 - alpha) * (1 - t))
-    return (miss**gamma * cost).mean()
+        cost = F.cross_entropy(x, target, reduction="none")
+    else:
+        cost = F.binary_cross_entropy_with_logits(x, t, reduction="none")
+    if "gamma_focal" in known:
+        gamma, alpha = known["gamma_focal"], known["alpha_focal"]
+        if softmax:
+            cost = (1 - (-cost).exp()) ** gamma * cost
+        else:
+            p = x.sigmoid()
+            miss = p * (1 - t) + (1 - p) * t
+            if alpha >= 0:
+                cost = cost * (alpha * t + (1 - alpha) * (1 - t))
+            cost = miss**gamma * cost
+    if mask is None:
+        return cost.mean()
+    kept = mask if softmax else mask[:, None].expand(cost.shape)
+    return (cost * kept).sum() / kept.sum()
