@@ -26,6 +26,7 @@ from cupylosses.engines.base import Machine, TensorSpec
 from cupylosses.engines.row_statistics import codegen
 from cupylosses.engines.row_statistics import engine as row_engine
 from cupylosses.engines.row_statistics import layout as row_layout
+from cupylosses.engines.row_statistics.curvature import curved_pairs
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
 from cupylosses.jit.gpu import Chip
 from cupylosses.testing import host
@@ -765,6 +766,7 @@ def products(function: Callable[..., Any], operands: Sequence[torch.Tensor], **o
         (TRIPLET, "edges"),
         (TRIPLET, "cubes"),
         (TRIPLET, "powers"),
+        (TRIPLET, "absolute"),
     ],
     ids=lambda x: x if isinstance(x, str) else x.__name__,
 )
@@ -785,6 +787,8 @@ def test_products_with_second_derivatives(function: Any, case: str, monkeypatch:
         options = {"p": 3.0 if case == "cubes" else 2.5, "eps": 0.0}
         operands[0][0, 1] = operands[1][0, 1]
         operands[0][1] = operands[2][1]
+    elif case == "absolute":
+        options = {"p": 1.0, "weight": torch.tensor([0.5, 1.0, 2.0])}
     placed = {k: x.to(KERNELS) if isinstance(x, torch.Tensor) else x for k, x in options.items()}
     with monkeypatch.context() as patched:
         patched.setattr(formulas, "hvp", None)
@@ -798,6 +802,38 @@ def test_products_with_second_derivatives(function: Any, case: str, monkeypatch:
         plans.use_host(before)
     for a, b in zip(found, right, strict=True):
         torch.testing.assert_close(a.cpu().double(), b, rtol=1e-6, atol=1e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("function", "case"), [(x, case) for x in LOSSES for case in x.loss.cases], ids=lambda x: getattr(x, "__name__", x)
+)
+def test_second_derivatives_that_vanish_do_so_in_the_formula(
+    function: Any, case: Mapping[str, Any], weighted: bool
+) -> None:
+    loss = function.loss
+    operands = [x.cpu().requires_grad_(x.is_floating_point()) for x in drawn(function, (6,), 5)]
+    options, names = dict(case), [x.name for x in loss.operands]
+    if weighted and "weight" in loss.common:
+        options["weight"] = torch.rand(6, dtype=f64).requires_grad_()
+        operands, names = [*operands, options["weight"]], [*names, "weight"]
+    value = function(*operands[: len(loss.operands)], **options)
+    named = [(name, x) for name, x in zip(names, operands, strict=True) if x.requires_grad]
+    inputs = [x for _, x in named]
+    static = [int(bool(loss.values(case)[x.name])) for x in loss.flags]
+    norm = loss.norm_of([float(loss.values(case)[x.name]) for x in loss.parameters])
+    curved = curved_pairs(loss, tuple(static), norm, "weight" in options)
+    for (name, _), slope in zip(named, torch.autograd.grad(value.sum(), inputs, create_graph=True), strict=True):
+        seconds = torch.autograd.grad(slope.sum(), inputs, retain_graph=True, allow_unused=True)
+        for other, second in zip([x for x, _ in named], seconds, strict=True):
+            assert (name, other) in curved or second is None or not second.any(), (name, other)
+
+
+def test_absolute_differences_have_no_curvature() -> None:
+    loss = TRIPLET.loss
+    assert curved_pairs(loss, (1,), "1", False) == frozenset() != curved_pairs(loss, (1,), "2", False)
+    by_weight = {pair for x in ("anchor", "positive", "negative") for pair in (("weight", x), (x, "weight"))}
+    assert curved_pairs(loss, (1,), "inf", True) == by_weight
 
 
 @pytest.mark.kernels

@@ -13,12 +13,14 @@ from functools import cached_property
 from typing import cast
 
 from cupylosses.call import Call
+from cupylosses.definition.curvature import Pairs
 from cupylosses.engines.base import Engine, Machine, Step, TensorSpec, Wanted
 from cupylosses.engines.boxes.call import boxes_of
 from cupylosses.engines.boxes.codegen import SECOND_THREADS, BoxKernel, unroll_of
 from cupylosses.engines.boxes.definition import COMPONENTS, BoxLoss
 from cupylosses.engines.pointwise import layout as pointwise_layout
 from cupylosses.engines.pointwise.layout import Stream
+from cupylosses.engines.row_statistics.call import names
 from cupylosses.engines.row_statistics.plan import StatisticsPlan
 from cupylosses.engines.strides import broadcast_strides, dimension_words
 from cupylosses.interop import ITEMSIZE
@@ -105,6 +107,12 @@ class BoxPlan(StatisticsPlan):
     def has_kernels(self) -> bool:
         """Second derivatives are taken of values per box (`BoxEngine.apart`)."""
         return not (any(self.static.has_tangent) and self.static.reduction != "none")
+
+    @cached_property
+    def curved(self) -> Pairs:
+        """All pairs of operands."""
+        named = names(self.loss, self.static)
+        return frozenset([(x, y) for x in named for y in named])
 
     @cached_property
     def _are_boxes(self) -> tuple[bool, ...]:

@@ -14,12 +14,13 @@ from math import prod
 from cupylosses import checks, interop
 from cupylosses.call import Call
 from cupylosses.definition.base import MASK, WEIGHT
+from cupylosses.definition.curvature import vanishing
 from cupylosses.engines.base import Engine, Machine, Plan, Step, TensorSpec, Wanted
 from cupylosses.engines.device import EXPECTATIONS
 from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise import layout as pointwise_layout
 from cupylosses.engines.pointwise.codegen import COMBINED, PRODUCT, PointwiseKernel, title
-from cupylosses.engines.pointwise.curvature import vanishing
+from cupylosses.engines.pointwise.curvature import curved_pairs
 from cupylosses.engines.pointwise.definition import Loss, counting
 from cupylosses.engines.pointwise.jvp import TangentLoss
 from cupylosses.engines.pointwise.reduction import Static, resolve
@@ -230,7 +231,8 @@ class PointwisePlan(Plan):
         self.speculative = tuple(prod(x.shape) == self.elements for x in tensors)
         if isinstance(loss, TangentLoss) and loss.base is not None:
             directions = (False,) * sum(loss.has_tangent)
-            self.vanishing = (*vanishing(loss.base, loss.has_tangent, static.flags), *directions)
+            curved, named = curved_pairs(loss.base, static.flags), [x.name for x in loss.base.operands]
+            self.vanishing = (*vanishing(named, loss.has_tangent, curved), *directions)
         self.has_product = isinstance(loss, TangentLoss)
         self.slot = hash((title(loss), static, self.full_shape, self.storage, self.result)) % EXPECTATIONS
         self._gradient_launches: dict[pointwise_layout.Stream, ElementLaunch] = {}

@@ -18,6 +18,7 @@ from typing import Any
 
 from cupylosses import checks
 from cupylosses.call import Call
+from cupylosses.definition.curvature import Pairs, vanishing
 from cupylosses.engines.base import Engine, Machine, Plan, Step, TensorSpec, Wanted, contiguous
 from cupylosses.engines.device import EXPECTATIONS
 from cupylosses.engines.pointwise import layout as pointwise_layout
@@ -36,6 +37,7 @@ from cupylosses.engines.row_statistics.codegen import (
     statistics_of,
     stored_per_row,
 )
+from cupylosses.engines.row_statistics.curvature import curved_pairs
 from cupylosses.engines.row_statistics.definition import MAX_SLOTS, StatisticsLoss
 from cupylosses.engines.strides import broadcast_strides, dimension_words
 from cupylosses.interop import ITEMSIZE
@@ -83,12 +85,21 @@ class StatisticsPlan(Plan):
         self.differentiable = tuple([x.dtype in checks.FLOATING and i < len(named) for i, x in enumerate(tensors)])
         sizes = [prod(self.full_shape) if has else self.rows for has in self._has_features]
         self.speculative = tuple([prod(x.shape) == n for x, n in zip(tensors, sizes, strict=True)])
+        if self._has_tangent:
+            others = (False,) * (len(tensors) - self._operands)
+            self.vanishing = (*vanishing(named[: self._operands], self._has_tangent, self.curved), *others)
         if static.weighs_mean and static.weight == "array":
             self.divides_by = (self._operands - 1,)
         storage = tuple([x.dtype for x in tensors])
         self.slot = hash((self.loss.name, static, self.full_shape, storage, self.result)) % EXPECTATIONS
         self._launchers: dict[Any, compiler.Launcher] = {}
         self._steps: dict[tuple[int, bool], Step] = {}
+
+    @cached_property
+    def curved(self) -> Pairs:
+        """The pairs of operands by which second derivatives may be other than 0."""
+        static = self.static
+        return curved_pairs(self.loss, static.flags, static.norm, static.weight == "array")
 
     @cached_property
     def statistics(self) -> int:
