@@ -344,6 +344,15 @@ def test_gradients_of_operands_with_gaps_are_row_major(
     assert plan.with_aligned_gradients.gradient_strides(0) == (1, columns)
 
 
+def test_dimensions_of_size_one_leave_no_gaps() -> None:
+    rows, columns = 1 << 10, 1 << 9
+    x = TensorSpec("float32", (1, rows, columns, 1), (rows * columns, columns, 1, 1))
+    y = TensorSpec("float32", x.shape, (rows, 1, rows, rows))
+    call = Call(registry()["mse_loss"], (), Static("mean"))
+    plan = pointwise_engine.POINTWISE.plan(call, (x, y), "float32", Machine(132, Chip()))
+    assert y.lies_as(plan.gradient_strides(1)) and not y.lies_as(x.strides)
+
+
 @pytest.mark.parametrize("gap", [0, 3])
 def test_operands_that_would_be_gathered_twice_are_copied(gap: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Into the order of the first, or with gaps in that into the order that autograd gives to its gradient."""

@@ -61,6 +61,10 @@ class TensorSpec:
         """The number of dimensions."""
         return len(self.shape)
 
+    def lies_as(self, strides: Sequence[int]) -> bool:
+        """True if these strides place every element where it is: those of dimensions of size 1 say nothing."""
+        return all([n == 1 or s == t for n, s, t in zip(self.shape, self.strides, strides, strict=True)])
+
     @cached_property
     def gradient(self) -> TensorSpec:
         """A dense tensor of the same shape and dtype, with the dimensions in the same order: the gradient's."""

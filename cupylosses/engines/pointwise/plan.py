@@ -266,7 +266,7 @@ class PointwisePlan(Plan):
         own = [x.gradient.strides for x in self.tensors]
         if self.keeps_order:
             return own
-        rows = [y if x.strides == y else row_major(x.shape) for x, y in zip(self.tensors, own, strict=True)]
+        rows = [y if x.lies_as(y) else row_major(x.shape) for x, y in zip(self.tensors, own, strict=True)]
         if rows == own:
             return own
         streams = self._streams_of(rows)

@@ -111,11 +111,11 @@ class RegionEngine(Engine):
             x, strides = tensors[0], tensors[0].gradient.strides
             in_order = dense_strides(x.shape, (0,) * x.ndim)
             far, large = voxels_far_apart(x, call.static.class_dim), prod(x.shape) >= SCATTERED_ELEMENTS
-            if (far or large) and x.strides != in_order:
+            if (far or large) and not x.lies_as(in_order):
                 at = RegionHvpPlan(self, call, tensors, self.promoted(call), machine).layout
                 if (far and not at.word) or (large and at.many and at.vec_size == 1):
                     found[0] = strides = in_order
-            if tensors[-1].strides != strides:
+            if not tensors[-1].lies_as(strides):
                 found[len(tensors) - 1] = strides
         return found | {i: (1,) for i in range(2, last) if tensors[i].strides != (1,) and tensors[i].shape[0] > 1}
 

@@ -117,8 +117,8 @@ class SoftmaxEngine(Engine):
         for x, moves in zip(tensors, static.has_tangent if not {0, 1} & {*found} else (), strict=False):
             if moves and (i := next(rest)) >= 0:
                 own, lies = x.gradient.strides, tensors[i].strides
-                near = lies[dim] in (0, 1) if x.strides[dim] == 1 else 0 in lies or lies == x.strides
-                if lies != own and (operands == 2 or not near):
+                near = lies[dim] in (0, 1) if x.strides[dim] == 1 else 0 in lies or x.lies_as(lies)
+                if not tensors[i].lies_as(own) and (operands == 2 or not near):
                     found[i] = own
         return found
 

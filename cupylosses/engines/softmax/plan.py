@@ -104,7 +104,7 @@ class SoftmaxPlan(Plan):
         #: True of rows whose sums are found by several blocks: `verify_gradient` takes them from the value's kernel.
         self._sliced = self.layout.kind == "column_slices"
         self._find_divisor()
-        dense = self.input.strides == self.input.gradient.strides
+        dense = self.input.lies_as(self.input.gradient.strides)
         self.overwrites = self.single_use and dense and self.input.misalignment == self.misalignment
         recomputed = self.layout.kind in (*softmax_layout.RECOMPUTED, *softmax_layout.RECOMPUTED_LABELS)
         self.recomputes = recomputed and not self.single_use
@@ -398,7 +398,7 @@ def copies(
             if reads(kept := [*laid_out[:i], x, *laid_out[i + 1 :]]):
                 laid_out = kept
         pairs = zip(operands, laid_out, strict=True)
-        return {i: y.strides for i, (x, y) in enumerate(pairs) if x.strides != y.strides}
+        return {i: y.strides for i, (x, y) in enumerate(pairs) if not x.lies_as(y.strides)}
     return {
         i: softmax_layout.classes_last(x.shape, dim)
         for i, x in enumerate(operands)
