@@ -767,6 +767,7 @@ def products(function: Callable[..., Any], operands: Sequence[torch.Tensor], **o
         (TRIPLET, "cubes"),
         (TRIPLET, "powers"),
         (TRIPLET, "absolute"),
+        (TRIPLET, "largest"),
     ],
     ids=lambda x: x if isinstance(x, str) else x.__name__,
 )
@@ -789,6 +790,8 @@ def test_products_with_second_derivatives(function: Any, case: str, monkeypatch:
         operands[0][1] = operands[2][1]
     elif case == "absolute":
         options = {"p": 1.0, "weight": torch.tensor([0.5, 1.0, 2.0])}
+    elif case == "largest":
+        options = {"p": inf}
     placed = {k: x.to(KERNELS) if isinstance(x, torch.Tensor) else x for k, x in options.items()}
     with monkeypatch.context() as patched:
         patched.setattr(formulas, "hvp", None)

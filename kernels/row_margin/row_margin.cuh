@@ -181,17 +181,22 @@ struct MarginProgram : Base {
   __device__ __forceinline__ double excess(double x, double own) const {
     return this->loss.margin() + (x - own);
   }
-  // Adds the hinge of a pair; its derivative. NaN is above 0.
-  __device__ __forceinline__ Slopes add(double z, double& total) const {
-    if (z <= 0.0) return Slopes(0);
+  // The hinge of a pair, and its derivative. NaN is above 0.
+  __device__ __forceinline__ HingeSums<Slopes> pair(double z) const {
+    const bool is_active = !(z <= 0.0);
     if constexpr (Hinge::kLinear) {
-      total += z;
-      return 1;
+      return {is_active ? z : 0.0, is_active};
     } else {
+      // Without a branch: it would be taken by some lanes of nearly every warp, and cost more than a hinge.
       const auto y = this->loss(variable<1u, 0>(z));
-      total += y.value;
-      return tangent_or_zero(y, 0);
+      return {is_active ? y.value : 0.0, is_active ? tangent_or_zero(y, 0) : 0.0};
     }
+  }
+  // Adds the hinge of a pair; its derivative.
+  __device__ __forceinline__ Slopes add(double z, double& total) const {
+    const auto y = pair(z);
+    total += y.value;
+    return y.slopes;
   }
   // A gradient, of which no infinite factor makes 0 anything else.
   static __device__ __forceinline__ Gradient gradient(Slopes slopes, double factor) {
@@ -449,14 +454,18 @@ __device__ __forceinline__ Pack<typename Program::Input, kVecSize> pairs_of_clas
     const Program& program, const Pack<typename Program::Input, kVecSize>& x, int target, double own, double factor,
     typename Program::Sums& sums) {
   using Slopes = typename Program::Slopes;
-  typename Program::Gradient g[kVecSize];
+  using Score = typename Program::Gradient;
+  Score g[kVecSize];
+  double addend[kVecSize];
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
-    Slopes slope = Slopes(0);
-    if (i != target) slope = program.add(program.excess(widen<double>(x.element[i]), own), sums.value);
+    const auto y = program.pair(program.excess(in_double(widen_element<Score>(x, i)), own));
+    addend[i] = i != target ? y.value : 0.0;
+    const Slopes slope = i != target ? y.slopes : Slopes(0);
     if constexpr (kSlopes) sums.slopes += slope;
     g[i] = Program::gradient(slope, factor);
   }
+  sums.value += sum_elements(addend);
   return NarrowPack<typename Program::Input, kVecSize>::from(g);
 }
 template <bool kGradient, int kVecSize, class Program>
