@@ -280,8 +280,8 @@ def test_rows_apart_in_place(
 
 @pytest.mark.parametrize(
     ("rows", "classes", "kind", "width"),
-    [(4096, 4096, "subwarp", 32), (2048, 4096, "block", 64), (512, 16384, "block", 256), (511, 2048, "block", 64),
-     (65536, 1000, "subwarp", 16)],
+    [(2048, 4096, "subwarp", 32), (4096, 8192, "subwarp", 32), (2047, 4096, "block", 64), (512, 16384, "block", 256),
+     (511, 2048, "block", 64), (65536, 1000, "subwarp", 16)],
 )  # fmt: skip
 def test_threads_of_a_long_row(rows: int, classes: int, kind: str, width: int) -> None:
     """A warp takes a row of many; of fewer, threads take twice as many vectors as of few rows."""

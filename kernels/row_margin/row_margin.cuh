@@ -181,9 +181,9 @@ struct MarginProgram : Base {
   __device__ __forceinline__ double excess(double x, double own) const {
     return this->loss.margin() + (x - own);
   }
-  // The hinge of a pair, and its derivative. NaN is above 0.
-  __device__ __forceinline__ HingeSums<Slopes> pair(double z) const {
-    const bool is_active = !(z <= 0.0);
+  // The hinge of a pair, and its derivative; 0 unless the pair `counts`. NaN is above 0.
+  __device__ __forceinline__ HingeSums<Slopes> pair(double z, bool counts = true) const {
+    const bool is_active = !(z <= 0.0) && counts;
     if constexpr (Hinge::kLinear) {
       return {is_active ? z : 0.0, is_active};
     } else {
@@ -459,11 +459,10 @@ __device__ __forceinline__ Pack<typename Program::Input, kVecSize> pairs_of_clas
   double addend[kVecSize];
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
-    const auto y = program.pair(program.excess(in_double(widen_element<Score>(x, i)), own));
-    addend[i] = i != target ? y.value : 0.0;
-    const Slopes slope = i != target ? y.slopes : Slopes(0);
-    if constexpr (kSlopes) sums.slopes += slope;
-    g[i] = Program::gradient(slope, factor);
+    const auto y = program.pair(program.excess(in_double(widen_element<Score>(x, i)), own), i != target);
+    addend[i] = y.value;
+    if constexpr (kSlopes) sums.slopes += y.slopes;
+    g[i] = Program::gradient(y.slopes, factor);
   }
   sums.value += sum_elements(addend);
   return NarrowPack<typename Program::Input, kVecSize>::from(g);

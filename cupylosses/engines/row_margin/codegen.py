@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.row_margin.definition import MarginLoss
-from cupylosses.engines.row_margin.layout import RESIDENT_OF_WARPS, resident
+from cupylosses.engines.row_margin.layout import RESIDENT_OF_WARPS, RESIDENT_THREADS, resident
 from cupylosses.engines.softmax.codegen import SELF_COUNTED, TALLIED, space_rank_name
 from cupylosses.jit import gpu
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
@@ -59,10 +59,10 @@ class MarginKernel(Kernel):
     """A compiled module of this engine. Equal ones have equal source.
 
     ``layout`` is one of :mod:`.layout`, of blocks of so many ``threads``, and so are ``scores``. A thread reads
-    ``ahead`` vectors at once, and ``edges`` of a row. ``weight`` is a dtype, or "". The divisor of the sum is an
-    argument, or lies on the device (``counted``), or is the number of rows that count, which the kernel finds itself
-    (``self_counting``), or while it evaluates them (``tallies``). With both, gradients assume that all rows count, and
-    only a check without records counts by itself.
+    ``ahead`` vectors at once, and ``edges`` of a row; a multiprocessor runs ``most`` threads, but for some layouts.
+    ``weight`` is a dtype, or "". The divisor of the sum is an argument, or lies on the device (``counted``), or is the
+    number of rows that count, which the kernel finds itself (``self_counting``), or while it evaluates them
+    (``tallies``). With both, gradients assume that all rows count, and only a check without records counts by itself.
     """
 
     loss: MarginLoss
@@ -83,11 +83,17 @@ class MarginKernel(Kernel):
     tallies: bool = False
     scores: str = "alike"
     edges: int = 1
+    most: int = RESIDENT_THREADS
     compute: str = "float64"
 
     narrow = False
     companions = ("value_and_gradient", "verify_gradient")
     storage = property(lambda self: (self.input, self.target))
+
+    @property
+    def resident(self) -> int:
+        """Blocks of a multiprocessor."""
+        return resident(self.layout, self.threads, self.most)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -227,7 +233,7 @@ def _entry(kernel: MarginKernel) -> list[str]:
         f"using Program = {program.format(', '.join(types))};",
         *([f"using Reader = {reader};"] if kind != "denominator" else []),
         "",
-        f'extern "C" __global__ void __launch_bounds__({kernel.threads}, {resident(kernel.layout, kernel.threads)})',
+        f'extern "C" __global__ void __launch_bounds__({kernel.threads}, {kernel.resident})',
         f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
         *counted_divisor(kernel.counted, kind != "value"),
         f"  {made}Hinge{{{parameters}}}, space, {argument('input')}, {argument('input_gradients')},",

@@ -101,7 +101,7 @@ class MarginEngine(Engine):
         return MarginPlan(self, call, tensors, promoted, machine)
 
     def copies(
-        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
         """Scores whose classes are not next to each other, in the scores or in the gradient, are read from a copy where
         neighbouring rows are not either, unless there are few; so are class weights with gaps.

@@ -23,7 +23,7 @@ more than a warp has lanes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from cupylosses.engines.softmax.layout import (
@@ -46,15 +46,17 @@ LIST_VECTORS = 4
 #: rows for each thread that would share one, and no more than SHARED_BY_WARP of these, a warp takes the row: it waits
 #: for no barrier, and other rows keep memory busy.
 LONG_VECTORS = 16
-ROWS_OF_WARPS = 32
-SHARED_BY_WARP = 128
+ROWS_OF_WARPS = 16
+SHARED_BY_WARP = 256
 #: Edges of a row of one label that a thread takes, at most.
 EDGES = 4
 #: The most vectors of a row of one label without edges whose lanes take a single vector each.
 SINGLE_VECTORS = 8
 #: Vectors that a thread reads together, at most, and their elements: of one label in rows that a warp shares and in
-#: those that a block does, and of lists (a quarter in float64).
+#: those that a block does, and of lists (a quarter in float64). Gradients of a hinge that is not linear have registers
+#: for one vector less.
 TOGETHER = 8
+CURVED_TOGETHER = 7
 ELEMENTS = 32
 BLOCK_ELEMENTS = 64
 LIST_ELEMENTS = 16
@@ -70,8 +72,12 @@ MAX_BLOCK_THREADS = 512
 MANY_ROWS_THREADS = 128
 MANY_ROWS = 512
 MIN_BLOCK_THREADS = 64
-#: Threads that a multiprocessor runs at once, by the registers that they are given.
+#: Threads that a multiprocessor runs at once, by the registers that they are given; and those of a value per row of one
+#: label, with fewer vectors in flight each.
 RESIDENT_THREADS = 512
+RESIDENT_OF_VALUES = 768
+#: Chunks of these, at most: an H100 has as many warps.
+VALUE_CHUNKS = 3168
 #: Threads where each takes classes of a row that lie apart: what is under way is what it has in flight.
 RESIDENT_APART = {"thread_per_row": 1024, "shared_rows": 1024}
 #: Threads where each takes a row that its warp has moved to shared memory: nothing else is under way meanwhile.
@@ -147,25 +153,34 @@ class Layout:
     apart: bool = False
     edges: int = 1
 
-    def reader(self, writes: bool, itemsize: int) -> tuple[str, int]:
-        """The placement of scores for a kernel that may write gradients, and vectors that a thread reads together."""
+    def reader(self, writes: bool, itemsize: int, fewer: bool = False) -> tuple[str, int]:
+        """The placement of scores for a kernel that may write gradients, and vectors that a thread reads together, or
+        ``fewer``.
+        """
         if self.kind == "short_lists":
             return self.scores, self.together
         # Without gradients, vectors are those of the scores.
         scores = self.scores if writes or self.apart else "alike"
         # A shifted vector takes the registers of two, as do elements of 16 bits that are read one by one.
         doubled = scores == "shifted" or (scores == "gathered" and itemsize == 2)
-        return scores, max(1, self.together // (2 if doubled else 1))
+        return scores, max(1, self.together // ((2 if doubled else 1) * (2 if fewer else 1)))
 
-    def blocks(self, processors: int) -> int:
+    def blocks(self, processors: int, most: int = RESIDENT_THREADS) -> int:
         """Blocks of a launch: as many as run at once, and no more than there are chunks for."""
         per_block = 1 if self.kind in ("block", "warp", "shared_rows") else self.threads // WARP
-        return max(1, min(-(-self.chunks // per_block), processors * resident(self.kind, self.threads)))
+        return max(1, min(-(-self.chunks // per_block), processors * resident(self.kind, self.threads, most)))
+
+    def without_sums(self, rows: int) -> Layout:
+        """The layout of a value per row. Nothing is added up, so that any number of chunks will do, and one block is no
+        better than several.
+        """
+        warps = -(-rows // (WARP // self.width))
+        return replace(self, threads=SUBWARP_THREADS, chunks=max(1, min(warps, VALUE_CHUNKS)))
 
 
-def resident(kind: str, threads: int) -> int:
-    """Blocks of a multiprocessor, by their threads."""
-    return max(1, (RESIDENT_OF_WARPS | RESIDENT_APART).get(kind, RESIDENT_THREADS) // threads)
+def resident(kind: str, threads: int, most: int = RESIDENT_THREADS) -> int:
+    """Blocks of a multiprocessor, by their threads, of which it runs so many but for some kinds."""
+    return max(1, (RESIDENT_OF_WARPS | RESIDENT_APART).get(kind, most) // threads)
 
 
 def read_apart(shape: Sequence[int], scores: RowStrides, gradients: RowStrides, lists: bool) -> bool:

@@ -158,23 +158,30 @@ class MarginPlan(Plan):
 
     def _load(self, stage: str, counted: bool) -> compiler.Launcher:
         x, static, loss = self.layout, self.static, self.loss
-        if stage == "unreduced" and x.chunks <= margin_layout.ONE_BLOCK_CHUNKS and x.kind == "subwarp" and not x.shared:
+        unreduced = stage == "unreduced" and x.kind == "subwarp"
+        alone = unreduced and not loss.several
+        if alone:
+            x = x.without_sums(self.rows)
+        elif unreduced and x.chunks <= margin_layout.ONE_BLOCK_CHUNKS and not x.shared:
             # Nothing is added up, so that one block is no better than several.
             x = replace(x, threads=margin_layout.SUBWARP_THREADS)
         kind, width, threads, shared = x.kind, x.width, x.threads, x.shared
-        chunks, blocks = x.chunks, x.blocks(self.machine.processors)
+        most = margin_layout.RESIDENT_OF_VALUES if alone else margin_layout.RESIDENT_THREADS
+        chunks, blocks = x.chunks, x.blocks(self.machine.processors, most)
         if stage == "denominator":
             scores, together, edges = "alike", x.together, 1
             kind, width, threads, shared, chunks = "subwarp", 1, margin_layout.SUBWARP_THREADS, 0, self.count_chunks
             blocks = min(-(-chunks // (threads // gpu.WARP)), 8 * self.machine.processors)
         else:
-            (scores, together), edges = x.reader(stage in WRITING, ITEMSIZE[self.input.dtype]), x.edges
+            (scores, together), edges = x.reader(stage in WRITING, ITEMSIZE[self.input.dtype], alone), x.edges
+            if stage in WRITING and not loss.is_linear(static.flags):
+                together = min(together, margin_layout.CURVED_TOGETHER)
         weight = self.tensors[2].dtype if static.weighted and stage != "denominator" else ""
         kernel = MarginKernel(
             loss, stage, static.flags, kind, threads, x.vec_size, together, self.input.dtype, self.target.dtype,
             weight, static.masked, self.result, x.rank, counted,
             self.self_counting and not counted and stage in SELF_COUNTING_STAGES,
-            self._tallies(stage) and not counted, scores, edges,
+            self._tallies(stage) and not counted, scores, edges, most,
         )  # fmt: skip
         inner = prod(self.rows_shape[static.class_dim :])
         fixed = (static.ignore_index, self.site, self.labels, inner, x.capacity, x.mask_words, chunks, width, x.words)
