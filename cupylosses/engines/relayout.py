@@ -35,7 +35,7 @@ SMALL_TILE, SMALL_SIDE = 1024, 32
 MANY_TILES = 512
 #: Bytes of a dimension that a tile takes whole, at most; the longest side beside a short one; and parts of a dimension
 #: that are made equal, at most.
-WHOLE_BYTES = 192
+WHOLE_BYTES = 320
 MAX_LONG_SIDE = 256
 MANY_PARTS = 16
 #: Blocks of a launch.
@@ -170,7 +170,7 @@ def sides(count_a: int, count_b: int, most: int, size: int) -> tuple[int, int]:
     long as a full one.
     """
     side = MAX_SIDE if most == TILE else SMALL_SIDE
-    whole = max(side, WHOLE_BYTES // size)
+    whole = max(side, min(WHOLE_BYTES // size, THREADS))
     down = _part(count_b, whole if count_b <= whole else side)
     across = _part(count_a, max(side, min(MAX_LONG_SIDE, most // down // WARP * WARP)))
     if across < side:

@@ -25,7 +25,11 @@ __device__ __forceinline__ void relayout(const Element* from, Element* to, int64
   __shared__ Element tile[kB * kPitch];
   const int64 tiles_a = (count_a + kA - 1) / kA, tiles_b = (count_b + kB - 1) / kB;
   const int64 index = blockIdx.x, matrix = index / (tiles_a * tiles_b), rest = index - matrix * tiles_a * tiles_b;
-  const int64 first_a = rest % tiles_a * kA, first_b = rest / tiles_a * kB;
+  // Tiles that follow each other lie side by side along the dimension with fewer of them: blocks that run at once then
+  // have whole rows of one array, and long parts of rows of the other.
+  const bool along_a = tiles_a <= tiles_b;
+  const int64 fewest = along_a ? tiles_a : tiles_b, fast = rest % fewest, slow = rest / fewest;
+  const int64 first_a = (along_a ? fast : slow) * kA, first_b = (along_a ? slow : fast) * kB;
   // Elements of this tile along both.
   const int length_a = static_cast<int>(count_a - first_a < kA ? count_a - first_a : kA);
   const int length_b = static_cast<int>(count_b - first_b < kB ? count_b - first_b : kB);
