@@ -474,6 +474,28 @@ def test_samples_between_voxels(strides, dim, copied, monkeypatch):
     assert not regions_engine.is_interleaved(TensorSpec("float32", (0, *shape[1:]), strides), dim)
 
 
+def test_two_samples_between_voxels_whose_classes_are_side_by_side(monkeypatch):
+    monkeypatch.setattr(regions_engine, "INTERLEAVED_ELEMENTS", 1)
+    assert regions_engine.is_interleaved(TensorSpec("float32", (2, 3, 64), (3, 1, 6)), 1)
+    assert not regions_engine.is_interleaved(TensorSpec("float32", (2, 64), (1, 2)), None)
+
+
+@pytest.mark.parametrize(("classes", "written"), [(2, True), (3, False)])
+def test_planes_with_gaps_are_copied(classes, written):
+    """In second derivatives however many there are."""
+    shape, dense = (5, classes, 3, 7), (21 * classes, 21, 7, 1)
+    x, y = TensorSpec("bfloat16", shape, (33 * classes, 33, 11, 1)), TensorSpec("int64", (5, 3, 7), (21, 7, 1))
+    call, machine = call_of("dice_loss", (x, y)), Machine(132, Chip())
+    tangent = TensorSpec("bfloat16", shape, dense)
+    along = call.loss.engine.jvp(call, (True, False), (tangent,))
+    assert call.loss.engine.copies(call, (x, y), machine, 1) == ({0: dense} if written else {})
+    assert call.loss.engine.copies(call, (x, y), machine, 0) == {}
+    assert call.loss.engine.copies(along, (x, y, tangent), machine, 1) == {0: dense}
+    assert call.loss.engine.copies(call, (tangent, y), machine, 1) == {}
+    labels = TensorSpec("int64", (5, 3, 7), (24, 8, 1))
+    assert call.loss.engine.copies(along, (tangent, labels, tangent), machine, 1) == {1: (21, 7, 1)}
+
+
 def test_copies_are_made_for_gradients(monkeypatch):
     monkeypatch.setattr(regions_engine, "INTERLEAVED_ELEMENTS", 1)
     tensors = TensorSpec("float32", (5, 2, 3, 7), (1, 5, 10, 30)), TensorSpec("int64", (5, 3, 7), (1, 5, 15))

@@ -24,9 +24,13 @@ from cupylosses.engines.softmax.engine import row_major
 from cupylosses.engines.strides import dense_strides
 
 #: Images whose samples lie between each other's voxels are copied from this distance of neighbouring voxels on, in
-#: elements or, where the classes of a voxel are next to each other, in voxels; and from so many elements on.
+#: elements and, where the classes of a voxel are next to each other, in voxels; and from so many elements on.
 INTERLEAVED_STEP = 4
+INTERLEAVED_VOXELS = 2
 INTERLEAVED_ELEMENTS = 1 << 16
+#: Classes of planes with gaps between their rows that are copied where gradients are written: threads would read little
+#: but single elements.
+PADDED_CLASSES = 2
 #: Elements from which on targets are copied of whose sectors a thread reads one element at a time; and inputs in second
 #: derivatives if their voxels are read one by one in another order than the targets: both launches compute their
 #: offsets.
@@ -86,19 +90,21 @@ class RegionEngine(Engine):
         return made(self, call, tensors, promoted, machine)
 
     def copies(
-        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
         """Class weights with gaps; input and target whose samples lie between the voxels of each other, or whose
-        classes lie side by side where lanes share voxels; a scattered target of more classes than a thread holds; of
-        second derivatives a tangent that does not lie as the gradient of the input does, and both where the voxels of
-        many classes lie apart and no tile of them is in shared memory, or where the offset of each voxel takes
+        classes lie side by side where lanes share voxels; an input of two planes with gaps; a scattered target of more
+        classes than a thread holds; of second derivatives all that have gaps, an input whose samples lie between the
+        voxels of each other, a tangent that does not lie as the gradient of the input does, and both where the voxels
+        of many classes lie apart and no tile of them is in shared memory, or where the offset of each voxel takes
         divisions.
         """
         last, found = 2 + call.static.class_weighted + call.static.weighted, {}
         if writes and not any(call.static.has_tangent):
             dims = call.static.class_dim, None if call.static.kind == "labels" else call.static.class_dim
             for i, (x, dim) in enumerate(zip(tensors, dims, strict=False)):
-                if is_interleaved(x, dim):
+                few = i == 0 and x.shape[call.static.class_dim] == PADDED_CLASSES
+                if is_interleaved(x, dim) or (few and has_gaps(x, dim)):
                     found[i] = dense_strides(x.shape, (0,) * x.ndim)
             class_dim, operands = call.static.class_dim, list(enumerate(zip(tensors, dims, strict=False)))
             apart = [i for i, (x, d) in operands if are_side_by_side(x, d) or (i == 1 and is_scattered(x, d))]
@@ -111,7 +117,12 @@ class RegionEngine(Engine):
             x, strides = tensors[0], tensors[0].gradient.strides
             in_order = dense_strides(x.shape, (0,) * x.ndim)
             far, large = voxels_far_apart(x, call.static.class_dim), prod(x.shape) >= SCATTERED_ELEMENTS
-            if (far or large) and not x.lies_as(in_order):
+            t, dim = tensors[1], None if call.static.kind == "labels" else call.static.class_dim
+            if has_gaps(t, dim):
+                found[1] = dense_strides(t.shape, (0,) * t.ndim)
+            if is_interleaved(x, call.static.class_dim) or has_gaps(x, call.static.class_dim):
+                found[0] = strides = in_order
+            elif (far or large) and not x.lies_as(in_order):
                 at = RegionHvpPlan(self, call, tensors, self.promoted(call), machine).layout
                 if (far and not at.word) or (large and at.many and at.vec_size == 1):
                     found[0] = strides = in_order
@@ -282,8 +293,15 @@ def is_interleaved(x: TensorSpec, class_dim: int | None) -> bool:
         return False
     dims = [d for d in range(x.ndim) if d != class_dim]
     step = min([abs(x.strides[d]) for d in dims[1:] if x.shape[d] > 1], default=1)
-    voxel = 1 if class_dim is None or abs(x.strides[class_dim]) >= step else x.shape[class_dim]
-    return step >= INTERLEAVED_STEP * voxel
+    if class_dim is None or abs(x.strides[class_dim]) >= step:
+        return step >= INTERLEAVED_STEP
+    return step >= INTERLEAVED_VOXELS * x.shape[class_dim]
+
+
+def has_gaps(x: TensorSpec, class_dim: int | None) -> bool:
+    """True of planes of voxels with gaps between their rows."""
+    innermost = max([d for d in range(x.ndim) if d != class_dim and x.shape[d] > 1], default=0)
+    return x.strides[innermost] == 1 and 0 not in x.strides and not x.lies_as(x.gradient.strides)
 
 
 def is_scattered(x: TensorSpec, class_dim: int | None) -> bool:
