@@ -376,6 +376,44 @@ def test_operands_that_would_be_gathered_twice_are_copied(gap: int, monkeypatch:
 
 
 @pytest.mark.parametrize(
+    ("columns", "dtype", "copied"),
+    [(63, "float32", (1, 2)), (66, "float32", (2,)), (66, "bfloat16", (1, 2)), (68, "bfloat16", ())],
+)
+def test_operands_in_tiles_of_pairs_are_copied(
+    columns: int, dtype: str, copied: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of four bytes only if both gradients are written."""
+    monkeypatch.setattr(pointwise_layout, "SINGLE_ELEMENTS", 1 << 10)
+    rows = (1 << 14) + 1
+    tensors = TensorSpec(dtype, (rows, columns), (columns, 1)), TensorSpec(dtype, (rows, columns), (1, rows))
+    for writes in (1, 2):
+        found = pointwise_engine.POINTWISE.copies(
+            Call(MSE, tensors, Static("mean")), tensors, Machine(132, Chip()), writes
+        )
+        assert found == ({1: (columns, 1)} if writes in copied else {})
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "itemsize", "tile"),
+    [
+        (1 << 20, 26, 4, (2, 4, 16, 1, 2)),  # rows of 104 bytes, at once
+        (1 << 20, 24, 4, (4, 4, 4, 2, 1)),  # rows of whole sectors, in two steps
+        (1 << 20, 26, 2, (2, 4, 8, 2, 1)),  # a sector along the other dimension, too
+        (8192, 8191, 2, (1, 4, 8, 1, 4)),
+        (8191, 8192, 2, (8, 1, 2, 1, 4)),
+        (8191, 8192, 4, (4, 1, 2, 1, 4)),  # two sectors of single elements
+        (8192, 8192, 2, (8, 4, 4, 1, 2)),
+    ],
+)
+def test_tiles_have_sectors_along_both_dimensions(
+    rows: int, columns: int, itemsize: int, tile: tuple[int, ...]
+) -> None:
+    strides = (columns, 1), (1, rows)
+    streams = [Stream(s, itemsize, read=read) for read in (True, False) for s in strides]
+    assert pointwise_layout.layout((rows, columns), streams).tile == pointwise_layout.Tile(*tile)
+
+
+@pytest.mark.parametrize(
     ("loss", "dtype", "found"),
     [("general_robust_loss", "float32", True), ("general_robust_loss", "bfloat16", False)]
     + [("mse_loss", "float32", False)],

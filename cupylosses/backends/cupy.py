@@ -23,7 +23,7 @@ def evaluate_with_gradients(call: Call, wanted: Wanted | None, warn: bool = True
     """The loss of CuPy arrays and, in the same pass, the gradients of its sum that are wanted."""
     engine = call.loss.engine
     with current_device(call.loss, engine.names(call), call.arrays) as device:
-        plan = _plan(call, device, wanted is not None and True in wanted)
+        plan = _plan(call, device, sum(wanted or ()))
         if isinstance(plan, dict):
             return _of_copies(call, plan, wanted, device, warn)
         if plan.warning and warn:
@@ -153,7 +153,7 @@ def _apart(call: Call, plan: Plan, device: CupyDevice, wanted: Wanted | None) ->
 
 def _gradients(call: Call, device: CupyDevice, wanted: Wanted, grad_output: Any) -> list[Any]:
     """The gradients for a float64 grad_output of the result's shape."""
-    plan = _plan(call, device, True)
+    plan = _plan(call, device, sum(wanted))
     pointers = call.arrays if plan.composite else [x.data.ptr for x in call.arrays]
     upstream = cupy.ascontiguousarray(grad_output)
     strides = None if plan.scalar else device.strides(upstream)
@@ -161,7 +161,7 @@ def _gradients(call: Call, device: CupyDevice, wanted: Wanted, grad_output: Any)
     return execute.gradients(*launch, wanted, upstream.data.ptr, strides)
 
 
-def _plan(call: Call, device: CupyDevice, writes: bool) -> Any:
+def _plan(call: Call, device: CupyDevice, writes: int) -> Any:
     """The plan of a call, or the arrays that are to be copied first, with the strides of the copies."""
     key = (
         "cupy",

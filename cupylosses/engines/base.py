@@ -405,9 +405,9 @@ class Engine(ABC):
         """The plan of a call."""
 
     def copies(
-        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
-        """The arrays that kernels read from copies, with the strides of these; ``writes`` if gradients are wanted."""
+        """The arrays that kernels read from copies, with the strides of these; so many gradients are written."""
         return {}
 
     def auxiliary_results(self, xp: Any, call: Call, stored: Sequence[Any]) -> list[Any]:

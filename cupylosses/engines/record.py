@@ -171,7 +171,7 @@ class KernelRecorder:
     def _make(self, call: Call, wanted: Wanted | None, promoted: str, summed: bool) -> None:
         engine, device = call.loss.engine, self._device
         tensors: tuple[Any, ...] = call.arrays
-        copies = engine.copies(call, tensors, self._machine, wanted is not None)
+        copies = engine.copies(call, tensors, self._machine, sum(wanted or ()))
         if copies:
             arrays = [device.copy(x, copies[i]) if i in copies else x for i, x in enumerate(tensors)]
             self._make(call._replace(arrays=tuple(arrays)), wanted, promoted, summed)

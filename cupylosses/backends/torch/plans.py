@@ -80,7 +80,7 @@ def find(
         return None
     grad = _is_grad_enabled()
     wanted = tuple([grad and x.requires_grad for x in arrays])
-    writes = True in (wanted if gradients is None else gradients)
+    writes = sum(wanted if gradients is None else gradients)
     pointers: list[int] = []
     key: list[Any] = [loss, static, writes, _is_autocast_enabled(), host and is_autocast_cpu_enabled()]
     for x in arrays:
@@ -111,7 +111,7 @@ def find(
     return plan, device, pointers, wanted
 
 
-def _make(call: Call, pointers: Sequence[int], writes: bool) -> tuple[Any, TorchDevice, dict[Any, Any]]:
+def _make(call: Call, pointers: Sequence[int], writes: int) -> tuple[Any, TorchDevice, dict[Any, Any]]:
     engine = call.loss.engine
     engine.check(call)
     common_device(call)
@@ -139,7 +139,7 @@ def relocated(
     """The plan for arrays that lie elsewhere than when it was made, their addresses, and the arrays, or copies."""
     arrays = list(call.arrays)
     tensors = specs(arrays, pointers)
-    copies = plan.engine.copies(call, tensors, plan.machine, True)
+    copies = plan.engine.copies(call, tensors, plan.machine, 1)
     for i, strides in copies.items():
         arrays[i] = copy(arrays[i], strides)
     pointers = [x.data_ptr() for x in arrays]

@@ -57,7 +57,7 @@ class BoxEngine(StatisticsEngine):
         return BoxPlan(self, call, tensors, promoted, machine)
 
     def copies(
-        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
         """Boxes that are read twice, by a value per box and by its gradients, from sectors that hold little of them."""
         if not writes or call.static.reduction != "none" or call.static.has_tangent:

@@ -106,7 +106,7 @@ class LinearSoftmaxEngine(SoftmaxEngine):
         return kind(self, call, tensors, promoted, machine)
 
     def copies(
-        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
         """Everything is contiguous, but a weight may be transposed, or have gaps."""
         return contiguous_copies(tensors)

@@ -67,7 +67,7 @@ class LogProbEngine(Engine):
         return LogProbPlan(self, call, tensors, promoted, machine)
 
     def copies(
-        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
         """Logits whose classes are not next to each other, in the logits or in the gradient, are read from a copy."""
         x = tensors[0]

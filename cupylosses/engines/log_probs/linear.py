@@ -89,7 +89,7 @@ class LinearLogProbEngine(LogProbEngine):
         return LinearLogProbPlan(self, call, tensors, promoted, machine)
 
     def copies(
-        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
         return contiguous_copies(tensors)
 

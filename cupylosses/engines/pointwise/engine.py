@@ -102,7 +102,7 @@ class PointwiseEngine(Engine):
         return PointwisePlan(self, call, tensors, promoted, machine)
 
     def copies(
-        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
         """Broadcast operands that keep the others from being read in vectors, and are small beside these. Arrays that
         are read twice, by a value with dimensions and by its gradients, from sectors that hold little of them: short
@@ -125,7 +125,7 @@ class PointwiseEngine(Engine):
         streams = {i: Stream(x.strides, interop.ITEMSIZE[x.dtype], read=True) for i, x in full.items()}
         first = next(iter(full.values()), None)
         gaps = first is not None and not first.lies_as(first.gradient.strides)
-        return found | reordered(shape, streams, twice, gaps)
+        return found | reordered(shape, streams, twice, gaps, writes > 1)
 
     # Formulas
 
@@ -306,7 +306,7 @@ def _narrow_weights(names: Sequence[str]) -> Question:
     return Question((*[(x, (2, 2), "float32") for x in names], ("weight", (1, 2), "float32")))
 
 
-def _compacted(shape: tuple[int, ...], tensors: Sequence[TensorSpec], writes: bool) -> dict[int, tuple[int, ...]]:
+def _compacted(shape: tuple[int, ...], tensors: Sequence[TensorSpec], writes: int) -> dict[int, tuple[int, ...]]:
     """The small operands that are copied without gaps, in the order of the first of the full shape."""
     full = [Stream(x.strides, interop.ITEMSIZE[x.dtype], read=True) for x in tensors if x.shape == shape]
     found: dict[int, tuple[int, ...]] = {}

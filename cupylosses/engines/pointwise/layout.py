@@ -83,7 +83,8 @@ SMALL_PART = 16
 
 #: Elements from which on gradients may have their dimensions in another order than their operands.
 ORDERED_ELEMENTS = 1 << 19
-#: Elements of up to 4 bytes from which on operands of another order are copied where tiles would read single elements.
+#: Elements of up to 4 bytes from which on operands of another order are copied where tiles would read one element at a
+#: time, or two.
 SINGLE_ELEMENTS = 1 << 22
 
 #: Elements from which on broadcast operands of few of them are copied; and their part at most, as its inverse, of a
@@ -535,7 +536,14 @@ def _micro_tiles(
     a, b = widths
     if a * b == 1 and not few:
         return Tile()
-    lanes = min(16, max(4, 64 // (a * largest)))  # two sectors, and more of them along the other dimension
+    # Two sectors, and along the other dimension one at least: two of single elements, if this leaves one here.
+    lanes = min(16, max(4, 64 // (a * largest)))
+    while lanes > 1:
+        down = WARP // lanes * b * largest
+        spare = lanes // 2 * a * largest >= SECTOR and down < (2 * SECTOR if b == 1 else SECTOR)
+        if not (spare or (lanes > 4 and down < SECTOR)):
+            break
+        lanes //= 2
     while lanes < WARP and WARP // lanes * b >= 2 * sizes[1]:
         lanes *= 2
     while lanes > 1 and lanes * a >= 2 * sizes[0]:
@@ -544,16 +552,21 @@ def _micro_tiles(
     while down < steps and WARP // lanes * b * down < sizes[1]:
         down *= 2
     tile = Tile(a, b, lanes, steps // down, down)
-    return tile if few else _spanning(tile, sizes)
+    return tile if few else _spanning(tile, sizes, largest)
 
 
-def _spanning(tile: Tile, sizes: Sequence[int]) -> Tile:
+def _spanning(tile: Tile, sizes: Sequence[int], itemsize: int) -> Tile:
     """The tile, or one whose steps span a short dimension where the tile leaves many lanes outside of it: rows are then
-    read by one warp.
+    read by one warp. Rows of whole sectors take several steps, others as few as leave a sector along the other
+    dimension: their steps would share sectors.
     """
 
     def used(x: Tile) -> float:
         return _used(sizes[0], x.sides[0]) * _used(sizes[1], x.sides[1])
+
+    def in_sectors(x: Tile) -> bool:
+        across, down = x.lanes_a * x.a, WARP // x.lanes_a * x.b
+        return all([y >= n or y * itemsize >= SECTOR for y, n in zip((across, down), sizes, strict=False)])
 
     if used(tile) >= WELL_USED:
         return tile
@@ -561,14 +574,20 @@ def _spanning(tile: Tile, sizes: Sequence[int]) -> Tile:
     found = []
     for lanes in (4, 8, 16, 32):
         steps = -(-sizes[0] // (tile.a * lanes))
-        found.append(replace(tile, lanes_a=lanes, steps_a=steps, steps_b=1))
+        found.append(replace(tile, lanes_a=lanes, steps_a=steps, steps_b=1 if steps > 1 else 2))
     for lanes in (8, 4, 2, 1):
         steps = -(-sizes[1] // (tile.b * (WARP // lanes)))
         found.append(replace(tile, lanes_a=lanes, steps_a=1, steps_b=steps))
     spans = any(side >= size for side, size in zip(tile.sides, sizes, strict=False))
     least = used(tile) * (BETTER_USED if spans else 1)
     fitting = [x for x in found if 1 < x.steps_a * x.steps_b <= most and used(x) >= least]
-    return max(fitting, key=used, default=tile)
+    fewest = -1 if sizes[0] * itemsize % SECTOR == 0 else 1
+
+    def order(x: Tile) -> tuple[float, bool, int]:
+        return used(x), in_sectors(x), fewest * x.lanes_a
+
+    best = max(fitting, key=order, default=tile)
+    return best if in_sectors(best) or used(best) > BETTER_USED * used(tile) else tile
 
 
 def _access_of_tiles(stream: Stream, strides: Sequence[int], tile: Tile) -> str:
@@ -885,21 +904,22 @@ def is_sparse(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bo
 
 
 def reordered(
-    shape: tuple[int, ...], streams: Mapping[int, Stream], twice: bool, gaps: bool
+    shape: tuple[int, ...], streams: Mapping[int, Stream], twice: bool, gaps: bool, several: bool
 ) -> dict[int, tuple[int, ...]]:
     """The operands of the full shape that are copied into the order of the first, with the strides of the copies: those
     of other orders, if they are read ``twice``, or have too many dimensions to be gathered, or are many in tiles of
-    single elements. If the first has ``gaps``, all take the row-major order, which its gradient has.
+    single elements, or of pairs where these are 16 bits or ``several`` gradients are written. If the first has
+    ``gaps``, all take the row-major order, which its gradient has.
     """
     if len(streams) < 2 or prod(shape) < ORDERED_ELEMENTS:
         return {}
-    found = layout(shape, [*streams.values()])
-    if found.vec_size > 1:
+    found, itemsize = layout(shape, [*streams.values()]), max(x.itemsize for x in streams.values())
+    narrow = 2 if found.kind in TILED and (itemsize == 2 or several) else 1
+    if found.vec_size > narrow:
         return {}
     gathered = len(found.sizes) > len(GATHERED)
-    narrow = max(x.itemsize for x in streams.values()) <= 4
-    single = found.kind in TILED and narrow and found.elements >= SINGLE_ELEMENTS
-    if not (single or (found.kind in SCALAR and (twice or gathered))):
+    tiled = found.kind in TILED and itemsize <= 4 and found.elements >= SINGLE_ELEMENTS
+    if not (tiled or (found.kind in SCALAR and (twice or gathered))):
         return {}
     if len({min(range(len(x)), key=x.__getitem__) for x in found.strides}) == 1:
         return {}

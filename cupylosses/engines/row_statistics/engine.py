@@ -151,7 +151,7 @@ class StatisticsEngine(Engine):
         return StatisticsPlan(self, call, tensors, promoted, machine)
 
     def copies(
-        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
         """Vectors whose rows are next to each other in place of their features are read from copies by tiles, or from
         plain ones if there are few rows; so are large ones of whose sectors a third or less is used, if they would be

@@ -134,7 +134,7 @@ class SequenceEngine(Engine):
         return SequencePlan(self, call, tensors, promoted, machine)
 
     def copies(
-        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
         """Labels, lengths, weights and masks are contiguous. The first operand has any strides, but batches of batches
         lie one after another, in it and in its gradient. Of logits all classes are read, so those that lie apart are

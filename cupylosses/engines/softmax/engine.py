@@ -97,7 +97,7 @@ class SoftmaxEngine(Engine):
         return SoftmaxPlan(self, call, tensors, promoted, machine)
 
     def copies(
-        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
         """Rows that no kernel reads fast as they lie are read from copies; so are class weights with gaps, and tangents
         that kernels cannot read as they lie.
