@@ -36,6 +36,7 @@ from cupylosses.testing.softmax.properties import (
     blocks,
     draw,
     few_rows_are_many,
+    few_rows_have_threads,
     few_slices,
     gradient,
     is_the_same_with_and_without_gradient,
@@ -159,8 +160,11 @@ FEW_SIZES = list({x.partition(" of ")[0]: x for x in reversed(SIZES)}.values())[
 )
 def test_sizes(what: str, reduction: str, fresh_plans: Callable[[], None]) -> None:
     dtype, dim, shapes = SIZES[what]
-    rows = few_rows_are_many() if what.startswith(OF_MANY_ROWS) else nullcontext()
-    with rows, noted_layouts() as found:
+    with (
+        few_rows_have_threads(),
+        few_rows_are_many() if what.startswith(OF_MANY_ROWS) else nullcontext(),
+        noted_layouts() as found,
+    ):
         for seed, shape in enumerate(shapes):
             agrees_with_truth(draw(shape, dim, dtype, KERNELS, seed=seed), reduction)
     assert {x.kind for x in found} == {what.partition(",")[0].partition(" of ")[0]}

@@ -17,6 +17,8 @@ from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
     COLUMN_THREADS,
     FEW_CLASSES,
+    LANE_CLASSES,
+    LANE_ROWS,
     MANY_ROWS,
     MAX_CHUNKS,
     MAX_CLUSTER,
@@ -364,16 +366,18 @@ def test_labels_of_an_image_are_one_dimension() -> None:
 
 
 @pytest.mark.parametrize(
-    ("classes", "kind"),
+    ("rows", "classes", "kind"),
     [
-        (1, "thread_per_row"),
-        (2, "thread_per_row_packed"),
-        (FEW_CLASSES, "thread_per_row_packed"),
-        (FEW_CLASSES + 1, "subwarp"),
+        (LANE_ROWS, 1, "thread_per_row"),
+        (LANE_ROWS, 2, "thread_per_row_packed"),
+        (LANE_ROWS, LANE_CLASSES, "thread_per_row_packed"),
+        (LANE_ROWS, LANE_CLASSES + 1, "subwarp"),
+        (LANE_ROWS + 1, FEW_CLASSES, "thread_per_row_packed"),
+        (LANE_ROWS + 1, FEW_CLASSES + 1, "subwarp"),
     ],
 )
-def test_few_neighbouring_classes_are_one_threads(classes: int, kind: str) -> None:
-    assert of((1000, classes), 1).kind == kind
+def test_few_neighbouring_classes_are_one_threads(rows: int, classes: int, kind: str) -> None:
+    assert of((rows, classes), 1).kind == kind
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,9 @@ LEAST_VECTORS = 2
 FEW_LANES = 1 << 15
 #: Classes of rows that a thread takes each, though they are neighbours: more threads would have too little to do.
 FEW_CLASSES = 32
+#: Classes of few rows that a thread takes, at most, and rows: lanes share the others, which no other rows would hide.
+LANE_CLASSES = 4
+LANE_ROWS = 4096
 #: Such classes of fewer than MANY_ROWS rows with a target for each class, and where there are few elements.
 DENSE_ALONE, DENSE_ALONE_FEW = 24, 4
 DENSE_FEW_ELEMENTS = 1 << 16
@@ -360,7 +363,8 @@ def row_layout(
     found = None if gathers else _in_registers(*given)
     if found is not None:
         return found
-    if gathers or (together and classes > FEW_CLASSES):
+    few = LANE_CLASSES if rows <= LANE_ROWS else FEW_CLASSES
+    if gathers or (together and classes > few):
         shifted = gathers or (shifts and vec_size * logits.itemsize < SHIFTED_BYTES)
         of_block, size = (SUBWARP_BLOCK_THREADS, BLOCK_THREADS), logits.itemsize
         vec_sizes = (16 // logits.itemsize, *(() if gathers else (vec_size,))) if shifted else (vec_size,)

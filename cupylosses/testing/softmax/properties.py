@@ -45,7 +45,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "block": Layout((5, 1031)),
     "block, cluster": Layout((3, 4501)),
     "two_pass": Layout((2, 16391)),
-    "thread_per_row_packed": Layout((37, 10)),
+    "thread_per_row_packed": Layout((37, 4)),
     "thread_per_row": Layout((3, 5, 4, 8)),
     "packed_rows": Layout((16400, 5), fewer=(1031, 5)),
     "columns": Layout((2, 5, 8200), fewer=(2, 5, 516)),
@@ -209,6 +209,13 @@ def some_rows_are_many() -> Iterator[None]:
 def few_rows_are_many() -> Iterator[None]:
     """Within this context, new plans take rows to registers however few they are."""
     with mock.patch.multiple(softmax_layout, MANY_ROWS=1, TILE_ROWS=1, INTERLEAVED_ROWS=1):
+        yield
+
+
+@contextmanager
+def few_rows_have_threads() -> Iterator[None]:
+    """Within this context, new plans give rows of few classes a thread each however few they are."""
+    with mock.patch.object(softmax_layout, "LANE_ROWS", 0):
         yield
 
 
