@@ -768,6 +768,8 @@ def products(function: Callable[..., Any], operands: Sequence[torch.Tensor], **o
         (TRIPLET, "powers"),
         (TRIPLET, "absolute"),
         (TRIPLET, "largest"),
+        (TRIPLET, "beside the largest"),
+        (TRIPLET, "large"),
     ],
     ids=lambda x: x if isinstance(x, str) else x.__name__,
 )
@@ -791,7 +793,16 @@ def test_products_with_second_derivatives(function: Any, case: str, monkeypatch:
     elif case == "absolute":
         options = {"p": 1.0, "weight": torch.tensor([0.5, 1.0, 2.0])}
     elif case == "largest":
-        options = {"p": inf}
+        options = {"p": inf, "weight": torch.tensor([0.5, 1.0, 2.0])}
+        operands[0][1, 1], operands[1][1, 1] = 9.0, 3.0
+    elif case == "beside the largest":
+        options = {"p": 7.5, "eps": 0.0, "swap": True}
+        operands[0][0, 1] = operands[1][0, 1]
+        operands[0][1] = operands[2][1]
+    elif case == "large":
+        options = {"p": 3.0}
+        operands = drawn(function, (3,), 9)
+        operands[0][1, 1] = 1e200
     placed = {k: x.to(KERNELS) if isinstance(x, torch.Tensor) else x for k, x in options.items()}
     with monkeypatch.context() as patched:
         patched.setattr(formulas, "hvp", None)

@@ -10,8 +10,11 @@
 //
 // so kernels of rows take it as they take any loss. Both functors evaluate those of the loss on nested numbers.
 //
-// A norm of small degree is a function of a sum here. Other degrees have no derivative that is a sum: it depends on the
-// norm itself.
+// A norm of small degree is a function of a sum here. Of other degrees n and n' are statistics themselves, added up
+// beside the largest |e|, so that no power overflows, and their derivatives are written with n:
+//
+//   n' = sum over i of w_i e'_i          w_i = d n / d e_i = sign(e_i) (|e_i| / n)^(p - 1)
+//   d n' / d e_i = (p - 1) ((|e_i| / n)^(p - 2) e'_i - n' w_i) / n,   of which the second part is a factor of the row
 #pragma once
 #include "core/nested.cuh"
 #include "row_statistics/row_statistics.cuh"
@@ -26,19 +29,19 @@ __device__ __forceinline__ auto power_of_length(const Dual<NestedDual<double>, k
 }
 
 // The term that is summed for a statistic that is a norm.
-template <int kForm, class Term>
-__device__ __forceinline__ auto summed_for_norm(const Term& term, double exponent) {
-  static_assert(kForm <= kPowers, "norms of other degrees are not functions of a sum");
+template <int kForm, unsigned kMask>
+__device__ __forceinline__ auto summed_for_norm(const Dual<NestedDual<double>, kMask>& e, double exponent) {
+  static_assert(kForm < kMaximum, "norms of other degrees are not functions of a sum");
   if constexpr (kForm == kPowers) {
-    return power_of_length(as_dual(term), exponent);
+    return power_of_length(e, exponent);
   } else if constexpr (kForm == kSum) {
-    return as_dual(term);
+    return e;
   } else if constexpr (kForm == kEuclidean) {
-    return square(as_dual(term));
+    return square(e);
   } else if constexpr (kForm % 2 == 0) {
-    return integral_power<kForm / 2>(square(as_dual(term)));
+    return integral_power<kForm / 2>(square(e));
   } else {
-    return integral_power<kForm>(abs(as_dual(term)));
+    return integral_power<kForm>(abs(e));
   }
 }
 
@@ -52,7 +55,26 @@ __device__ __forceinline__ NestedDual<T> scalar_root(NestedDual<T> x) {
   }
 }
 
-// The norm of that sum. A norm of 0, or an infinite one, has no direction: its derivatives are 0.
+// That term; of a norm that is no function of a sum, one that has its derivatives with n as a constant, but for the
+// part that all features share: n^(1 - p) |e|^p / p. Its value is not used.
+template <int kForm, unsigned kMask>
+__device__ __forceinline__ auto own_part_along(const Dual<NestedDual<double>, kMask>& e, double norm, double exponent) {
+  if constexpr (kForm < kMaximum) {
+    return summed_for_norm<kForm>(e, exponent);
+  } else {
+    const double x = e.value.value, ratio = fabs(x) / norm;
+    NestedDual<double> slope(0.0);
+    if constexpr (kForm == kMaximum) {
+      slope.value = fabs(x) == norm ? scalar_sign(x) : 0.0;
+    } else if (ratio != 0.0) {
+      const double power = uniform_power(ratio, exponent - 2.0);
+      slope = {scalar_sign(x) * ratio * power, scaled_tangent((exponent - 1.0) * power / norm, e.value.tangent)};
+    }
+    return chain(e, e.value, slope);
+  }
+}
+
+// The norm of that sum, or of itself. A norm of 0, or an infinite one, has no direction: its derivatives are 0.
 template <int kForm, class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> norm_of_sum(const Dual<T, kMask>& sum, double exponent) {
   if constexpr (kForm == kSum) {
@@ -63,6 +85,11 @@ __device__ __forceinline__ Dual<T, kMask> norm_of_sum(const Dual<T, kMask>& sum,
     const double slope = nowhere ? 0.0 : norm / (exponent * x);
     const double curvature = nowhere ? 0.0 : (1.0 / exponent - 1.0) * slope / x;
     return chain(sum, T(norm), T(slope, scaled_tangent(curvature, sum.value.tangent)));
+  } else if constexpr (kForm >= kMaximum) {
+    const double norm = sum.value.value;
+    const bool nowhere = norm == 0.0 || norm > scalar_max(double());
+    const double curvature = nowhere || kForm == kMaximum ? 0.0 : (1.0 - exponent) / norm;
+    return chain(sum, T(norm), T(nowhere ? 0.0 : 1.0, scaled_tangent(curvature, sum.value.tangent)));
   } else {
     const T norm = scalar_root<kForm>(sum.value);
     const bool nowhere = norm == T(0) || norm > scalar_max(T());
@@ -113,17 +140,94 @@ __device__ __forceinline__ double tangent_in(const Arguments& arguments) {
   }
 }
 
-// The terms of all statistics of D, from those of the loss: `Base` takes kOwn vectors. Arguments are the vectors, the
-// tangents of those in kHasTangent, and with kFirsts the first elements of all of these.
+// A statistic of the loss and its derivative along the tangents, of some features of a row. Of a norm of small degree
+// these are the sum that it is a function of, and its derivative. Of others they are sums beside the largest |e|: of
+// (|e| / largest)^p, and of sign(e) (|e| / largest)^(p - 1) e'; or, of infinite degree, of 1 and of sign(e) e' over the
+// terms that share it.
+template <int kForm>
+struct StatisticAlong {
+  static constexpr int kNumbers = kForm < kMaximum ? 2 : 3;
+  double number[kNumbers];  // the largest |e| is the last
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) number[i] = 0.0;
+  }
+  template <unsigned kMask>
+  __device__ __forceinline__ void add(const Dual<NestedDual<double>, kMask>& term, double exponent) {
+    if constexpr (kForm < kMaximum) {
+      const NestedDual<double> e = summed_for_norm<kForm>(term, exponent).value;
+      number[0] += e.value;
+      number[1] += e.tangent;
+    } else {
+      const NestedDual<double> e = term.value;
+      merge(StatisticAlong{{1.0, scaled_tangent(scalar_sign(e.value), e.tangent), fabs(e.value)}}, exponent);
+    }
+  }
+  __device__ __forceinline__ void merge(const StatisticAlong& x, double exponent) {
+    if constexpr (kForm < kMaximum) {
+      number[0] += x.number[0];
+      number[1] += x.number[1];
+    } else {
+      // NaN is larger than all others, and stays. One power for either case, since lanes of a warp differ in it.
+      const bool larger = x.number[2] > number[2] || x.number[2] != x.number[2];
+      const double largest = larger ? x.number[2] : number[2], other = larger ? number[2] : x.number[2];
+      // The exact quotient of two infinities is 1 here.
+      const double ratio = other == largest ? 1.0 : other / largest;
+      const double factor = factor_of(ratio, exponent);
+      const double sum = larger ? number[0] : x.number[0], along = larger ? number[1] : x.number[1];
+      number[0] = fma(factor * ratio, sum, larger ? x.number[0] : number[0]);
+      number[1] = fma(factor, along, larger ? x.number[1] : number[1]);
+      number[2] = largest;
+    }
+  }
+  __device__ __forceinline__ StatisticAlong of_lane(int offset) const {
+    StatisticAlong x;
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) x.number[i] = __shfl_xor_sync(0xffffffffu, number[i], offset);
+    return x;
+  }
+  __device__ __forceinline__ double value(double exponent) const {
+    if constexpr (kForm < kMaximum) {
+      return number[0];
+    } else if constexpr (kForm == kMaximum) {
+      return number[2];
+    } else {
+      return number[2] == 0.0 ? 0.0 : number[2] * pow(number[0], 1.0 / exponent);
+    }
+  }
+  __device__ __forceinline__ double derivative(double exponent) const {
+    if constexpr (kForm < kMaximum) {
+      return number[1];
+    } else if constexpr (kForm == kMaximum) {
+      return number[1] / number[0];
+    } else {
+      return number[1] * pow(number[0], 1.0 / exponent - 1.0);
+    }
+  }
+  __device__ __forceinline__ double shared_part(double slope) const {
+    return kForm == kMaximum ? slope / number[0] : slope;
+  }
+
+ private:
+  // What a derivative is multiplied by at the scale of another term.
+  __device__ __forceinline__ static double factor_of(double ratio, double exponent) {
+    if (ratio == 0.0 || ratio == 1.0 || kForm == kMaximum) return ratio == 1.0 ? 1.0 : 0.0;
+    return uniform_power(ratio, exponent - 1.0);
+  }
+};
+
+// The terms of the statistics of the loss on nested numbers, which have those of D: `Base` takes kOwn vectors.
+// Arguments are the vectors, the tangents of those in kHasTangent, and with kFirsts the first elements of all of these.
 template <class Base, int kOwn, unsigned kHasTangent>
 struct SummandsAlong {
-  static constexpr int kStatistics = 2 * Base::kStatistics, kForm = kSum;
-  static constexpr unsigned kNorms = 0u;
+  static constexpr int kStatistics = 2 * Base::kStatistics, kForm = Base::kForm;
+  static constexpr unsigned kNorms = Base::kNorms;
   static constexpr bool kFirsts = Base::kFirsts;
   Base base;
 
   __device__ __forceinline__ double exponent() const {
-    return 2.0;
+    return base.exponent();
   }
   template <class... X>
   __device__ __forceinline__ auto operator()(const X&... x) const {
@@ -136,9 +240,7 @@ struct SummandsAlong {
   template <class Arguments, int... kSlot, int... kStatistic>
   __device__ __forceinline__ auto terms(const Arguments& x, Indices<kSlot...>, Indices<kStatistic...>) const {
     const auto found = of_base(x, Indices<kSlot...>{});
-    const auto nested =
-        make_tuple(summed_for_norm<form_of<Base, kStatistic>()>(get<kStatistic>(found), base.exponent())...);
-    return make_tuple(without_tangent(get<kStatistic>(nested))..., tangent_of(get<kStatistic>(nested))...);
+    return make_tuple(as_dual(get<kStatistic>(found))...);
   }
   template <class Arguments, int... kSlot>
   __device__ __forceinline__ auto of_base(const Arguments& x, Indices<kSlot...>) const {
@@ -150,6 +252,33 @@ struct SummandsAlong {
     }
   }
 };
+
+// All statistics of D: those of the loss, and then their derivatives.
+template <class Base, class Slots>
+struct StatisticsAlong;
+template <class Base, int... k>
+struct StatisticsAlong<Base, Indices<k...>> : EachStatistic<Indices<k...>, StatisticAlong<form_of<Base, k>()>...> {
+  template <int i>
+  __device__ __forceinline__ double value(double exponent) const {
+    if constexpr (i < Base::kStatistics) {
+      return get<i>(this->each).value(exponent);
+    } else {
+      return get<i - Base::kStatistics>(this->each).derivative(exponent);
+    }
+  }
+  template <int i>
+  __device__ __forceinline__ double shared_part(double slope, double, double) const {
+    return get<i % Base::kStatistics>(this->each).shared_part(slope);
+  }
+  template <class Terms>
+  __device__ __forceinline__ static auto own_parts(const Terms& terms, const double* values, double exponent) {
+    const auto nested = make_tuple(own_part_along<form_of<Base, k>()>(get<k>(terms), values[k], exponent)...);
+    return make_tuple(without_tangent(get<k>(nested))..., tangent_of(get<k>(nested))...);
+  }
+};
+template <class Base, int kOwn, unsigned kHasTangent, int... kAll>
+struct StatisticsOf<SummandsAlong<Base, kOwn, kHasTangent>, Indices<kAll...>>
+    : StatisticsAlong<Base, typename MakeIndices<Base::kStatistics>::type> {};
 
 // D from its statistics and labels, from the value of the loss: `Base` takes as many statistics as `Summands` has,
 // kLabels labels, and with kFirsts the first elements of kOwn vectors. D is NaN where the value is.

@@ -271,12 +271,12 @@ __device__ constexpr int form_of() {
   return (Summands::kNorms >> k) & 1u ? Summands::kForm : kSum;
 }
 
-// All statistics of some features of a row.
-template <class Summands, class Slots>
-struct StatisticsOf;
-template <class Summands, int... k>
-struct StatisticsOf<Summands, Indices<k...>> {
-  Tuple<Statistic<form_of<Summands, k>()>...> each;
+// Several statistics of some features of a row.
+template <class Slots, class... S>
+struct EachStatistic;
+template <int... k, class... S>
+struct EachStatistic<Indices<k...>, S...> {
+  Tuple<S...> each;
 
   __device__ __forceinline__ void clear() {
     (get<k>(each).clear(), ...);
@@ -285,11 +285,30 @@ struct StatisticsOf<Summands, Indices<k...>> {
   __device__ __forceinline__ void add(const Terms& terms, double exponent) {
     (get<k>(each).add(get<k>(terms), exponent), ...);
   }
-  __device__ __forceinline__ void merge(const StatisticsOf& x, double exponent) {
+  __device__ __forceinline__ void merge(const EachStatistic& x, double exponent) {
     (get<k>(each).merge(get<k>(x.each), exponent), ...);
   }
   __device__ __forceinline__ void merge_lanes(int offset, double exponent) {
     (get<k>(each).merge(get<k>(each).of_lane(offset), exponent), ...);
+  }
+};
+
+// All statistics of some features of a row. `own_parts` takes the values of the row's statistics.
+template <class Summands, class Slots>
+struct StatisticsOf;
+template <class Summands, int... k>
+struct StatisticsOf<Summands, Indices<k...>> : EachStatistic<Indices<k...>, Statistic<form_of<Summands, k>()>...> {
+  template <int i>
+  __device__ __forceinline__ double value(double exponent) const {
+    return get<i>(this->each).value(exponent);
+  }
+  template <int i>
+  __device__ __forceinline__ double shared_part(double slope, double value, double exponent) const {
+    return get<i>(this->each).shared_part(slope, value, exponent);
+  }
+  template <class Terms>
+  __device__ __forceinline__ static auto own_parts(const Terms& terms, const double* values, double exponent) {
+    return make_tuple(own_part<form_of<Summands, k>()>(get<k>(terms), values[k], exponent)...);
   }
 };
 
@@ -812,7 +831,7 @@ struct RowStatistics {
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       if (!kWhole && first + j * step >= features) continue;
-      write_pack<kSomeAreZero>(at, first + j * step, firsts, batch[j], row, counts, VectorSlots{}, StatisticSlots{});
+      write_pack<kSomeAreZero>(at, first + j * step, firsts, batch[j], row, counts, VectorSlots{});
     }
   }
   // The vectors from `first` to `end` that a thread has kept.
@@ -824,7 +843,7 @@ struct RowStatistics {
     for (; first < end; first += step, ++kept) {
       KeptPacks packs;
       if (counts) take(kept, packs, VectorSlots{});
-      write_pack<kSomeAreZero>(at, first, firsts, packs, row, counts, VectorSlots{}, StatisticSlots{});
+      write_pack<kSomeAreZero>(at, first, firsts, packs, row, counts, VectorSlots{});
     }
   }
 
@@ -994,24 +1013,24 @@ struct RowStatistics {
     constexpr unsigned kAll = kOfStatistics ? (1u << kStatistics) - 1u : 0u;
     constexpr unsigned kMask = kGradients ? kAll | kLabelMask << kStatistics : 0u;
     Row row;
-    ((row.statistic[kStatistic] = get<kStatistic>(total.each).value(summands.exponent())), ...);
+    ((row.statistic[kStatistic] = total.template value<kStatistic>(summands.exponent())), ...);
     const auto y = apply(firsts, Indices<kSlot...>{}, variable<kMask, kStatistic>(row.statistic[kStatistic])...,
                          variable<kMask, kStatistics + kLabel>(widen<double>(get<kLabel>(loaded)))...);
     const bool undefined = y.value != y.value;
     row.value = y.value;
     ((row.of_statistic[kStatistic] =
           undefined ? y.value
-                    : get<kStatistic>(total.each)
-                          .shared_part(tangent_or_zero(y, kStatistic), row.statistic[kStatistic], summands.exponent())),
+                    : total.template shared_part<kStatistic>(tangent_or_zero(y, kStatistic), row.statistic[kStatistic],
+                                                             summands.exponent())),
      ...);
     ((row.of_label[kLabel] = undefined ? y.value : tangent_or_zero(y, kStatistics + kLabel)), ...);
     return row;
   }
 
-  template <bool kSomeAreZero, class Elements, int... kSlot, int... kStatistic>
+  template <bool kSomeAreZero, class Elements, int... kSlot>
   __device__ __forceinline__ void write_pack(const int64 (&at)[kStreams], int64 first, const Firsts& firsts,
-                                             const Elements& packs, const Row& row, bool counts, Indices<kSlot...>,
-                                             Indices<kStatistic...>) const {
+                                             const Elements& packs, const Row& row, bool counts,
+                                             Indices<kSlot...>) const {
     Rounded gradient[kVectors][kVecSize];
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
@@ -1020,8 +1039,7 @@ struct RowStatistics {
         continue;
       }
       const auto all = terms<kVectorMask>(packs, i, firsts, Indices<kSlot...>{});
-      const auto parts = make_tuple(own_part<form_of<Summands_, kStatistic>()>(
-          get<kStatistic>(all), row.statistic[kStatistic], summands.exponent())...);
+      const auto parts = Statistics::own_parts(all, row.statistic, summands.exponent());
       ((gradient[kSlot][i] =
             round_for<Rounded>(get<kSlot>(vectors), add_slopes<kSomeAreZero, kSlot>(parts, row, StatisticSlots{}))),
        ...);

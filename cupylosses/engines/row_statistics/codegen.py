@@ -513,16 +513,16 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
         firsts = [f"{x}__first" for x in vectors] if loss.first else []
         operands, slot = [*vectors, *coefficients, *norms, *firsts], vectors.index(name)
         yield from _summands(kernel)
+        yield f"using Statistics = StatisticsOf<Summands, MakeIndices<{count}>::type>;"
         yield from loss_head("double")
         yield "  Summands summands;"
         yield ""
         yield from call_signature(operands)
         yield f"    const auto terms = summands({', '.join([*vectors, *firsts])});"
-        products = [
-            f"::weighted({x}, ::own_part<::form_of<Summands, {k}>()>(get<{k}>(terms), "
-            f"{f'{norms[k]}.value' if norms else '0.0'}, summands.exponent()))"
-            for k, x in enumerate(coefficients)
-        ]
+        kept = ", ".join(f"{x}.value" for x in norms)
+        yield f"    const double values[{count}] = {{{kept}}};"
+        yield "    const auto parts = Statistics::own_parts(terms, values, summands.exponent());"
+        products = [f"::weighted({x}, get<{k}>(parts))" for k, x in enumerate(coefficients)]
         yield f"    return {' + '.join(products)};"
         yield "  }"
         yield "};"

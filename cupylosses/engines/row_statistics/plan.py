@@ -30,7 +30,6 @@ from cupylosses.engines.row_statistics import layout as row_layout
 from cupylosses.engines.row_statistics.call import Static, constant_divisor, has_features, names
 from cupylosses.engines.row_statistics.codegen import (
     MOST_VECTORS,
-    NORM_IN_DERIVATIVES,
     ROOMY_THREADS,
     RowKernel,
     SumKernel,
@@ -114,11 +113,9 @@ class StatisticsPlan(Plan):
 
     @property
     def has_kernels(self) -> bool:
-        """False of derivatives along tangents that are the formula's: those of norms of other than small degrees, and
-        with more statistics and labels than dual numbers have slots.
-        """
+        """False of derivatives along tangents with more statistics and labels than dual numbers have slots."""
         labels = sum([not self._has_features[i] for i in self._streams])
-        return not self._has_tangent or (self.norm not in NORM_IN_DERIVATIVES and self.statistics + labels <= MAX_SLOTS)
+        return not self._has_tangent or self.statistics + labels <= MAX_SLOTS
 
     @cached_property
     def layout(self) -> row_layout.Layout:
