@@ -187,7 +187,7 @@ def define_statistics(
             sees those before it. They are computed in float64 and rounded once.
         reference: The loss through the array API: ``reference(xp, *operands, **parameters)`` returns the value of each
             row of operands in float64 with the features last. It serves CPU arrays, empty operands, tensor subclasses
-            and third derivatives, and with norms second ones too, which raise without it.
+            and third derivatives, and with many statistics second ones too, which raise without it.
         flags: Bools that select a variant of the kernel: names with defaults, or :class:`Flag`.
         summary: First line of the docstring.
         formula: Formula in the docstring; by default the expression.

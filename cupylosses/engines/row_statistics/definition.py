@@ -74,7 +74,7 @@ class StatisticsLoss(Definition):
     value: str
     reference: Callable[..., Any] | None = None
 
-    derivatives_by_formula: ClassVar[str] = "third derivatives, or second ones with norms,"
+    derivatives_by_formula: ClassVar[str] = "third derivatives, or second ones with many statistics,"
 
     #: The argument that names the dimension of the features.
     dimension: ClassVar[str] = "feature_dim"
