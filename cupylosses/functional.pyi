@@ -1290,8 +1290,8 @@ def triplet_margin_loss(
         max(0, margin + d(anchor, positive) - d(anchor, negative)), with swap the smaller one of d(anchor, negative) and
         d(positive, negative); d(x, y) = (sum |x - y + eps|^p)^(1/p)
 
-    Distances are computed in float64 and, of other degrees than 1 and 2, beside the largest difference of the row: none
-    overflows. The second derivative of a distance of 0 is 0, where torch's is NaN.
+    Distances are computed in float64, and of no degree does a power overflow. The second derivative of a distance of 0
+    is 0, where torch's is NaN.
 
     Drop-in replacement for ``torch.nn.functional.triplet_margin_loss``.
 

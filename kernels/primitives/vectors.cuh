@@ -15,8 +15,11 @@ __device__ __forceinline__ double scalar_square_root(double x) {
 //   log2 m = 2 / ln 2 (s + s^3 / 3 + s^5 / 5 + ...)   s = (m - 1) / (m + 1)
 //   x^exponent = 2^n exp(f ln 2)                      n + f = exponent (e + log2 m), |f| <= 1/2
 //
-// Preconditions: x is the absolute value of a float32 or of a difference of two, and the exponent is within -6 and 6.
+// Preconditions: x is the absolute value of a float32 or of a difference of two, and the exponent is within -6 and 6;
+// or with kMayVanish the power is below 2^1000 and the exponent within 0 and 64, of which the result is right to 2^-34,
+// and 2^-1000 for all powers below.
 // 0, infinity and NaN are returned as they are, which is right for exponents above 0 alone.
+template <bool kMayVanish = false>
 __device__ __forceinline__ double narrow_power(double x, double exponent) {
   if (!(x > 0.0 && x <= scalar_max(double()))) return x;
   const long long bits = __double_as_longlong(x), one = 0x3ff0000000000000ll;
@@ -30,7 +33,8 @@ __device__ __forceinline__ double narrow_power(double x, double exponent) {
   double log = 1.0 / 13;
 #pragma unroll
   for (int k = 11; k > 0; k -= 2) log = fma(log, square, 1.0 / k);
-  const double y = exponent * fma(log * s, 2.8853900817779268, static_cast<double>(static_cast<int>(above)));
+  double y = exponent * fma(log * s, 2.8853900817779268, static_cast<double>(static_cast<int>(above)));
+  if (kMayVanish && y < -1000.0) y = -1000.0;
   // The fraction is rounded away, and n is in the lower bits.
   const double shifted = y + 6755399441055744.0, n = shifted - 6755399441055744.0, z = (y - n) * 0.6931471805599453;
   double power = 1.0 / 3628800;

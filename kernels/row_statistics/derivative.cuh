@@ -11,7 +11,7 @@
 // so kernels of rows take it as they take any loss. Both functors evaluate those of the loss on nested numbers.
 //
 // A norm of small degree is a function of a sum here. Of other degrees n and n' are statistics themselves, added up
-// beside the largest |e|, so that no power overflows, and their derivatives are written with n:
+// beside a scale, so that no power overflows, and their derivatives are written with n:
 //
 //   n' = sum over i of w_i e'_i          w_i = d n / d e_i = sign(e_i) (|e_i| / n)^(p - 1)
 //   d n' / d e_i = (p - 1) ((|e_i| / n)^(p - 2) e'_i - n' w_i) / n,   of which the second part is a factor of the row
@@ -62,13 +62,14 @@ __device__ __forceinline__ auto own_part_along(const Dual<NestedDual<double>, kM
   if constexpr (kForm < kMaximum) {
     return summed_for_norm<kForm>(e, exponent);
   } else {
-    const double x = e.value.value, ratio = fabs(x) / norm;
+    const double x = e.value.value, scale = kForm > kScaledPowers ? inverse_scale(first_digit(norm)) : 1.0 / norm;
+    const double ratio = kForm > kScaledPowers ? fabs(x) * scale : fabs(x) / norm;
     NestedDual<double> slope(0.0);
     if constexpr (kForm == kMaximum) {
       slope.value = fabs(x) == norm ? scalar_sign(x) : 0.0;
     } else if (ratio != 0.0) {
-      const double power = uniform_power(ratio, exponent - 2.0);
-      slope = {scalar_sign(x) * ratio * power, scaled_tangent((exponent - 1.0) * power / norm, e.value.tangent)};
+      const double power = uniform_power<kForm>(ratio, exponent - 2.0);
+      slope = {scalar_sign(x) * ratio * power, scaled_tangent((exponent - 1.0) * power * scale, e.value.tangent)};
     }
     return chain(e, e.value, slope);
   }
@@ -141,13 +142,13 @@ __device__ __forceinline__ double tangent_in(const Arguments& arguments) {
 }
 
 // A statistic of the loss and its derivative along the tangents, of some features of a row. Of a norm of small degree
-// these are the sum that it is a function of, and its derivative. Of others they are sums beside the largest |e|: of
-// (|e| / largest)^p, and of sign(e) (|e| / largest)^(p - 1) e'; or, of infinite degree, of 1 and of sign(e) e' over the
-// terms that share it.
+// these are the sum that it is a function of, and its derivative. Of others they are sums beside a scale, that of
+// `Statistic`: of (|e| / scale)^p, and of sign(e) (|e| / scale)^(p - 1) e'; or, of infinite degree, of 1 and of
+// sign(e) e' over the terms that share the largest |e|.
 template <int kForm>
 struct StatisticAlong {
   static constexpr int kNumbers = kForm < kMaximum ? 2 : 3;
-  double number[kNumbers];  // the largest |e| is the last
+  double number[kNumbers];  // both sums and the scale
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -160,8 +161,20 @@ struct StatisticAlong {
       number[0] += e.value;
       number[1] += e.tangent;
     } else {
-      const NestedDual<double> e = term.value;
-      merge(StatisticAlong{{1.0, scaled_tangent(scalar_sign(e.value), e.tangent), fabs(e.value)}}, exponent);
+      const double size = fabs(term.value.value);
+      const double along = scaled_tangent(scalar_sign(term.value.value), term.value.tangent);
+      if constexpr (kForm <= kScaledPowers) {
+        merge(StatisticAlong{{1.0, along, size}}, exponent);
+      } else {
+        const int step = scale_step(exponent);
+        // Also of NaN.
+        if (!(size <= number[2] * power_of_two(step))) {
+          merge(StatisticAlong{{0.0, 0.0, scale_next_to(size, step)}}, exponent);
+        }
+        const double ratio = size * inverse_scale(number[2]), factor = factor_of(ratio, exponent);
+        number[0] = fma(factor, ratio, number[0]);
+        number[1] = fma(factor, along, number[1]);
+      }
     }
   }
   __device__ __forceinline__ void merge(const StatisticAlong& x, double exponent) {
@@ -169,16 +182,12 @@ struct StatisticAlong {
       number[0] += x.number[0];
       number[1] += x.number[1];
     } else {
-      // NaN is larger than all others, and stays. One power for either case, since lanes of a warp differ in it.
-      const bool larger = x.number[2] > number[2] || x.number[2] != x.number[2];
-      const double largest = larger ? x.number[2] : number[2], other = larger ? number[2] : x.number[2];
-      // The exact quotient of two infinities is 1 here.
-      const double ratio = other == largest ? 1.0 : other / largest;
-      const double factor = factor_of(ratio, exponent);
-      const double sum = larger ? number[0] : x.number[0], along = larger ? number[1] : x.number[1];
-      number[0] = fma(factor * ratio, sum, larger ? x.number[0] : number[0]);
-      number[1] = fma(factor, along, larger ? x.number[1] : number[1]);
-      number[2] = largest;
+      const CommonScale<kForm> common(number[2], x.number[2]);
+      const StatisticAlong smaller = common.of_other ? *this : x, other = common.of_other ? x : *this;
+      const double factor = factor_of(common.ratio, exponent);
+      number[0] = fma(smaller.number[0], factor * common.ratio, other.number[0]);
+      number[1] = fma(smaller.number[1], factor, other.number[1]);
+      number[2] = common.scale;
     }
   }
   __device__ __forceinline__ StatisticAlong of_lane(int offset) const {
@@ -205,15 +214,23 @@ struct StatisticAlong {
       return number[1] * pow(number[0], 1.0 / exponent - 1.0);
     }
   }
-  __device__ __forceinline__ double shared_part(double slope) const {
-    return kForm == kMaximum ? slope / number[0] : slope;
+  // The part of both derivatives that all features share, times `slope`, which is 0 of a norm of 0 or infinity.
+  __device__ __forceinline__ double shared_part(double slope, double exponent) const {
+    if constexpr (kForm == kMaximum) {
+      return slope / number[0];
+    } else if constexpr (kForm > kScaledPowers) {
+      const double norm = value(exponent);
+      return scaled_tangent(slope, uniform_power<kForm>(first_digit(norm) / norm, exponent - 1.0));
+    } else {
+      return slope;
+    }
   }
 
  private:
   // What a derivative is multiplied by at the scale of another term.
   __device__ __forceinline__ static double factor_of(double ratio, double exponent) {
     if (ratio == 0.0 || ratio == 1.0 || kForm == kMaximum) return ratio == 1.0 ? 1.0 : 0.0;
-    return uniform_power(ratio, exponent - 1.0);
+    return uniform_power<kForm>(ratio, exponent - 1.0);
   }
 };
 
@@ -267,8 +284,8 @@ struct StatisticsAlong<Base, Indices<k...>> : EachStatistic<Indices<k...>, Stati
     }
   }
   template <int i>
-  __device__ __forceinline__ double shared_part(double slope, double, double) const {
-    return get<i % Base::kStatistics>(this->each).shared_part(slope);
+  __device__ __forceinline__ double shared_part(double slope, double, double exponent) const {
+    return get<i % Base::kStatistics>(this->each).shared_part(slope, exponent);
   }
   template <class Terms>
   __device__ __forceinline__ static auto own_parts(const Terms& terms, const double* values, double exponent) {

@@ -120,8 +120,10 @@ __device__ __forceinline__ const Dual<T, kMask>& as_dual(const Dual<T, kMask>& e
 }
 
 // The form of a statistic of terms e: their sum; or their norm, of a small integral degree, which is the number of its
-// form, of another small degree p, of infinite degree, or of any other degree.
+// form, of another small degree p, of infinite degree, of any other degree, of one up to 256, or of one up to 64 of
+// elements of at most 32 bits.
 constexpr int kSum = 0, kAbsolute = 1, kEuclidean = 2, kMostDegree = 6, kPowers = 7, kMaximum = 8, kScaledPowers = 9;
+constexpr int kShiftedPowers = 10, kNarrowPowers = 11;
 
 // x^kDegree.
 template <int kDegree, class T>
@@ -150,19 +152,75 @@ __device__ __forceinline__ double scalar_root(double x) {
   }
 }
 
+__device__ __noinline__ double power_of_part(double x, double exponent) {
+  return narrow_power<true>(x, exponent);
+}
+
 // x^exponent for x >= 0. The whole grid has one exponent; an integral one takes products in place of pow.
+template <int kForm>
 __device__ __forceinline__ double uniform_power(double x, double exponent) {
   const int degree = static_cast<int>(exponent);
-  if (degree != exponent || degree > 16) return pow(x, exponent);
+  if (degree != exponent || degree > 64) {
+    return kForm == kNarrowPowers ? power_of_part(x, exponent) : pow(x, exponent);
+  }
   double power = 1.0;
 #pragma unroll 1
-  for (int i = 0; i < degree; ++i) power *= x;
+  for (int left = degree; left > 0; left /= 2) {
+    if (left % 2 != 0) power *= x;
+    x *= x;
+  }
   return power;
 }
 
+// The binary digits between the scales of components: powers of those that exceed a scale by as many do not overflow,
+// nor do those vanish that are below it by half as many.
+__device__ __forceinline__ int scale_step(double exponent) {
+  return static_cast<int>(900.0 / (exponent < 3.0 ? 3.0 : exponent));
+}
+__device__ __forceinline__ double power_of_two(int exponent) {
+  return __hiloint2double((exponent + 1023) << 20, 0);
+}
+// The scale that is next to `size`: the parts of a row mostly have the same one. Infinity and NaN have the largest.
+__device__ __forceinline__ double scale_next_to(double size, int step) {
+  const int digits = (__double2hiint(size) >> 20) - 1023;
+  const int next = (digits + 2048 * step + step / 2) / step * step - 2048 * step;
+  return power_of_two(next < -1022 ? -1022 : next > 1022 ? 1022 : next);
+}
+// The largest power of two that is not above x; 0 of subnormal numbers.
+__device__ __forceinline__ double first_digit(double x) {
+  return __hiloint2double(__double2hiint(x) & 0x7ff00000, 0);
+}
+// The exact inverse of a power of two; 2^1023 of 0.
+__device__ __forceinline__ double inverse_scale(double x) {
+  return __hiloint2double(0x7fe00000 - __double2hiint(x), 0);
+}
+
+// The larger scale of two, and the ratio of the smaller one to it. The lanes of a warp differ in which is the larger:
+// one power serves either case.
+template <int kForm>
+struct CommonScale {
+  bool of_other;
+  double scale, ratio;
+
+  __device__ __forceinline__ CommonScale(double own, double other) {
+    // NaN is larger than all others, and stays.
+    of_other = other > own || other != other;
+    scale = of_other ? other : own;
+    const double smaller = of_other ? own : other;
+    if constexpr (kForm > kScaledPowers) {
+      ratio = smaller * inverse_scale(scale);
+    } else {
+      // The exact quotient of two infinities is 1 here.
+      ratio = smaller == scale ? 1.0 : smaller / scale;
+    }
+  }
+};
+
 // A statistic of some features of a row. A sum is one number, and so is a norm of small degree: the sum of |e|^p, in
-// which no power of a float32 overflows or vanishes. kMaximum has the largest |e|, and how many terms share it.
-// kScaledPowers has the largest |e|, and the sum of (|e| / largest)^p, so that no power overflows.
+// which no power of a float32 overflows or vanishes. kMaximum has the largest |e|, and how many terms share it. Others
+// have a scale, and the sum of (|e| / scale)^p, so that no power overflows. The scale of kScaledPowers is the largest
+// |e|. That of kShiftedPowers and kNarrowPowers is a power of two, so that there is no division, and seldom changes:
+// powers beside two scales took a second power for most components. Only subnormal float64 may vanish there.
 template <int kForm>
 struct Statistic {
   static constexpr int kNumbers = kForm < kMaximum ? 1 : 2;
@@ -184,7 +242,13 @@ struct Statistic {
     if constexpr (kForm == kEuclidean) number[0] = fma(e, e, number[0]);
     if constexpr (kForm > kEuclidean && kForm <= kMostDegree) number[0] += integral_power<kForm>(fabs(e));
     if constexpr (kForm == kPowers) number[0] += narrow_power(fabs(e), exponent);
-    if constexpr (kForm >= kMaximum) merge(Statistic{{fabs(e), 1.0}}, exponent);
+    if constexpr (kForm == kMaximum || kForm == kScaledPowers) merge(Statistic{{fabs(e), 1.0}}, exponent);
+    if constexpr (kForm > kScaledPowers) {
+      const int step = scale_step(exponent);
+      // Also of NaN.
+      if (!(fabs(e) <= number[0] * power_of_two(step))) merge(Statistic{{scale_next_to(fabs(e), step), 0.0}}, exponent);
+      number[1] += uniform_power<kForm>(fabs(e) * inverse_scale(number[0]), exponent);
+    }
   }
   __device__ __forceinline__ void merge(const Statistic& x, double exponent) {
     if constexpr (kForm < kMaximum) {
@@ -195,13 +259,11 @@ struct Statistic {
       const double shared = x.number[0] == number[0] ? number[1] + x.number[1] : number[1];
       number[1] = larger ? x.number[1] : shared;
       number[0] = larger ? x.number[0] : number[0];
-    } else if (x.number[0] != x.number[0] || x.number[0] > number[0]) {
-      number[1] = x.number[1] + number[1] * power(number[0] / x.number[0], exponent);
-      number[0] = x.number[0];
     } else {
-      // The exact quotient of two infinities is 1 here.
-      const double ratio = x.number[0] == number[0] ? 1.0 : x.number[0] / number[0];
-      number[1] += x.number[1] * power(ratio, exponent);
+      const CommonScale<kForm> common(number[0], x.number[0]);
+      const double smaller = common.of_other ? number[1] : x.number[1];
+      number[1] = fma(smaller, power(common.ratio, exponent), common.of_other ? x.number[1] : number[1]);
+      number[0] = common.scale;
     }
   }
   __device__ __forceinline__ Statistic of_lane(int offset) const {
@@ -213,7 +275,7 @@ struct Statistic {
   __device__ __forceinline__ double value(double exponent) const {
     if constexpr (kForm == kPowers) {
       return pow(number[0], 1.0 / exponent);
-    } else if constexpr (kForm == kScaledPowers) {
+    } else if constexpr (kForm >= kScaledPowers) {
       return number[0] == 0.0 ? 0.0 : number[0] * pow(number[1], 1.0 / exponent);
     } else if constexpr (kForm > kSum && kForm <= kMostDegree) {
       return scalar_root<kForm>(number[0]);
@@ -232,6 +294,8 @@ struct Statistic {
       return nowhere ? 0.0 : slope / pow(value, exponent - 1.0);
     } else if constexpr (kForm == kMaximum) {
       return nowhere ? 0.0 : slope / number[1];
+    } else if constexpr (kForm > kScaledPowers) {
+      return nowhere ? 0.0 : slope * uniform_power<kForm>(first_digit(value) / value, exponent - 1.0);
     } else {
       return nowhere ? 0.0 : slope;
     }
@@ -239,7 +303,7 @@ struct Statistic {
 
  private:
   __device__ __forceinline__ static double power(double ratio, double exponent) {
-    return ratio == 1.0 ? 1.0 : uniform_power(ratio, exponent);
+    return ratio == 0.0 || ratio == 1.0 ? ratio : uniform_power<kForm>(ratio, exponent);
   }
 };
 
@@ -259,8 +323,14 @@ __device__ __forceinline__ auto own_part(const Term& term, double norm, double e
   } else if constexpr (kForm == kMaximum) {
     return chain(e, x, fabs(x) == norm ? scalar_sign(x) : 0.0);
   } else {
-    const double power =
-        kForm == kPowers ? narrow_power(fabs(x), exponent - 1.0) : uniform_power(fabs(x) / norm, exponent - 1.0);
+    double power;
+    if constexpr (kForm == kPowers) {
+      power = narrow_power(fabs(x), exponent - 1.0);
+    } else if constexpr (kForm == kScaledPowers) {
+      power = uniform_power<kForm>(fabs(x) / norm, exponent - 1.0);
+    } else {
+      power = uniform_power<kForm>(fabs(x) * inverse_scale(first_digit(norm)), exponent - 1.0);
+    }
     return chain(e, x, x == 0.0 ? 0.0 : scalar_sign(x) * power);
   }
 }

@@ -562,11 +562,11 @@ MUTANTS: tuple[Mutant, ...] = (
         ("statistics, parts",),
     ),
     Mutant(
-        "powers not moved to a new largest component",
+        "powers not moved to the larger scale",
         STATISTICS,
         "merge",
-        r"number\[1\] \* power\(number\[0\] / x\.number\[0\], exponent\)",
-        "number[1]",
+        r"power\(common\.ratio, exponent\)",
+        "1.0",
         ("statistics, norms",),
     ),
     Mutant(

@@ -47,9 +47,16 @@ KINDS = {
     "combine": "the gradient of one broadcast operand from its slices",
 }
 #: ``kSum`` and so on in row_statistics.cuh, by degree; a small degree is its own form.
-FORMS = {"": "kSum", "p": "kPowers", "inf": "kMaximum", "scaled": "kScaledPowers"}
+FORMS = {
+    "": "kSum",
+    "p": "kPowers",
+    "inf": "kMaximum",
+    "scaled": "kScaledPowers",
+    "shifted": "kShiftedPowers",
+    "narrow": "kNarrowPowers",
+}
 #: Degrees whose derivatives depend on the norm by more than a factor of the row.
-NORM_IN_DERIVATIVES = ("inf", "scaled")
+NORM_IN_DERIVATIVES = ("inf", "scaled", "shifted", "narrow")
 
 
 @dataclass(frozen=True)

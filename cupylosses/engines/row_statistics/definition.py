@@ -37,6 +37,10 @@ MAX_SLOTS = 12
 DEGREE = "p"
 #: The largest degree of which kernels add up powers of float32 as they are, ``kMostDegree`` in row_statistics.cuh.
 MOST_DEGREE = 6
+#: The largest degree of which ``narrow_power`` has the digits of float32.
+MOST_NARROW_DEGREE = 64
+#: The largest degree of which kernels add up powers beside a power of two: ``kShiftedPowers``.
+MOST_SHIFTED_DEGREE = 256
 
 
 #: Types in stubs of arguments.
@@ -147,14 +151,16 @@ class StatisticsLoss(Definition):
         return {name: x for name, x in every.items() if self.only_with.get(name) in (None, *chosen)}
 
     def norm_of(self, parameters: Sequence[float]) -> str:
-        """The kernels' name of the degree of norms: a small integer, "p" for another small degree, "inf", "scaled" for
-        others, "" without norms.
+        """The kernels' name of the degree of norms of float32: a small integer, "p" for another small degree, "narrow"
+        and "shifted" for larger ones, "inf", "scaled" for others, "" without norms.
         """
         if not self.norms:
             return ""
         degree = dict(zip([x.name for x in self.parameters], parameters, strict=False)).get(DEGREE, 2.0)
         if degree <= MOST_DEGREE:
             return f"{degree:.0f}" if degree == int(degree) else "p"
+        if degree <= MOST_SHIFTED_DEGREE:
+            return "narrow" if degree <= MOST_NARROW_DEGREE else "shifted"
         return "inf" if degree == inf else "scaled"
 
     @cached_property

@@ -109,7 +109,7 @@ class StatisticsPlan(Plan):
     def norm(self) -> str:
         """The kernels' name of the degree of norms. Powers of float64 may overflow, but for squares."""
         found, wide = self.static.norm, "float64" in [self.tensors[i].dtype for i in self.loss.vector_slots]
-        return "scaled" if wide and found not in ("", "1", "2", "inf") else found
+        return "shifted" if wide and found not in ("", "1", "2", "scaled", "inf") else found
 
     @property
     def has_kernels(self) -> bool:
