@@ -195,8 +195,8 @@ triplet_margin_loss = define_statistics(
     convention="At a value of 0 on the boundary the row is active. A distance of 0, and an infinite one, has gradient "
     "0; of equal distances under `swap`, and of equal largest differences, each has its share.",
     cases=({}, {"p": 1.0}, {"p": 3.0, "swap": True}, {"p": inf}, {"swap": True, "margin": 2.0, "eps": 0.0}),
-    notes="Distances are computed in float64, and of no degree does a power overflow. The second derivative of a distance "
-    "of 0 is 0, where torch's is NaN.",
+    notes="Distances are computed in float64, and of no degree does a power overflow. The second derivative of a "
+    "distance of 0 is 0, where torch's is NaN.",
     source="V. Balntas et al., Learning local feature descriptors with triplets and shallow convolutional neural "
     "networks, BMVC 2016.",
 )

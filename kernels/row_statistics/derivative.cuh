@@ -58,18 +58,18 @@ __device__ __forceinline__ NestedDual<T> scalar_root(NestedDual<T> x) {
 // That term; of a norm that is no function of a sum, one that has its derivatives with n as a constant, but for the
 // part that all features share: n^(1 - p) |e|^p / p. Its value is not used.
 template <int kForm, unsigned kMask>
-__device__ __forceinline__ auto own_part_along(const Dual<NestedDual<double>, kMask>& e, double norm, double exponent) {
+__device__ __forceinline__ auto own_part_along(const Dual<NestedDual<double>, kMask>& e, double kept, double exponent) {
   if constexpr (kForm < kMaximum) {
     return summed_for_norm<kForm>(e, exponent);
   } else {
-    const double x = e.value.value, scale = kForm > kScaledPowers ? inverse_scale(first_digit(norm)) : 1.0 / norm;
-    const double ratio = kForm > kScaledPowers ? fabs(x) * scale : fabs(x) / norm;
+    const double x = e.value.value, inverse = kForm > kScaledPowers ? inverse_scale(kept) : 1.0 / kept;
+    const double ratio = kForm > kScaledPowers ? fabs(x) * inverse : fabs(x) / kept;
     NestedDual<double> slope(0.0);
     if constexpr (kForm == kMaximum) {
-      slope.value = fabs(x) == norm ? scalar_sign(x) : 0.0;
+      slope.value = fabs(x) == kept ? scalar_sign(x) : 0.0;
     } else if (ratio != 0.0) {
       const double power = uniform_power<kForm>(ratio, exponent - 2.0);
-      slope = {scalar_sign(x) * ratio * power, scaled_tangent((exponent - 1.0) * power * scale, e.value.tangent)};
+      slope = {scalar_sign(x) * ratio * power, scaled_tangent((exponent - 1.0) * power * inverse, e.value.tangent)};
     }
     return chain(e, e.value, slope);
   }
@@ -205,28 +205,35 @@ struct StatisticAlong {
       return number[2] == 0.0 ? 0.0 : number[2] * pow(number[0], 1.0 / exponent);
     }
   }
-  __device__ __forceinline__ double derivative(double exponent) const {
+  __device__ __forceinline__ double derivative(double value) const {
     if constexpr (kForm < kMaximum) {
       return number[1];
-    } else if constexpr (kForm == kMaximum) {
-      return number[1] / number[0];
     } else {
-      return number[1] * pow(number[0], 1.0 / exponent - 1.0);
+      return number[1] * factor_of_row(value);
     }
   }
+  // The number that `own_part_along` depends on.
+  __device__ __forceinline__ double kept(double value) const {
+    return kForm > kScaledPowers ? number[2] : value;
+  }
   // The part of both derivatives that all features share, times `slope`, which is 0 of a norm of 0 or infinity.
-  __device__ __forceinline__ double shared_part(double slope, double exponent) const {
-    if constexpr (kForm == kMaximum) {
-      return slope / number[0];
-    } else if constexpr (kForm > kScaledPowers) {
-      const double norm = value(exponent);
-      return scaled_tangent(slope, uniform_power<kForm>(first_digit(norm) / norm, exponent - 1.0));
+  __device__ __forceinline__ double shared_part(double slope, double value) const {
+    if constexpr (kForm == kMaximum || kForm > kScaledPowers) {
+      return scaled_tangent(slope, factor_of_row(value));
     } else {
       return slope;
     }
   }
 
  private:
+  // (scale / n)^(p - 1), or 1 of the terms that share the largest |e|.
+  __device__ __forceinline__ double factor_of_row(double value) const {
+    if constexpr (kForm == kMaximum) {
+      return 1.0 / number[0];
+    } else {
+      return (kForm > kScaledPowers ? value * inverse_scale(number[2]) : value / number[2]) / number[0];
+    }
+  }
   // What a derivative is multiplied by at the scale of another term.
   __device__ __forceinline__ static double factor_of(double ratio, double exponent) {
     if (ratio == 0.0 || ratio == 1.0 || kForm == kMaximum) return ratio == 1.0 ? 1.0 : 0.0;
@@ -277,19 +284,21 @@ template <class Base, int... k>
 struct StatisticsAlong<Base, Indices<k...>> : EachStatistic<Indices<k...>, StatisticAlong<form_of<Base, k>()>...> {
   template <int i>
   __device__ __forceinline__ double value(double exponent) const {
-    if constexpr (i < Base::kStatistics) {
-      return get<i>(this->each).value(exponent);
-    } else {
-      return get<i - Base::kStatistics>(this->each).derivative(exponent);
-    }
+    const auto& statistic = get<i % Base::kStatistics>(this->each);
+    const double value = statistic.value(exponent);
+    return i < Base::kStatistics ? value : statistic.derivative(value);
   }
   template <int i>
-  __device__ __forceinline__ double shared_part(double slope, double, double exponent) const {
-    return get<i % Base::kStatistics>(this->each).shared_part(slope, exponent);
+  __device__ __forceinline__ double kept(const double* values) const {
+    return get<i % Base::kStatistics>(this->each).kept(values[i % Base::kStatistics]);
+  }
+  template <int i>
+  __device__ __forceinline__ double shared_part(double slope, const double* values, double) const {
+    return get<i % Base::kStatistics>(this->each).shared_part(slope, values[i % Base::kStatistics]);
   }
   template <class Terms>
-  __device__ __forceinline__ static auto own_parts(const Terms& terms, const double* values, double exponent) {
-    const auto nested = make_tuple(own_part_along<form_of<Base, k>()>(get<k>(terms), values[k], exponent)...);
+  __device__ __forceinline__ static auto own_parts(const Terms& terms, const double* kept, double exponent) {
+    const auto nested = make_tuple(own_part_along<form_of<Base, k>()>(get<k>(terms), kept[k], exponent)...);
     return make_tuple(without_tangent(get<k>(nested))..., tangent_of(get<k>(nested))...);
   }
 };

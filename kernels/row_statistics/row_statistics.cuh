@@ -186,10 +186,6 @@ __device__ __forceinline__ double scale_next_to(double size, int step) {
   const int next = (digits + 2048 * step + step / 2) / step * step - 2048 * step;
   return power_of_two(next < -1022 ? -1022 : next > 1022 ? 1022 : next);
 }
-// The largest power of two that is not above x; 0 of subnormal numbers.
-__device__ __forceinline__ double first_digit(double x) {
-  return __hiloint2double(__double2hiint(x) & 0x7ff00000, 0);
-}
 // The exact inverse of a power of two; 2^1023 of 0.
 __device__ __forceinline__ double inverse_scale(double x) {
   return __hiloint2double(0x7fe00000 - __double2hiint(x), 0);
@@ -283,6 +279,10 @@ struct Statistic {
       return number[0];
     }
   }
+  // The number that `own_part` depends on.
+  __device__ __forceinline__ double kept(double value) const {
+    return kForm > kScaledPowers ? number[0] : value;
+  }
   // The part of the derivative of `value` that all features share, times `slope`.
   __device__ __forceinline__ double shared_part(double slope, double value, double exponent) const {
     const bool nowhere = value == 0.0 || value > scalar_max(double());
@@ -295,7 +295,7 @@ struct Statistic {
     } else if constexpr (kForm == kMaximum) {
       return nowhere ? 0.0 : slope / number[1];
     } else if constexpr (kForm > kScaledPowers) {
-      return nowhere ? 0.0 : slope * uniform_power<kForm>(first_digit(value) / value, exponent - 1.0);
+      return nowhere ? 0.0 : slope * (value * inverse_scale(number[0]) / number[1]);
     } else {
       return nowhere ? 0.0 : slope;
     }
@@ -307,9 +307,10 @@ struct Statistic {
   }
 };
 
-// A term with the derivative of its statistic, but for the part that all features share. The value is not used.
+// A term with the derivative of its statistic, but for the part that all features share. The value is not used. `kept`
+// is the norm, or its scale if that is a power of two.
 template <int kForm, class Term>
-__device__ __forceinline__ auto own_part(const Term& term, double norm, double exponent) {
+__device__ __forceinline__ auto own_part(const Term& term, double kept, double exponent) {
   const auto e = as_dual(term);
   const double x = e.value;
   if constexpr (kForm == kSum) {
@@ -321,15 +322,15 @@ __device__ __forceinline__ auto own_part(const Term& term, double norm, double e
   } else if constexpr (kForm <= kMostDegree) {
     return chain(e, x, x * integral_power<kForm - 2>(fabs(x)));
   } else if constexpr (kForm == kMaximum) {
-    return chain(e, x, fabs(x) == norm ? scalar_sign(x) : 0.0);
+    return chain(e, x, fabs(x) == kept ? scalar_sign(x) : 0.0);
   } else {
     double power;
     if constexpr (kForm == kPowers) {
       power = narrow_power(fabs(x), exponent - 1.0);
     } else if constexpr (kForm == kScaledPowers) {
-      power = uniform_power<kForm>(fabs(x) / norm, exponent - 1.0);
+      power = uniform_power<kForm>(fabs(x) / kept, exponent - 1.0);
     } else {
-      power = uniform_power<kForm>(fabs(x) * inverse_scale(first_digit(norm)), exponent - 1.0);
+      power = uniform_power<kForm>(fabs(x) * inverse_scale(kept), exponent - 1.0);
     }
     return chain(e, x, x == 0.0 ? 0.0 : scalar_sign(x) * power);
   }
@@ -363,7 +364,7 @@ struct EachStatistic<Indices<k...>, S...> {
   }
 };
 
-// All statistics of some features of a row. `own_parts` takes the values of the row's statistics.
+// All statistics of some features of a row. `own_parts` takes what is kept of those of the row.
 template <class Summands, class Slots>
 struct StatisticsOf;
 template <class Summands, int... k>
@@ -373,12 +374,16 @@ struct StatisticsOf<Summands, Indices<k...>> : EachStatistic<Indices<k...>, Stat
     return get<i>(this->each).value(exponent);
   }
   template <int i>
-  __device__ __forceinline__ double shared_part(double slope, double value, double exponent) const {
-    return get<i>(this->each).shared_part(slope, value, exponent);
+  __device__ __forceinline__ double kept(const double* values) const {
+    return get<i>(this->each).kept(values[i]);
+  }
+  template <int i>
+  __device__ __forceinline__ double shared_part(double slope, const double* values, double exponent) const {
+    return get<i>(this->each).shared_part(slope, values[i], exponent);
   }
   template <class Terms>
-  __device__ __forceinline__ static auto own_parts(const Terms& terms, const double* values, double exponent) {
-    return make_tuple(own_part<form_of<Summands, k>()>(get<k>(terms), values[k], exponent)...);
+  __device__ __forceinline__ static auto own_parts(const Terms& terms, const double* kept, double exponent) {
+    return make_tuple(own_part<form_of<Summands, k>()>(get<k>(terms), kept[k], exponent)...);
   }
 };
 
@@ -654,12 +659,12 @@ __device__ constexpr int largest_size(const Tuple<P...>*) {
   return largest;
 }
 
-// Value of a row; its coefficients, the statistics that they belong to, and the derivatives by labels.
+// Value of a row; its coefficients, what is kept of the statistics that they belong to, and the derivatives by labels.
 template <int kStatistics, int kLabels>
 struct RowResult {
   double value;
   double of_statistic[kStatistics];
-  double statistic[kStatistics];
+  double kept[kStatistics];
   double of_label[kLabels + 1];
 };
 
@@ -1083,15 +1088,15 @@ struct RowStatistics {
     constexpr unsigned kAll = kOfStatistics ? (1u << kStatistics) - 1u : 0u;
     constexpr unsigned kMask = kGradients ? kAll | kLabelMask << kStatistics : 0u;
     Row row;
-    ((row.statistic[kStatistic] = total.template value<kStatistic>(summands.exponent())), ...);
-    const auto y = apply(firsts, Indices<kSlot...>{}, variable<kMask, kStatistic>(row.statistic[kStatistic])...,
+    const double values[] = {total.template value<kStatistic>(summands.exponent())...};
+    ((row.kept[kStatistic] = total.template kept<kStatistic>(values)), ...);
+    const auto y = apply(firsts, Indices<kSlot...>{}, variable<kMask, kStatistic>(values[kStatistic])...,
                          variable<kMask, kStatistics + kLabel>(widen<double>(get<kLabel>(loaded)))...);
     const bool undefined = y.value != y.value;
     row.value = y.value;
-    ((row.of_statistic[kStatistic] =
-          undefined ? y.value
-                    : total.template shared_part<kStatistic>(tangent_or_zero(y, kStatistic), row.statistic[kStatistic],
-                                                             summands.exponent())),
+    ((row.of_statistic[kStatistic] = undefined ? y.value
+                                               : total.template shared_part<kStatistic>(tangent_or_zero(y, kStatistic),
+                                                                                        values, summands.exponent())),
      ...);
     ((row.of_label[kLabel] = undefined ? y.value : tangent_or_zero(y, kStatistics + kLabel)), ...);
     return row;
@@ -1109,7 +1114,7 @@ struct RowStatistics {
         continue;
       }
       const auto all = terms<kVectorMask>(packs, i, firsts, Indices<kSlot...>{});
-      const auto parts = Statistics::own_parts(all, row.statistic, summands.exponent());
+      const auto parts = Statistics::own_parts(all, row.kept, summands.exponent());
       ((gradient[kSlot][i] =
             round_for<Rounded>(get<kSlot>(vectors), add_slopes<kSomeAreZero, kSlot>(parts, row, StatisticSlots{}))),
        ...);
@@ -1283,7 +1288,8 @@ struct StoreValue {
 };
 
 // Number k of row r at k * rows + r, where rows are numbered as in the result: coefficients, derivatives by labels, and
-// with kKeepsNorms the statistics, which derivatives of norms depend on; with kFirsts the first elements.
+// with kKeepsNorms what is kept of the statistics, which derivatives of norms depend on; with kFirsts the first
+// elements.
 template <class Program>
 struct StoreCoefficients {
   bool first;
@@ -1301,7 +1307,7 @@ struct StoreCoefficients {
     if constexpr (Program::kKeepsNorms) {
 #pragma unroll
       for (int k = 0; k < Program::kStatistics; ++k) {
-        own[(Program::kStatistics + Program::kLabels + k) * rows] = row.statistic[k];
+        own[(Program::kStatistics + Program::kLabels + k) * rows] = row.kept[k];
       }
     }
     if constexpr (Program::kFirsts) {

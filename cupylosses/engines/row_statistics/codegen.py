@@ -527,8 +527,8 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
         yield from call_signature(operands)
         yield f"    const auto terms = summands({', '.join([*vectors, *firsts])});"
         kept = ", ".join(f"{x}.value" for x in norms)
-        yield f"    const double values[{count}] = {{{kept}}};"
-        yield "    const auto parts = Statistics::own_parts(terms, values, summands.exponent());"
+        yield f"    const double kept[{count}] = {{{kept}}};"
+        yield "    const auto parts = Statistics::own_parts(terms, kept, summands.exponent());"
         products = [f"::weighted({x}, get<{k}>(parts))" for k, x in enumerate(coefficients)]
         yield f"    return {' + '.join(products)};"
         yield "  }"
