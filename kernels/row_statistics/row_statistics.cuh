@@ -152,16 +152,17 @@ __device__ __forceinline__ double scalar_root(double x) {
   }
 }
 
-__device__ __noinline__ double power_of_part(double x, double exponent) {
+// `narrow_power` out of line: inlined in a kernel of bfloat16, it took 13000 instructions in place of 8240.
+__device__ __noinline__ double power_of_ratio(double x, double exponent) {
   return narrow_power<true>(x, exponent);
 }
 
-// x^exponent for x >= 0. The whole grid has one exponent; an integral one takes products in place of pow.
+// x^exponent for x >= 0. The whole grid has one exponent; an integral one up to 64 takes products in place of pow.
 template <int kForm>
 __device__ __forceinline__ double uniform_power(double x, double exponent) {
   const int degree = static_cast<int>(exponent);
   if (degree != exponent || degree > 64) {
-    return kForm == kNarrowPowers ? power_of_part(x, exponent) : pow(x, exponent);
+    return kForm == kNarrowPowers ? power_of_ratio(x, exponent) : pow(x, exponent);
   }
   double power = 1.0;
 #pragma unroll 1
