@@ -9,6 +9,11 @@ __device__ __forceinline__ double scalar_square_root(double x) {
   return sqrt(x);
 }
 
+// n as the bits of an exponent, in the complement of two.
+__device__ __forceinline__ long long in_exponent(long long n) {
+  return static_cast<long long>(static_cast<unsigned long long>(n) << 52);
+}
+
 // x^exponent to 2^-38, in a third of the instructions of pow, which serves all doubles to their last bit.
 //
 //   x = 2^e m                                         m within sqrt(1/2) and sqrt(2)
@@ -25,7 +30,7 @@ __device__ __forceinline__ double narrow_power(double x, double exponent) {
   const long long bits = __double_as_longlong(x), one = 0x3ff0000000000000ll;
   // Of the bits of m those above sqrt(2) have the next exponent.
   const long long above = (bits - 0x3fe6a09e667f3bcdll) >> 52;
-  const double m = __longlong_as_double(bits - (above << 52));
+  const double m = __longlong_as_double(bits - in_exponent(above));
   const double below = m + 1.0;
   double inverse = 1.0f / static_cast<float>(below);
   inverse = fma(fma(-below, inverse, 1.0), inverse, inverse);
@@ -42,7 +47,7 @@ __device__ __forceinline__ double narrow_power(double x, double exponent) {
                                              1.0 / 24,     1.0 / 6,     0.5,        1.0,       1.0};
 #pragma unroll
   for (int k = 0; k < 10; ++k) power = fma(power, z, kInverseFactorials[k]);
-  return power * __longlong_as_double(one + (__double_as_longlong(shifted) << 52));
+  return power * __longlong_as_double(one + in_exponent(__double_as_longlong(shifted)));
 }
 
 // A quotient that is within -1 and 1 but for rounding.
