@@ -14,23 +14,24 @@ struct Loss {
 #line 1 "cross_entropy.plain"
     const auto _row = ::lift<float>(weighted(hard * weight, nll) + weighted(label_smoothing, smooth));
     return _row;
-#line 1 "<cross_entropy_from_residual_f16-i64-none-none_f16_thread_per_row_x1_plain_counted>.entries"
+#line 1 "<cross_entropy_value_f16-i64-none-none_f16_thread_per_row_x4_rank2_plain_counted_19-per-thread>.entries"
   }
 };
 
 using Result = half_t;
-using Space = RowSpace<1>;
+using Space = RowSpace<2>;
 using Program = RowProgram<Loss, Space, half_t, int64, Absent, Absent, half_t, false, false>;
 using Compute = Program::Compute;
+using Reader = ThreadPerRowReader<4, 19, 128>;
 
-extern "C" __global__ void __launch_bounds__(256, 3)
-cross_entropy_from_residual_f16(const half_t* input, const int64* target, half_t* input_gradients, GradCoeffs<float>* residual, const half_t* grad_output, int64 result_stride, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double multiple, const double* count, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
+extern "C" __global__ void __launch_bounds__(128, 5)
+cross_entropy_value_f16(const half_t* input, const int64* target, float* lse, unsigned char* correct, GradCoeffs<float>* residual, double* memory, half_t* value, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double multiple, const double* count, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
   const double divisor = multiple * __ldcg(count);
-  const double scale = divisor == 0.0 ? 0.0 : 1.0 / divisor;
-  const Program program{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, input_gradients, target,
+  const Program program{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, nullptr, target,
                           nullptr,
                           nullptr, {logit_scale, softcap},
-                          ignored, status, site, nullptr, nullptr, nullptr, residual,
-                          residual != nullptr};
-  apply_grad_coeffs_thread_per_row<1>(program, result_stride, scale, grad_output);
+                          ignored, status, site, nullptr, lse, correct, residual,
+                          lse != nullptr || correct != nullptr || residual != nullptr};
+  const SubwarpGroup group{1};
+  row_value<Reader>(program, group, chunks, memory, divisor, value);
 }
