@@ -170,7 +170,7 @@ def hvp(
     """The value of a derivative along tangents, and its gradients of the arrays that are wanted. Without ``has_value``
     it may be None.
     """
-    found = find(call.loss, call.arrays, call.static, (True,) * len(call.arrays), without_kernels=True)
+    found = find(call.loss, call.arrays, call.static, (True,) * len(call.arrays))
     if found is None:
         return None
     plan, device, pointers, _ = found
@@ -183,8 +183,6 @@ def hvp(
         pointers = call.arrays
     if not has_value and not any([w and not v for w, v in zip(wanted, plan.vanishing)]):
         return None, execute.zeros(plan, device, wanted)
-    if plan.empty:
-        return None
     contracted = None
     if has_value and plan.contracts:
         contracted, has_value = _contracted(call), False

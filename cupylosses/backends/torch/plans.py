@@ -65,16 +65,8 @@ def locate(loss: Any, arrays: tuple[torch.Tensor, ...], static: Any) -> Located 
     return find(loss, arrays, static)
 
 
-def find(
-    loss: Any,
-    arrays: tuple[torch.Tensor, ...],
-    static: Any,
-    gradients: Wanted | None = None,
-    without_kernels: bool = False,
-) -> Located | None:
-    """As `locate`, for arrays unlike those of the last calls, or with the gradients that will be written given; of
-    calls ``without_kernels``, too.
-    """
+def find(loss: Any, arrays: tuple[torch.Tensor, ...], static: Any, gradients: Wanted | None = None) -> Located | None:
+    """As `locate`, for arrays unlike those of the last calls, or with the gradients that will be written given."""
     host = torch_device.host
     if host is None and not arrays[0].is_cuda:
         return None
@@ -98,7 +90,7 @@ def find(
     plan, device, known = found
     if type(plan) is dict:
         return None, device, plan, wanted
-    if (plan.empty and not without_kernels) or any([w and not d for w, d in zip(wanted, plan.differentiable)]):
+    if plan.empty or any([w and not d for w, d in zip(wanted, plan.differentiable)]):
         return None
     if gradients is not None:
         return plan, device, pointers, gradients
