@@ -238,10 +238,11 @@ def test_torch_computes_what_random_cases_ask_for(monkeypatch: pytest.MonkeyPatc
     """Eager has the reduction of the case, whether operands are broadcast or keep their default numbers."""
     gpu_stand_ins.stand_ins(monkeypatch)
     for case in random_cases.cases(list(registry(Loss).values()), 60, 11):
-        case = small(replace(case, layouts={}))
+        # Eager promotes operands of several dtypes to one of these; here all are float64.
+        case = small(replace(case, workload=replace(case.workload, others=""), layouts={}))
         operands = [x.detach().double() if x.is_floating_point() else x for x in case.operands()]
         found, right = case.workload.ours()(*operands), case.eager()(*operands)
-        torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-7, msg=case.title)
+        torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-7, equal_nan=True, msg=case.title)
 
 
 def test_a_run_without_sections_leaves_the_cases_out() -> None:
