@@ -187,12 +187,13 @@ def with_array(workload: PointwiseWorkload, added: str, shape: tuple[int, ...]) 
     """The workload with a weight or a mask of this shape, which broadcasts to that of its operands."""
     numbers = workload.loss.numbers if isinstance(workload.loss, ModifiedLoss) else frozenset()
     unreduced, reduction = _unreduced(workload), workload.reduction
+    counts = added == "mask" or workload.loss.mean_of_weights
 
     def expression(*operands: torch.Tensor) -> torch.Tensor:
         *own, array = operands
         x = unreduced(*own) * array
         if reduction == "mean":
-            return x.sum() / array.expand(x.shape).sum() if added == "mask" else x.mean()
+            return x.sum() / array.expand(x.shape).sum() if counts else x.mean()
         return x.sum() if reduction == "sum" else x
 
     base = registry(Loss)[workload.loss.name]
