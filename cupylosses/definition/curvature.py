@@ -54,7 +54,7 @@ def joined(parts: Sequence[Dependence], curved: Sequence[tuple[int, int]]) -> De
 
 
 def evaluate(expression: str, known: Mapping[str, Dependence]) -> Dependence:
-    """What an expression depends on; ``known`` are its names, but for numbers."""
+    """The operands that an expression depends on, and is curved along; ``known`` are its names, but for numbers."""
     found: Dependence = _Evaluation(known).visit(tree(expression))
     return found
 

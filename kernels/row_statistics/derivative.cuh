@@ -234,7 +234,7 @@ struct StatisticAlong {
       return (kForm > kScaledPowers ? value * inverse_scale(number[2]) : value / number[2]) / number[0];
     }
   }
-  // What a derivative is multiplied by at the scale of another term.
+  // The factor of a derivative at the scale of another term.
   __device__ __forceinline__ static double factor_of(double ratio, double exponent) {
     if (ratio == 0.0 || ratio == 1.0 || kForm == kMaximum) return ratio == 1.0 ? 1.0 : 0.0;
     return uniform_power<kForm>(ratio, exponent - 1.0);
