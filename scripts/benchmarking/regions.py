@@ -14,7 +14,7 @@ from benchmarking.figures import MODES, REGIONS
 from benchmarking.selection import Run
 from benchmarking.workloads import Workload
 from cupylosses import functional
-from cupylosses.checks import FLOATING, promote
+from cupylosses.checks import FLOATING
 from cupylosses.engines.regions.definition import RegionLoss
 from cupylosses.testing.eager import Call
 from cupylosses.testing.regions.eager import twin
@@ -44,11 +44,6 @@ class RegionWorkload(Workload):
     @property
     def variant(self) -> str:
         return " ".join(self.added)
-
-    @property
-    def promoted(self) -> str:
-        # Class weights do not widen the loss.
-        return promote(self.dtypes[:2])
 
     @property
     def modes(self) -> tuple[str, ...]:

@@ -28,7 +28,6 @@ from benchmarking.figures import (
 from benchmarking.selection import Run
 from benchmarking.workloads import Workload
 from cupylosses import functional
-from cupylosses.checks import promote
 from cupylosses.definition.base import Operand
 from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax.definition import SoftmaxLoss
@@ -74,11 +73,6 @@ class SoftmaxWorkload(Workload):
     def drawn(self) -> tuple[str, ...]:
         target = "int64" if self.kind == "indices" else self.dtype
         return (self.dtype, target, self.dtype)[: len(self.shapes)]
-
-    @property
-    def promoted(self) -> str:
-        # Class weights do not widen the loss.
-        return promote(self.dtypes[:2])
 
     @property
     def least_read(self) -> int:

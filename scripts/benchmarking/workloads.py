@@ -173,8 +173,8 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
 
     @property
     def promoted(self) -> str:
-        """The dtype of the result."""
-        return promote(self.dtypes)
+        """The dtype of the result, which no array that is added widens."""
+        return promote(self.dtypes[: len(self.loss.operands)])
 
     @property
     def elements(self) -> int:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from functools import cache
 
-from cupylosses.definition.curvature import Pairs, evaluate, joined, of_flags, of_names
+from cupylosses.definition.curvature import Dependence, Pairs, evaluate, joined, of_flags, of_names
 from cupylosses.engines.pointwise.definition import Loss, ModifiedLoss
 
 
 @cache
 def curved_pairs(loss: Loss, flags: tuple[int, ...]) -> Pairs:
     """The pairs of operands, in both orders, by which the second derivative of a loss may be other than 0."""
-    operands = of_names([x.name for x in loss.operands])
-    known = operands | of_flags(loss.flags, flags)
+    known = of_names([x.name for x in loss.operands]) | of_flags(loss.flags, flags)
     for name, expression in loss.let.items():
         known[name] = evaluate(expression, known)
     found = evaluate(loss.value, known)
     if loss.derivatives:
         # Given by hand: nothing is known of their derivatives.
-        found = joined(list(operands.values()), [(i, j) for i in range(len(operands)) for j in range(i + 1)])
+        found = joined([Dependence(frozenset([x.name for x in loss.operands]))], [(0, 0)])
     if isinstance(loss, ModifiedLoss) and loss.weight == "array":
         found = joined([known["weight"], found], [(0, 1)])
     return found.curved

@@ -154,8 +154,8 @@ class Layout:
     edges: int = 1
 
     def reader(self, writes: bool, itemsize: int, fewer: bool = False) -> tuple[str, int]:
-        """The placement of scores for a kernel that may write gradients, and vectors that a thread reads together, or
-        ``fewer``.
+        """The placement of scores for a kernel that may write gradients, and vectors that a thread reads together, half
+        as many if ``fewer``.
         """
         if self.kind == "short_lists":
             return self.scores, self.together

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from cupylosses.definition.curvature import Pairs, evaluate, joined, of_flags, of_names
+from cupylosses.definition.curvature import Dependence, Pairs, evaluate, joined, of_flags, of_names
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
 
 #: Degrees of norms that are piecewise linear in their components.
@@ -26,5 +26,5 @@ def curved_pairs(loss: StatisticsLoss, flags: tuple[int, ...], norm: str, weight
         known[name] = evaluate(expression, known)
     found = evaluate(loss.value, known)
     if weighted:
-        found = joined([of_names(["weight"])["weight"], found], [(0, 1)])
+        found = joined([Dependence(frozenset(["weight"])), found], [(0, 1)])
     return found.curved

@@ -51,7 +51,8 @@ LEAST_VECTORS = 2
 FEW_LANES = 1 << 15
 #: Classes of rows that a thread takes each, though they are neighbours: more threads would have too little to do.
 FEW_CLASSES = 32
-#: Classes of few rows that a thread takes, at most, and rows: lanes share the others, which no other rows would hide.
+#: Classes of a row that a thread takes where there are up to so many rows: these are too few to hide a longer loop over
+#: classes, which lanes share.
 LANE_CLASSES = 4
 LANE_ROWS = 4096
 #: Such classes of fewer than MANY_ROWS rows with a target for each class, and where there are few elements.
