@@ -177,6 +177,75 @@ def test_micro_tiles_have_the_gradients_of_contiguous_operands(dtype: str) -> No
     assert all(map(torch.equal, found, gradients([x, y], "none", y)))
 
 
+@pytest.mark.addresses
+@pytest.mark.parametrize(
+    ("shape", "dtype", "transposed"),
+    [
+        ((95, 125), "float32", 1),
+        ((125, 95), "bfloat16", 1),  # lines begin at both halves of a word
+        ((190, 191), "float16", 0),  # tiles in the middle of lines, which are copied in words
+        ((3, 63, 95), "float64", 1),
+        ((2, 3, 61, 95), "float32", 0),
+    ],
+)
+def test_tiles_in_shared_memory_have_the_gradients_of_contiguous_operands(
+    shape: tuple[int, ...], dtype: str, transposed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gradients along both dimensions, a transposed grad_output, and operands that begin anywhere."""
+    monkeypatch.setattr(pointwise_layout, "FEW_OF_A_LANE", ())
+    monkeypatch.setattr(pointwise_layout, "STAGED_ELEMENTS", dict.fromkeys((2, 4, 8), 1 << 10))
+    operands = [x.clone() for x in drawn(dtype, 2, *shape).unbind()]
+    turned = [x.mT.contiguous().mT if i == transposed else x for i, x in enumerate(operands)]
+    streams = [Stream(x.stride(), x.element_size(), read=read) for read in (True, False) for x in turned]
+    assert pointwise_layout.layout(shape, streams).staged
+    expected = gradients(operands)
+    found = gradients(turned)
+    assert all(map(torch.equal, found[1:], expected[1:]))
+    assert torch.allclose(found[0], expected[0])
+    # The value has the same bits without gradients.
+    assert torch.equal(F.mse_loss(*turned), found[0])
+    behind = [shifted(x.mT, 1).view(x.mT.shape).mT if i == transposed else x for i, x in enumerate(turned)]
+    assert all(map(torch.equal, gradients(behind)[1:], expected[1:]))
+    grad_output = drawn(dtype, *shape)
+    expected = gradients(operands, "none", grad_output)
+    assert all(map(torch.equal, gradients(turned, "none", grad_output.mT.contiguous().mT), expected))
+
+
+def test_masks_stay_outside_of_tiles_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pointwise_layout, "FEW_OF_A_LANE", ())
+    monkeypatch.setattr(pointwise_layout, "STAGED_ELEMENTS", dict.fromkeys((2, 4, 8), 1 << 10))
+    x, y, kept = [z.clone() for z in drawn("float32", 3, 95, 93).unbind()]
+    mask = kept > 0
+    expected = F.mse_loss(x, y, mask=mask)
+    for target in (y, y.mT.contiguous().mT):
+        assert torch.allclose(F.mse_loss(x, target, mask=mask.mT.contiguous().mT), expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "itemsize", "side", "threads"),
+    [
+        (8191, 8191, 4, 64, 64),
+        (4001, 2003, 4, 32, 128),  # too few for long lines
+        (1001, 2003, 4, 0, 256),
+        (4001, 4003, 2, 0, 256),  # copied first
+        (8191, 8191, 2, 64, 256),
+        (8191, 8192, 2, 64, 256),
+        (8192, 8192, 2, 0, 256),  # vectors divide both
+        (4095, 4097, 8, 32, 64),
+        (1 << 22, 9, 4, 0, 256),  # tiles would be outside for the most part
+    ],
+)
+def test_tiles_of_odd_sizes_go_through_shared_memory(
+    rows: int, columns: int, itemsize: int, side: int, threads: int
+) -> None:
+    """Blocks have as many threads as 40 KiB allow."""
+    strides = (columns, 1), (1, rows)
+    streams = [Stream(s, itemsize, read=read) for read in (True, False) for s in strides]
+    found = pointwise_layout.layout((rows, columns), streams)
+    assert found.staged == (side > 0) and (not side or found.tile.sides == (32, side))
+    assert pointwise_layout.staged_threads(found, streams) == threads
+
+
 #: Shapes of two operands, the second of which is broadcast.
 SHARED_SUMS = [
     ((1200, 8), (8,)),  # lanes and warps share the rows of a column
@@ -399,9 +468,9 @@ def test_operands_in_tiles_of_pairs_are_copied(
         (1 << 20, 26, 4, (2, 4, 16, 1, 2)),  # rows of 104 bytes, at once
         (1 << 20, 24, 4, (4, 4, 4, 2, 1)),  # rows of whole sectors, in two steps
         (1 << 20, 26, 2, (2, 4, 8, 2, 1)),  # a sector along the other dimension, too
-        (8192, 8191, 2, (1, 4, 8, 1, 4)),
-        (8191, 8192, 2, (8, 1, 2, 1, 4)),
-        (8191, 8192, 4, (4, 1, 2, 1, 4)),  # two sectors of single elements
+        (2048, 2047, 2, (1, 4, 8, 1, 4)),
+        (2047, 2048, 2, (8, 1, 2, 1, 4)),
+        (1023, 2048, 4, (4, 1, 2, 1, 4)),  # two sectors of single elements
         (8192, 8192, 2, (8, 4, 4, 1, 2)),
     ],
 )

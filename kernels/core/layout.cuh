@@ -407,11 +407,14 @@ struct TiledLayout {
   static constexpr int kOuter = kRank;
   static constexpr bool kTiled = true, kStrips = false, kFronts = false;
   static constexpr int64 kMostShifts = 1 << 16;
+  // A lane has a line of single elements: bases are those of the element.
+  static constexpr bool kOneLine = Tile::kSideA == kWarp && Tile::kLanesA == kWarp && Tile::kB == 1;
   struct Cursor {
     int64 a, b;
     int step;
     bool whole;  // all vectors of the tile are present
     int64 base[kStreams];
+    unsigned phases;  // a bit for each stream (staged_tiles.cuh)
   };
   int64 size_a, size_b;
   int64 tiles_a;    // tiles along a
@@ -441,6 +444,7 @@ struct TiledLayout {
     const int64 tile_b = rest / tiles_a;
     Cursor cursor;
     cursor.step = within / kWarp;
+    cursor.phases = 0;
     const int64 tile_a = across(rest - tile_b * tiles_a, tile_b);
     cursor.whole = plane < planes && (tile_a + 1) * Tile::kSideA <= size_a && (tile_b + 1) * Tile::kSideB <= size_b;
     cursor.a = tile_a * Tile::kSideA + cursor.step / Tile::kStepsB * Tile::kStepA + lane % Tile::kLanesA * Tile::kA;
@@ -448,10 +452,21 @@ struct TiledLayout {
     outer.offsets(plane, cursor.base);
     // A tile behind the last one.
     if (plane >= planes) cursor.a = size_a;
+    if constexpr (kOneLine) {
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s) cursor.base[s] += cursor.a * stride_a[s] + cursor.b * stride_b[s];
+    }
     return cursor;
   }
   // Within a tile.
   __device__ __forceinline__ void advance(Cursor& cursor) const {
+    if constexpr (kOneLine) {
+      ++cursor.step;
+      ++cursor.b;
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s) cursor.base[s] += stride_b[s];
+      return;
+    }
     const bool next_a = ++cursor.step % Tile::kStepsB == 0;
     cursor.a += next_a ? Tile::kStepA : 0;
     cursor.b += next_a ? Tile::kStepB - Tile::kSideB : Tile::kStepB;
@@ -461,6 +476,7 @@ struct TiledLayout {
   }
   template <int kStream, bool kSplat>
   __device__ __forceinline__ int64 offset(const Cursor& cursor) const {
+    if constexpr (kOneLine) return cursor.base[kStream];
     return cursor.base[kStream] + cursor.a * stride_a[kStream] + cursor.b * stride_b[kStream];
   }
 };

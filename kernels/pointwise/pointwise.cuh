@@ -46,6 +46,8 @@
 #include "core/tuple.cuh"
 
 constexpr int kMaxRun = 64;
+// Elements of a lane in flight where tiles go through shared memory.
+constexpr int kStagedFlight = 16;
 
 // Registers that vectors in flight may take. Beyond that, registers of the arithmetic are spilled; three derivatives
 // need more of them than two, and those of boxes still more, as do those of which arithmetic and layout are `heavy`.
@@ -62,7 +64,8 @@ __host__ __device__ constexpr int vectors_in_flight(int vectors, int words, int 
 // that are no multiples of them. kScalars: elements of several components at such addresses, or of components that lie
 // apart, component by component; their offsets are in components. kSingles: element by element, neighbours at addresses
 // that are aligned for an element only. kGather: element by element, at the places that a GatheredLayout has for them.
-enum class Access { kStream, kSplat, kShifted, kSingles, kScalars, kGather };
+// kStaged: element by element, from a tile in shared memory (staged_tiles.cuh).
+enum class Access { kStream, kSplat, kShifted, kSingles, kScalars, kGather, kStaged };
 
 // Layout of a micro-tile in memory: rows of kA elements of unit stride, columns of kB, rows without gaps between them,
 // or none of these.
@@ -405,6 +408,16 @@ struct IsTile<TileSink<Storage, kAlong, kA, kB>> {
   static constexpr bool value = true;
 };
 
+// True of sources and sinks of staged_tiles.cuh.
+template <class T>
+struct IsStaged {
+  static constexpr bool value = false;
+};
+template <class... S>
+__device__ constexpr bool any_staged(const Tuple<S...>*) {
+  return (IsStaged<S>::value || ... || false);
+}
+
 // The first slot of an operand: one for each component of those before it.
 template <class... S>
 __device__ constexpr int first_slot(int operand, const Tuple<S...>*) {
@@ -664,6 +677,8 @@ struct Pointwise {
   static constexpr int kGradients = gradient_count(static_cast<const Sinks_*>(nullptr));
   static constexpr int kDerivatives = derivative_count(static_cast<const Sinks_*>(nullptr));
   static constexpr bool kComponents = has_components(static_cast<const Sources_*>(nullptr));
+  static constexpr bool kStaged = any_staged(static_cast<const Sources_*>(nullptr)) ||
+                                  any_staged(static_cast<const Sinks_*>(nullptr)) || IsStaged<Element_>::value;
   // Vectors that have to follow one that is read as a whole: of a shifted one, words are read that lie behind it.
   static constexpr int kReadsAhead =
       any_shifted(static_cast<const Sources_*>(nullptr)) || is_shifted(static_cast<const Element_*>(nullptr));
@@ -840,8 +855,16 @@ struct Pointwise {
     if constexpr (kGathered) to.place = i == 0 ? at : layout.at_element(at.element + i);
     ((get<kSlot>(to.operands) = load_from<kSlot, kWidth>(at, i, get<kSlot>(sources), to.place)), ...);
     if constexpr (kScaledPerElement) to.grad_output = load_from<kElementStream, kWidth>(at, i, element, to.place);
-    ((to.sink_offset[kSlot] = layout.template offset<kOperands + kSlot, false>(at) + i), ...);
-    to.element_offset = layout.template offset<kElementStream, false>(at) + i;
+    ((to.sink_offset[kSlot] = result_offset<kOperands + kSlot>(at, get<kSlot>(sinks)) + i), ...);
+    to.element_offset = result_offset<kElementStream>(at, element) + i;
+  }
+  template <int kStream, class S>
+  __device__ __forceinline__ int64 result_offset(const Cursor& at, const S& sink) const {
+    if constexpr (IsStaged<S>::value) {
+      return sink.template place<kStream>(layout, at);
+    } else {
+      return layout.template offset<kStream, false>(at);
+    }
   }
 
   // As load_all, word by word: a vector that is kept while another one is evaluated would be taken apart into elements.
@@ -881,6 +904,10 @@ struct Pointwise {
       layout.template each<kStream, kWidth>(
           place, [&](int j, int64 from) { to.pack.element[j] = load_pack<1>(source.pointer + from).element[0]; });
       return to;
+    } else if constexpr (IsStaged<S>::value) {
+      typename LoadedOf<S, kWidth>::type to;
+      to.pack.element[0] = source.tile[source.template place<kStream>(layout, at)];
+      return to;
     } else if constexpr (IsTile<S>::value) {
       const int64 offset = layout.template offset<kStream, false>(at) + i;
       return load_tile(source, offset, layout.stride_a[kStream], layout.stride_b[kStream]);
@@ -895,6 +922,11 @@ struct Pointwise {
     if constexpr (IsScattered<S>::value) {
       const auto pack = NarrowPack<typename S::Storage, kWidth>::from(x);
       layout.template each<kStream, kWidth>(place, [&](int j, int64 to) { sink.pointer[to] = pack.element[j]; });
+    } else if constexpr (IsStaged<S>::value) {
+      sink.tile[offset] = NarrowPack<typename S::Storage, kWidth>::from(x).element[0];
+    } else if constexpr (IsTile<S>::value && kStaged) {
+      // Without the hint of store_tile: parts of sectors wait in L2 for the tiles beside this one.
+      store_pack<1>(sink.pointer + offset, NarrowPack<typename S::Storage, kWidth>::from(x));
     } else if constexpr (IsTile<S>::value) {
       store_tile(sink, offset, layout.stride_a[kStream], layout.stride_b[kStream], x);
     } else if constexpr (!IsSummed<S>::value) {
@@ -1068,6 +1100,7 @@ __host__ __device__ constexpr int flight() {
   constexpr int kMost = Program::Loss::kHeavy > 0 && kFew < kFree ? kFew : kFree;
   // Second derivatives of components leave no room for a second vector.
   if (Program::kComponents && Program::Loss::kHeavy > 2) return 1;
+  if (Program::kStaged && kMost > kStagedFlight) return vectors_in_flight(kStagedFlight, Program::kVectorWords, 70);
   constexpr bool kHeavy = Program::kComponents || (Program::Loss::kHeavy > 1 && Program::Layout::kOuter > 0);
   return vectors_in_flight(kMost, Program::kVectorWords, max_words(Program::kDerivatives, kHeavy));
 }
@@ -1080,6 +1113,15 @@ __device__ constexpr bool loads_ahead() {
   constexpr bool kRoom = kHeavy == 1 || (kHeavy > 1 && Program::kDerivatives < 2);
   constexpr bool kVectors = Program::kVector > 1 && Program::kReadsAhead == 0 && !Program::kComponents;
   return kNarrow && kRoom && kVectors && Program::Layout::kOuter == 0 && !Program::kScaledPerElement;
+}
+
+template <bool kFirst, class A, class B>
+__device__ __forceinline__ auto& either(A& first, B& second) {
+  if constexpr (kFirst) {
+    return first;
+  } else {
+    return second;
+  }
 }
 
 // Visits every element once. With kSum, partials[chunk] receives the sum of each chunk. Preconditions: blockDim.x is a
@@ -1095,6 +1137,8 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
   using Order = BatchOrder<typename Program::Layout, kBatch>;
   const int64 end = Order::end(program.layout);
   constexpr bool kAhead = loads_ahead<Program>();
+  // It is asked for with each vector, which would be with each element of a tile in shared memory.
+  constexpr bool kKnown = kAhead || Program::kStaged;
   const auto is_whole = [&](int64 at) {
     return program.layout.whole_batch(program.layout.at(at), at + kBatch - 1 + Program::kReadsAhead);
   };
@@ -1105,16 +1149,16 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
     typename Program::template Registers<Program::kVector> ahead{};
     const auto load = [&](int64 at) { program.load_ahead(program.layout.at(at + lane), is_whole(at), ahead); };
     KnownScale<typename Program::Compute> known{0};
-    if constexpr (kAhead) {
-      load(first);
-      known.value = scale.factor();
-    }
+    if constexpr (kAhead) load(first);
+    if constexpr (kKnown) known.value = scale.factor();
+    auto& factor = either<kKnown>(known, scale);
     while (first < end) {
       typename Program::Compute partial = 0;
 #pragma unroll 1
       for (int run = 0; run < kRun && first < end; ++run, first += chunks * kBatch) {
         const int64 here = Order::first_of(program.layout, first);
         auto cursor = program.layout.at(here + lane);
+        if constexpr (Program::kStaged) stage_in(program, cursor);
         if (program.layout.whole_batch(cursor, here + kBatch - 1 + Program::kReadsAhead)) {
           if constexpr (kAhead) {
             program.template visit_ahead<kUnroll>(
@@ -1122,13 +1166,12 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
           } else {
 #pragma unroll 1
             for (int u = 0; u < kUnroll; u += kFlight)
-              program.template visit<kFlight, true>(cursor, partial, scale, sums);
+              program.template visit<kFlight, true>(cursor, partial, factor, sums);
           }
-        } else if constexpr (kAhead) {
-          program.template visit_edge<kUnroll, kFlight>(cursor, partial, known, sums);
         } else {
-          program.template visit_edge<kUnroll, kFlight>(cursor, partial, scale, sums);
+          program.template visit_edge<kUnroll, kFlight>(cursor, partial, factor, sums);
         }
+        if constexpr (Program::kStaged) stage_out(program, program.layout.at(here + lane));
       }
       total += partial;
     }

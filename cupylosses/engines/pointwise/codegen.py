@@ -22,12 +22,14 @@ from cupylosses.engines.pointwise.layout import (
     LINEAR,
     MAX_THREADS,
     PLANES,
+    STAGED,
     STRIPS,
     TILED,
     UNROLL,
     Tile,
     max_rank,
     outer_rank,
+    staged_bytes,
 )
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.glue import (
@@ -43,6 +45,7 @@ from cupylosses.jit.sources import FUNCTOR, nested
 
 #: The files that the entry points of pointwise losses need.
 POINTWISE = (*FUNCTOR, "pointwise/pointwise.cuh")
+STAGING = (*FUNCTOR, "pointwise/staged_tiles.cuh")
 SUMMING = (*FUNCTOR, "pointwise/sum_over.cuh")
 
 #: The entry points of every loss. The first three belong to a reduced loss, the next two to `reduction="none"`.
@@ -73,6 +76,10 @@ ACCESS = {
 
 #: Spelling of the accesses of micro-tiles.
 ALONG = {"along_a": "kA", "along_b": "kB", "packed": "kBoth", "elements": "kNeither"}
+
+
+#: Spelling of the direction of tiles that go through shared memory.
+STAGED_ALONG = dict(zip(STAGED, ("kA", "kB"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,21 @@ class PointwiseKernel(Kernel):
         return (*self.stored, self.kind == "elements")
 
     @property
+    def staged(self) -> dict[int, int]:
+        """The bytes of the tiles that a warp has in shared memory, by the streams that have one. A gradient that has
+        none shares that of its operand.
+        """
+        if not self.tile:
+            return {}
+        found = {i: x for i, x in enumerate(self.access) if x in STAGED}
+        count = len(self.storage)
+        for i, (x, written) in enumerate(zip(self.sinks, self._written, strict=True)):
+            if written and x in STAGED and found.get(i) != x:
+                found[count + 1 + i] = x
+        dtypes = (*self.storage, self.result, *self.storage, self.result)
+        return {i: staged_bytes(ITEMSIZE[dtypes[i]], self.tile, x) for i, x in found.items()}
+
+    @property
     def entry(self) -> str:
         """The name of the kernel."""
         dtypes = "_".join(dict.fromkeys(STORAGE[x][1] for x in self.storage))
@@ -159,7 +181,7 @@ class PointwiseKernel(Kernel):
 
     @property
     def files(self) -> tuple[str, ...]:
-        files: tuple[str, ...] = SUMMING if self.kind in SUMS else POINTWISE
+        files: tuple[str, ...] = SUMMING if self.kind in SUMS else STAGING if self.staged else POINTWISE
         return nested(files) if isinstance(self.loss, TangentLoss) else files
 
     @property
@@ -322,6 +344,8 @@ def _direction(variant: PointwiseKernel, loss: TangentLoss) -> list[str]:
 
 
 def _source_type(variant: PointwiseKernel, dtype: str, access: str) -> str:
+    if access in STAGED:
+        return f"StagedSource<{STORAGE[dtype][0]}, Along::{STAGED_ALONG[access]}>"
     if access in ALONG:
         return _tile_type(variant, "TileSource", dtype, access)
     return f"Source<{STORAGE[dtype][0]}, Access::{ACCESS[access]}>"
@@ -329,6 +353,8 @@ def _source_type(variant: PointwiseKernel, dtype: str, access: str) -> str:
 
 def _sink_type(variant: PointwiseKernel, dtype: str, stream: int) -> str:
     """The type of the sink of a gradient or, last, of the values."""
+    if variant.sinks and variant.sinks[stream] in STAGED:
+        return f"StagedSink<{STORAGE[dtype][0]}>"
     if variant.tile:
         return _tile_type(variant, "TileSink", dtype, variant.sinks[stream])
     if variant.sinks and variant.sinks[stream] == "gather":
@@ -341,21 +367,36 @@ def _tile_type(variant: PointwiseKernel, kind: str, dtype: str, access: str) -> 
     return f"{kind}<{STORAGE[dtype][0]}, Along::{ALONG[access]}, {variant.tile.a}, {variant.tile.b}>"
 
 
+def _initializer(variant: PointwiseKernel, stream: int, access: str, dtype: str, pointer: str) -> str:
+    """The fields of a source or sink: of a staged one, its tile too."""
+    if access not in STAGED:
+        return f"{{{pointer}}}"
+    bytes_of, place = variant.staged, 0
+    own = stream if stream in bytes_of else stream - len(variant.storage) - 1
+    for i, x in bytes_of.items():
+        if i == own:
+            break
+        place += x
+    return f"{{{pointer}, staged_tile<{STORAGE[dtype][0]}>({place}, {sum(bytes_of.values())})}}"
+
+
 def _source_types(variant: PointwiseKernel) -> list[str]:
     return [_source_type(variant, d, a) for d, a in zip(variant.storage, variant.access[:-1], strict=True)]
 
 
 def _sinks(variant: PointwiseKernel) -> tuple[list[str], list[str]]:
-    """The types of the sinks of gradients, and their fields."""
+    """The types of the sinks of gradients, and their initializers."""
     names = [x.name for x in variant.loss.operands]
-    types, fields = ["Absent"] * len(names), [""] * len(names)
-    for i, name in enumerate(names):
+    types, fields = ["Absent"] * len(names), ["{}"] * len(names)
+    for i, (name, dtype) in enumerate(zip(names, variant.storage, strict=True)):
         if variant.stored[i]:
-            types[i], fields[i] = _sink_type(variant, variant.storage[i], i), f"{name}_gradients"
+            access = variant.sinks[i] if variant.sinks else ""
+            types[i] = _sink_type(variant, dtype, i)
+            fields[i] = _initializer(variant, len(names) + 1 + i, access, dtype, f"{name}_gradients")
     partials = {"value_and_gradient": "used_grad_output", "elements_gradient": "partials"}.get(variant.kind)
     for i, kind, _ in variant.summed if partials else ():
         types[i] = f"SummedSink<{STORAGE[variant.storage[i]][0]}, SumOf::k{kind.capitalize()}>"
-        fields[i] = f"{partials} + {names[i]}_sums"
+        fields[i] = f"{{{partials} + {names[i]}_sums}}"
     return types, fields
 
 
@@ -380,8 +421,11 @@ def loss_argument(variant: PointwiseKernel) -> str:
 
 
 def _sources_argument(variant: PointwiseKernel) -> str:
-    names = [x.name for x in variant.loss.operands]
-    return f"make_tuple({', '.join(f'{t}{{{n}_}}' for t, n in zip(_source_types(variant), names, strict=True))})"
+    found = [
+        f"{kind}{_initializer(variant, i, variant.access[i], variant.storage[i], f'{x.name}_')}"
+        for i, (kind, x) in enumerate(zip(_source_types(variant), variant.loss.operands, strict=True))
+    ]
+    return f"make_tuple({', '.join(found)})"
 
 
 def _blocks_per_sm(variant: PointwiseKernel) -> int:
@@ -403,6 +447,9 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
         return 1 if heaviest and (variant.layout in TILED or sum(variant.stored) > 2) else BLOCKS_PER_SM_OTHERS
     stored, tiled, wide = variant.vec_size * sum(variant.stored), variant.layout in TILED, variant.compute == "float64"
     most = 8 if not tiled else 4 if wide else 16
+    if variant.staged:
+        # Tiles in shared memory leave room for fewer threads than that.
+        most = 1 if wide else 16
     if variant.loss.heavy > (0 if tiled and wide else 1) and variant.layout != "flat" and stored > most:
         return 1
     if variant.loss.heavy > 2 and (tiled or (stored and any(kind == "column" for _, kind, _ in variant.summed))):
@@ -473,7 +520,7 @@ def skeleton_call(kind: str, unroll: int) -> tuple[str, str]:
 
 def _pointwise_entry(variant: PointwiseKernel) -> str:
     operands = variant.loss.operands
-    sinks = ", ".join(f"{kind}{{{field}}}" for kind, field in zip(*_sinks(variant), strict=True))
+    sinks = ", ".join(map("".join, zip(*_sinks(variant), strict=True)))
     if variant.layout == "flat":
         layout_type, layout_parameter = f"FlatLayout<{variant.vec_size}>", "int64 elements"
         layout_local = ["  const Layout layout{elements};"]
@@ -493,6 +540,11 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
         layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
     steps = variant.tile.steps_a * variant.tile.steps_b if variant.tile else UNROLL[variant.vec_size]
     element, call = skeleton_call(variant.kind, variant.unroll or steps)
+    if variant.access[-1] in STAGED:
+        element = f"Element{_initializer(variant, len(operands), variant.access[-1], variant.result, 'grad_output')}"
+    if variant.kind == "elements" and variant.sinks:
+        stream = 2 * len(operands) + 1
+        element = f"Element{_initializer(variant, stream, variant.sinks[-1], variant.result, 'values')}"
     fixed, combined = ["int64 chunks", layout_parameter], list[str]()
     if variant.kind == "verify_gradient":
         parameters, combined = _combinations(variant, "used_grad_output", "scale * widen<double>(*grad_output)")

@@ -157,6 +157,20 @@ TILED = ("tiles", "tiles_of_planes")
 TILE = 16
 TILE_OF_VECTORS = 8
 
+#: Tiles that go through shared memory: lines along the second dimension, and elements of a line, by the bytes of the
+#: widest that are staged; elements of the index space from which on there are such tiles, by the same; and elements
+#: from which on lines of 4 bytes each are long.
+STAGED_LINES = 32
+STAGED_LINE = {2: 64, 4: 32, 8: 32}
+STAGED_ELEMENTS = {2: 5 << 22, 4: 1 << 22, 8: 1 << 22}
+LONG_LINE, LONG_LINE_ELEMENTS = 64, 1 << 25
+#: Elements that a lane takes at a time of light losses of two operands (`layout`).
+MOST_OF_A_LANE = 32
+#: Bytes of such tiles of a block, which every GPU has room for.
+STAGED_BYTES = 40 << 10
+#: Accesses to streams with such tiles: of unit stride along the first dimension, and along the second.
+STAGED = "staged_a", "staged_b"
+
 #: Elements of a lane in all, in the order in which tiles try them: the fewest that leave no warp of the largest GPUs a
 #: second batch. Heavy arithmetic takes longer in few lanes than all loads.
 FEW_OF_A_LANE = (4, 16)
@@ -245,6 +259,11 @@ class Layout:
         return prod(self.sizes)
 
     @property
+    def staged(self) -> bool:
+        """True if the tiles of some streams go through shared memory."""
+        return STAGED[1] in self.access
+
+    @property
     def vectors(self) -> int:
         """The number of vectors. A flat layout may end in a partial one, and tiles in some that are absent."""
         if self.kind in TILED:
@@ -308,7 +327,9 @@ def outer_rank(kind: str, operands: int) -> int:
     return {"matrix": 1, PLANES: 2, TILED[0]: 1, STRIPS[0]: 1}.get(kind) or max_rank(operands)
 
 
-def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = 32, widest: int = 16) -> Layout:
+def layout(
+    shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = MOST_OF_A_LANE, widest: int = 16
+) -> Layout:
     """The layout of a non-empty index space: the widest vectors, of up to ``widest`` elements, that sizes, strides and
     addresses allow.
 
@@ -450,12 +471,71 @@ def _long_tiled(
     order = [0, other, *(d for d in range(1, len(sizes)) if d != other)]
     sizes, ordered = tuple(sizes[d] for d in order), tuple(tuple(s[d] for d in order) for s in strides)
     tile = _micro_tiles(sizes, ordered, streams, most, few)
+    if not few and most > 1 and 1 in (tile.a, tile.b) and (staged := _staged(sizes, ordered, streams, most)):
+        return staged
     if min(sizes[:2]) < (TILE if tile.a * tile.b == 1 else TILE_OF_VECTORS):
         return None
     access = ("stream",) * len(streams)
     if tile != Tile():
         access = tuple(_access_of_tiles(x, s, tile) for x, s in zip(streams, ordered, strict=True))
     return Layout(TILED[len(sizes) > 3], tile.a * tile.b, sizes, ordered, access, tile)
+
+
+def _staged(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], most: int
+) -> Layout | None:
+    """The layout in tiles of single elements, of which those of streams of unit stride along the second dimension go
+    through shared memory: the dimension along which fewer bytes lie, or the shorter one. So do operands of unit stride
+    along the first, but those of 16 bits, whose copy takes longer than it saves. None if there are too few elements, if
+    lanes would have nothing to do, or if a lane takes fewer than ``MOST_OF_A_LANE`` elements of 16 bits at a time:
+    their arithmetic takes longer than the memory.
+    """
+
+    def along(d: int) -> list[int]:
+        return [i for i, s in enumerate(strides) if s[d] == 1 and s[1 - d] and streams[i].itemsize in STAGED_LINE]
+
+    first, second = ((sum([streams[i].itemsize for i in along(d)]), sizes[d]) for d in (0, 1))
+    if second > first:
+        order = [1, 0, *range(2, len(sizes))]
+        return _staged([sizes[d] for d in order], [[s[d] for d in order] for s in strides], streams, most)
+    if not along(1):
+        return None
+    count, widest = prod(sizes), max(streams[i].itemsize for i in along(1))
+    line = LONG_LINE if widest == 4 and count >= LONG_LINE_ELEMENTS else STAGED_LINE[widest]
+    tile = Tile(1, 1, STAGED_LINES, 1, line)
+    used = _used(sizes[0], tile.sides[0]) * _used(sizes[1], tile.sides[1])
+    if count < STAGED_ELEMENTS[widest] or used < FULL_STRIPS or (widest == 2 and most < MOST_OF_A_LANE):
+        return None
+    access = [_access_of_tiles(x, s, tile) for x, s in zip(streams, strides, strict=True)]
+    for i in along(1):
+        access[i] = STAGED[1]
+    for i in along(0):
+        if streams[i].read and streams[i].itemsize > 2:
+            access[i] = STAGED[0]
+    found = Layout(TILED[len(sizes) > 3], 1, tuple(sizes), tuple([tuple(s) for s in strides]), tuple(access), tile)
+    return found if staged_threads(found, streams) else None
+
+
+def staged_threads(found: Layout, streams: Sequence[Stream]) -> int:
+    """Threads of a block that its tiles in shared memory leave, as many as a block may have where there are none. The
+    streams are operands, as many gradients, which take the places of operands that are staged alike, and others.
+    """
+    count = len(streams) // 2
+    taken = sum(
+        [
+            staged_bytes(x.itemsize, found.tile, access)
+            for i, (x, access) in enumerate(zip(streams, found.access, strict=True))
+            if access in STAGED and not (count <= i < 2 * count and found.access[i - count] == access)
+        ]
+    )
+    warps = STAGED_BYTES // taken if taken else MAX_THREADS // WARP
+    return min(MAX_THREADS, WARP << warps.bit_length() - 1) if warps else 0
+
+
+def staged_bytes(itemsize: int, tile: Tile, access: str) -> int:
+    """Bytes of a tile in shared memory (``staged_pitch``): whole vectors."""
+    lines, length = tile.sides if access == STAGED[1] else tile.sides[::-1]
+    return -(-lines * (length + (2 if itemsize == 2 else 1)) * itemsize // 16) * 16
 
 
 def _short_tiled(
@@ -915,7 +995,7 @@ def reordered(
         return {}
     found, itemsize = layout(shape, [*streams.values()]), max(x.itemsize for x in streams.values())
     narrow = 2 if found.kind in TILED and (itemsize == 2 or several) else 1
-    if found.vec_size > narrow:
+    if found.vec_size > narrow or found.staged:
         return {}
     gathered = len(found.sizes) > len(GATHERED)
     tiled = found.kind in TILED and itemsize <= 4 and found.elements >= SINGLE_ELEMENTS
@@ -947,7 +1027,8 @@ def has_narrow_tiles(order: Layout, itemsize: int) -> bool:
     """True if a kernel with this layout writes a large array in micro-tiles of less than 16 bytes, which takes longer
     than a copy from another order.
     """
-    return order.kind in TILED and order.vec_size * itemsize < 16 and order.elements >= ORDERED_ELEMENTS
+    narrow = order.kind in TILED and not order.staged and order.vec_size * itemsize < 16
+    return narrow and order.elements >= ORDERED_ELEMENTS
 
 
 def _sectors(sizes: Sequence[int], strides: Sequence[int], itemsize: int, sector: int = SECTOR) -> float:

@@ -53,10 +53,11 @@ class ElementLaunch:
         self.layout = wide or pointwise_layout.in_short_batches(found, plan.scalar, plan.shifts_one_by_one)
         self.chunks = pointwise_layout.chunks_of(self.layout)
         self.threads = pointwise_layout.SPREAD_THREADS if wide else pointwise_layout.threads(self.chunks)
+        self.threads = min(self.threads, pointwise_layout.staged_threads(self.layout, streams))
         self.blocks = pointwise_layout.grid(self.chunks, self.threads, processors)
         if not (adds or broadcast) and self.layout.batches > self.chunks:
             self.layout = pointwise_layout.in_light_batches(self.layout, plan.loss.heavy)
-            self.chunks, self.threads = self.layout.batches, pointwise_layout.BATCH_THREADS
+            self.chunks, self.threads = self.layout.batches, min(self.threads, pointwise_layout.BATCH_THREADS)
             self.blocks = -(-self.chunks * gpu.WARP // self.threads)
         self.warps = self.blocks * self.threads // gpu.WARP
         #: The partial sums of gradients of operands that are ``broadcast``, by slot, and where they begin behind the
@@ -89,7 +90,8 @@ class ElementLaunch:
                 warps = max(self.sums[i].tasks for i in summed)
                 threads = pointwise_layout.MAX_THREADS
                 blocks = pointwise_layout.sum_grid(warps, self.plan.machine.processors)
-            found = self.plan.machine.launcher(variant, blocks, threads, fixed)
+            shared = threads // gpu.WARP * sum(variant.staged.values())
+            found = self.plan.machine.launcher(variant, blocks, threads, fixed, shared)
             self._launchers[kind, gradients, counted] = found
         return found
 
@@ -327,7 +329,7 @@ class PointwisePlan(Plan):
         """The most elements that a lane takes at a time of streams that disagree about the innermost dimension. A heavy
         loss, or one of several operands, has fewer registers for elements of each.
         """
-        return 16 if self.loss.heavy or len(self.tensors) > 2 else 32
+        return 16 if self.loss.heavy or len(self.tensors) > 2 else pointwise_layout.MOST_OF_A_LANE
 
     def summed(self, wanted: Wanted) -> Wanted:
         if not self.scalar or self.empty:

@@ -21,6 +21,8 @@ from tools.variants import Compiled, Variants
 
 #: Every kind of layout occurs only with this many elements in both directions.
 ROWS, COLUMNS = 4096, 4096
+#: Odd sizes, and so many elements that tiles go through shared memory.
+ODD_ROWS, ODD_COLUMNS = 4801, 4803
 
 
 class PointwiseVariants(Variants):
@@ -168,8 +170,8 @@ def dtype_settings(loss: Loss, fast: bool) -> Iterator[tuple[str, ...]]:
 
 def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeholder, ...]]:
     """Contiguous operands; each broadcast along rows, along columns, to all; misaligned, also beside operands that are
-    broadcast, whose gradients are then sums of their own; permuted; with a step; and of a short dimension,
-    innermost in one of them.
+    broadcast, whose gradients are then sums of their own; permuted; with a step; permuted and of odd sizes; and of a
+    short dimension, innermost in one of them.
     """
     contiguous = tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes)
     yield contiguous
@@ -192,6 +194,8 @@ def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeho
         yield tuple(Placeholder(x, (16, 32, 64), (33 * step, step, 1), 0) for x in dtypes)
         yield tuple(Placeholder(x, (8, 16, 32, 64), (17 * 33 * step, 33 * step, step, 1), 0) for x in dtypes)
     yield tuple(Placeholder(x, (ROWS,), (2,), 0) for x in dtypes)
+    odd = ODD_ROWS, ODD_COLUMNS
+    yield placeholder(first.dtype, odd), *(Placeholder(x.dtype, odd, (1, ODD_ROWS), 0) for x in others)
     # Short rows beside columns.
     for short in (3, 5, 7):
         shape = (ROWS, short)
