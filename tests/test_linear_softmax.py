@@ -130,12 +130,27 @@ def test_weight_with_gaps(gap: int) -> None:
     agrees(given | {"linear_weight": columns.requires_grad_()}, dtype="bfloat16", max_memory=SMALL)
 
 
-def test_large_weights_are_copied_where_products_would_take_longer() -> None:
-    """Products of a weight that gaps leave unaligned take longer."""
+@kernels
+@pytest.mark.parametrize(("gap", "reduction"), in_turn([0, 8, 3], ["mean", "none"]))
+def test_inputs_with_gaps(gap: int, reduction: str) -> None:
+    """As a weight, in several chunks."""
+    given = operands((40,), dtype="bfloat16")
+    rows = torch.nn.functional.pad(given["input"].detach(), (0, gap))[:, :24]
+    columns = torch.nn.functional.pad(rows.detach().t(), (0, gap))[:, :40].t()
+    for inputs in (rows, columns):
+        given = given | {"input": inputs.requires_grad_()}
+        agrees(given, reduction=reduction, dtype="bfloat16", max_memory=SMALL)
+
+
+@pytest.mark.parametrize("factor", [0, 1])
+def test_large_factors_are_copied_where_products_would_take_longer(factor: int) -> None:
+    """Products of a matrix that gaps leave unaligned take longer."""
     rows, labels = TensorSpec("bfloat16", (8, 1024), (1024, 1)), TensorSpec("int64", (8,), (1,))
 
     def is_copied(shape: tuple[int, int], strides: tuple[int, int], misalignment: int = 0) -> bool:
-        return 1 in contiguous_copies((rows, TensorSpec("bfloat16", shape, strides, misalignment), labels))
+        tensors = [rows, rows, labels]
+        tensors[factor] = TensorSpec("bfloat16", shape, strides, misalignment)
+        return factor in contiguous_copies(tuple(tensors))
 
     large = (4096, 1024)
     assert not is_copied(large, (1032, 1)) and not is_copied(large, (1, 4104)) and not is_copied(large, (1, 4096))

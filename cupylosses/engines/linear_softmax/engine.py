@@ -35,8 +35,10 @@ from cupylosses.engines.softmax.engine import SoftmaxEngine, checked_settings, r
 from cupylosses.engines.strides import dense_strides
 from cupylosses.interop import ITEMSIZE
 
-#: Elements of a weight that is read where it lies though gaps leave it unaligned, at most.
-SMALL_WEIGHT = 1 << 17
+#: Arrays that are factors of products: inputs and weight; and elements of one that is read where it lies though gaps
+#: leave it unaligned, at most.
+FACTORS = 2
+SMALL_FACTOR = 1 << 17
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
 
@@ -108,7 +110,7 @@ class LinearSoftmaxEngine(SoftmaxEngine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
-        """Everything is contiguous, but a weight may be transposed, or have gaps."""
+        """Everything is contiguous, but a matrix of inputs, and a weight, may be transposed, or have gaps."""
         return contiguous_copies(tensors)
 
     # Formulas
@@ -269,13 +271,14 @@ def layer_of(at: Mapping[str, int], arrays: Sequence[Any]) -> dict[str, Any]:
 
 
 def contiguous_copies(tensors: tuple[TensorSpec, ...]) -> dict[int, tuple[int, ...]]:
-    """The arrays of a linear layer and its rows that are copied: everything is contiguous, but a weight, the second,
-    may be transposed, and have gaps between its rows or columns where products of it take no longer for that.
+    """The arrays of a linear layer and its rows that are copied: everything is contiguous, but the factors of products,
+    a matrix of inputs and a weight, may be transposed, and have gaps between their rows or columns where products of
+    them take no longer for that.
     """
     found = {}
     for i, x in enumerate(tensors):
         wanted = dense_strides(x.shape, (0,) * len(x.shape))
-        if x.strides != wanted and not (i == 1 and _is_read_in_place(x)) and 0 not in x.shape:
+        if x.strides != wanted and not (i < FACTORS and _is_read_in_place(x)) and 0 not in x.shape:
             found[i] = wanted
     return found
 
@@ -289,7 +292,7 @@ def _is_read_in_place(x: TensorSpec) -> bool:
     inner = 1 if x.strides[1] == 1 else 0
     step, length = x.strides[1 - inner], x.shape[inner]
     aligned = x.misalignment == 0 and step * ITEMSIZE[x.dtype] % 16 == 0
-    return step == length or (step > length and (aligned or prod(x.shape) <= SMALL_WEIGHT))
+    return step == length or (step > length and (aligned or prod(x.shape) <= SMALL_FACTOR))
 
 
 LINEAR_SOFTMAX = LinearSoftmaxEngine()
