@@ -142,21 +142,39 @@ def test_inputs_with_gaps(gap: int, reduction: str) -> None:
         agrees(given, reduction=reduction, dtype="bfloat16", max_memory=SMALL)
 
 
-@pytest.mark.parametrize("factor", [0, 1])
-def test_large_factors_are_copied_where_products_would_take_longer(factor: int) -> None:
-    """Products of a matrix that gaps leave unaligned take longer."""
+def test_large_weights_are_copied_where_products_would_take_longer() -> None:
+    """Products of a weight that gaps leave unaligned take longer."""
     rows, labels = TensorSpec("bfloat16", (8, 1024), (1024, 1)), TensorSpec("int64", (8,), (1,))
 
     def is_copied(shape: tuple[int, int], strides: tuple[int, int], misalignment: int = 0) -> bool:
-        tensors = [rows, rows, labels]
-        tensors[factor] = TensorSpec("bfloat16", shape, strides, misalignment)
-        return factor in contiguous_copies(tuple(tensors))
+        return 1 in contiguous_copies((rows, TensorSpec("bfloat16", shape, strides, misalignment), labels))
 
     large = (4096, 1024)
     assert not is_copied(large, (1032, 1)) and not is_copied(large, (1, 4104)) and not is_copied(large, (1, 4096))
     assert is_copied(large, (1025, 1)) and is_copied(large, (1, 4097)) and is_copied(large, (1032, 1), 2)
     assert is_copied(large, (2048, 2)) and is_copied(large, (0, 1))
     assert not is_copied((128, 1024), (1025, 1)) and not is_copied((128, 1024), (1024, 1), 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "strides", "misalignment", "most"),
+    [
+        ("bfloat16", (1, 4096), 0, 1 << 20),
+        ("bfloat16", (1032, 1), 0, 1 << 20),
+        ("float32", (1, 4096), 0, 1024),
+        ("bfloat16", (1, 4096), 2, 512),
+        ("bfloat16", (1025, 1), 0, 512),
+        ("bfloat16", (1024, 1), 2, 1 << 20),  # contiguous
+        ("bfloat16", (2048, 2), 0, 0),
+    ],
+)
+def test_inputs_are_copied_where_products_of_many_classes_would_take_longer(
+    dtype: str, strides: tuple[int, int], misalignment: int, most: int
+) -> None:
+    inputs, labels = TensorSpec(dtype, (4096, 1024), strides, misalignment), TensorSpec("int64", (4096,), (1,))
+    for classes in (1, 512, 1024, 1 << 20):
+        weight = TensorSpec(dtype, (classes, 1024), (1024, 1))
+        assert (0 in contiguous_copies((inputs, weight, labels))) == (classes > most)
 
 
 @kernels

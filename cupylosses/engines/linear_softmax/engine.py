@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from cupylosses import checks, interop
 from cupylosses.adoption import common_library
@@ -35,10 +35,11 @@ from cupylosses.engines.softmax.engine import SoftmaxEngine, checked_settings, r
 from cupylosses.engines.strides import dense_strides
 from cupylosses.interop import ITEMSIZE
 
-#: Arrays that are factors of products: inputs and weight; and elements of one that is read where it lies though gaps
-#: leave it unaligned, at most.
-FACTORS = 2
-SMALL_FACTOR = 1 << 17
+#: Elements of a matrix that is read where it lies though gaps leave it unaligned, at most.
+SMALL_MATRIX = 1 << 17
+#: Classes up to which products of inputs that are not contiguous take no longer than a copy and its products: of
+#: unaligned inputs, and of aligned ones of more than 16 bits. Of 16 bits aligned ones never take longer.
+FEW_CLASSES, FEW_CLASSES_ALIGNED = 512, 1024
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
 
@@ -278,21 +279,50 @@ def contiguous_copies(tensors: tuple[TensorSpec, ...]) -> dict[int, tuple[int, .
     found = {}
     for i, x in enumerate(tensors):
         wanted = dense_strides(x.shape, (0,) * len(x.shape))
-        if x.strides != wanted and not (i < FACTORS and _is_read_in_place(x)) and 0 not in x.shape:
+        in_place = x.strides == wanted or 0 in x.shape
+        if i == 0:
+            in_place = in_place or _input_is_read_in_place(x, tensors[1].shape[0])
+        elif i == 1:
+            in_place = in_place or _weight_is_read_in_place(x)
+        if not in_place:
             found[i] = wanted
     return found
 
 
-def _is_read_in_place(x: TensorSpec) -> bool:
-    """True of a matrix whose rows or columns are contiguous, and aligned if there are gaps between them. A copy of a
-    small one takes longer than what its products lose.
-    """
+class _Lines(NamedTuple):
+    """The rows or columns of a matrix, in whichever elements are next to each other."""
+
+    have_gaps: bool
+    are_aligned: bool
+
+
+def _lines_of(x: TensorSpec) -> _Lines | None:
+    """The lines of a matrix, if it has any that do not overlap."""
     if x.ndim != 2 or 1 not in x.strides:
-        return False
+        return None
     inner = 1 if x.strides[1] == 1 else 0
     step, length = x.strides[1 - inner], x.shape[inner]
-    aligned = x.misalignment == 0 and step * ITEMSIZE[x.dtype] % 16 == 0
-    return step == length or (step > length and (aligned or prod(x.shape) <= SMALL_FACTOR))
+    if step < length:
+        return None
+    return _Lines(step > length, x.misalignment == 0 and step * ITEMSIZE[x.dtype] % 16 == 0)
+
+
+def _weight_is_read_in_place(x: TensorSpec) -> bool:
+    """True of a weight without gaps, of aligned lines, and of a small one: a copy takes longer than what its products
+    lose.
+    """
+    lines = _lines_of(x)
+    return lines is not None and (not lines.have_gaps or lines.are_aligned or prod(x.shape) <= SMALL_MATRIX)
+
+
+def _input_is_read_in_place(x: TensorSpec, classes: int) -> bool:
+    """The same of inputs, of which a copy is a share of the products that the classes decide."""
+    lines = _lines_of(x)
+    if lines is None:
+        return False
+    most = FEW_CLASSES_ALIGNED if lines.are_aligned else FEW_CLASSES
+    narrow = lines.are_aligned and ITEMSIZE[x.dtype] == 2
+    return narrow or classes <= most or prod(x.shape) <= SMALL_MATRIX
 
 
 LINEAR_SOFTMAX = LinearSoftmaxEngine()

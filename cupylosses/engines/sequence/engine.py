@@ -35,7 +35,7 @@ from cupylosses.engines.softmax.engine import row_major
 #: Logits whose classes lie apart are copied from so many elements on, but for these numbers of classes: there reading
 #: them where they lie takes no longer.
 APART_ELEMENTS = 1 << 10
-APART_CLASSES = range(9, 33)
+APART_CLASSES = range(9, 16)
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
 
