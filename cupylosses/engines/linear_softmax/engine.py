@@ -37,9 +37,9 @@ from cupylosses.interop import ITEMSIZE
 
 #: Elements of a matrix that is read where it lies though gaps leave it unaligned, at most.
 SMALL_MATRIX = 1 << 17
-#: Classes up to which products of inputs that are not contiguous take no longer than a copy and its products: of
-#: unaligned inputs, and of aligned ones of more than 16 bits. Of 16 bits aligned ones never take longer.
-FEW_CLASSES, FEW_CLASSES_ALIGNED = 512, 1024
+#: Classes up to which products of inputs that are not contiguous take no longer than a copy and its products, by bytes
+#: of an element; of 16 bits only if they are not aligned, and otherwise of any number.
+FEW_CLASSES = {2: 128, 4: 1024, 8: 1024}
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
 
@@ -320,9 +320,9 @@ def _input_is_read_in_place(x: TensorSpec, classes: int) -> bool:
     lines = _lines_of(x)
     if lines is None:
         return False
-    most = FEW_CLASSES_ALIGNED if lines.are_aligned else FEW_CLASSES
-    narrow = lines.are_aligned and ITEMSIZE[x.dtype] == 2
-    return narrow or classes <= most or prod(x.shape) <= SMALL_MATRIX
+    size = ITEMSIZE[x.dtype]
+    few = classes <= FEW_CLASSES[size] or (size == 2 and lines.are_aligned)
+    return few or prod(x.shape) <= SMALL_MATRIX
 
 
 LINEAR_SOFTMAX = LinearSoftmaxEngine()
