@@ -463,6 +463,20 @@ def test_operands_in_tiles_of_pairs_are_copied(
 
 
 @pytest.mark.parametrize(
+    ("loss", "dtype", "copied"),
+    [("mse_loss", "bfloat16", False), ("js_div", "bfloat16", True), ("js_div", "float32", False)],
+)
+def test_operands_that_go_through_shared_memory_are_not_copied(loss: str, dtype: str, copied: bool) -> None:
+    """Those of a heavy loss in 16 bits do not."""
+    tensors = TensorSpec(dtype, (6001, 6003), (6003, 1)), TensorSpec(dtype, (6001, 6003), (1, 6001))
+    call = Call(registry()[loss], tensors, Static("mean", flags=tuple([0 for _ in registry()[loss].flags])))
+    found = pointwise_engine.POINTWISE.copies(call, tensors, Machine(132, Chip()), 1)
+    assert found == ({1: (6003, 1)} if copied else {})
+    plan = pointwise_engine.POINTWISE.plan(call, tensors, dtype, Machine(132, Chip()))
+    assert plan.elements_launch.layout.staged == (not copied)
+
+
+@pytest.mark.parametrize(
     ("rows", "columns", "itemsize", "tile"),
     [
         (1 << 20, 26, 4, (2, 4, 16, 1, 2)),  # rows of 104 bytes, at once

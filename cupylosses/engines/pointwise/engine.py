@@ -31,6 +31,7 @@ from cupylosses.engines.pointwise.layout import (
     Stream,
     blocks_vectors,
     is_sparse,
+    micro_tile_of,
     reordered,
 )
 from cupylosses.engines.pointwise.plan import PointwisePlan
@@ -125,7 +126,9 @@ class PointwiseEngine(Engine):
         streams = {i: Stream(x.strides, interop.ITEMSIZE[x.dtype], read=True) for i, x in full.items()}
         first = next(iter(full.values()), None)
         gaps = first is not None and not first.lies_as(first.gradient.strides)
-        return found | reordered(shape, streams, twice, gaps, writes > 1)
+        loss: Any = call.loss
+        micro_tile = micro_tile_of(loss.heavy, len(tensors))
+        return found | reordered(shape, streams, micro_tile, twice, gaps, writes > 1)
 
     # Formulas
 

@@ -164,8 +164,6 @@ STAGED_LINES = 32
 STAGED_LINE = {2: 64, 4: 32, 8: 32}
 STAGED_ELEMENTS = {2: 5 << 22, 4: 1 << 22, 8: 1 << 22}
 LONG_LINE, LONG_LINE_ELEMENTS = 64, 1 << 25
-#: Elements that a lane takes at a time of light losses of two operands (`layout`).
-MOST_OF_A_LANE = 32
 #: Bytes of such tiles of a block, which every GPU has room for.
 STAGED_BYTES = 40 << 10
 #: Accesses to streams with such tiles: of unit stride along the first dimension, and along the second.
@@ -182,6 +180,16 @@ WELL_USED = 0.9
 BETTER_USED = 1.1
 MOST_STEPS = 4
 MAX_RUN = 64
+
+
+#: Elements that a lane takes at a time of streams that disagree about the innermost dimension, at most; and those of a
+#: heavy loss, or of one of several operands, which has fewer registers for elements of each.
+MOST_OF_A_LANE, MOST_OF_A_LANE_HEAVY = 32, 16
+
+
+def micro_tile_of(heavy: int, operands: int) -> int:
+    """The most elements that a lane takes at a time of streams that disagree about the innermost dimension."""
+    return MOST_OF_A_LANE_HEAVY if heavy or operands > 2 else MOST_OF_A_LANE
 
 
 @dataclass(frozen=True)
@@ -984,7 +992,7 @@ def is_sparse(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bo
 
 
 def reordered(
-    shape: tuple[int, ...], streams: Mapping[int, Stream], twice: bool, gaps: bool, several: bool
+    shape: tuple[int, ...], streams: Mapping[int, Stream], micro_tile: int, twice: bool, gaps: bool, several: bool
 ) -> dict[int, tuple[int, ...]]:
     """The operands of the full shape that are copied into the order of the first, with the strides of the copies: those
     of other orders, if they are read ``twice``, or have too many dimensions to be gathered, or are many in tiles of
@@ -993,7 +1001,7 @@ def reordered(
     """
     if len(streams) < 2 or prod(shape) < ORDERED_ELEMENTS:
         return {}
-    found, itemsize = layout(shape, [*streams.values()]), max(x.itemsize for x in streams.values())
+    found, itemsize = layout(shape, [*streams.values()], micro_tile), max(x.itemsize for x in streams.values())
     narrow = 2 if found.kind in TILED and (itemsize == 2 or several) else 1
     if found.vec_size > narrow or found.staged:
         return {}

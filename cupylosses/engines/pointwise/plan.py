@@ -326,10 +326,8 @@ class PointwisePlan(Plan):
 
     @property
     def micro_tile(self) -> int:
-        """The most elements that a lane takes at a time of streams that disagree about the innermost dimension. A heavy
-        loss, or one of several operands, has fewer registers for elements of each.
-        """
-        return 16 if self.loss.heavy or len(self.tensors) > 2 else pointwise_layout.MOST_OF_A_LANE
+        """The most elements that a lane takes at a time of streams that disagree about the innermost dimension."""
+        return pointwise_layout.micro_tile_of(self.loss.heavy, len(self.tensors))
 
     def summed(self, wanted: Wanted) -> Wanted:
         if not self.scalar or self.empty:
