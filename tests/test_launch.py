@@ -479,7 +479,9 @@ def test_order_of_additions_knows_no_device() -> None:
     """It follows from the sizes: the functions that decide it receive nothing else."""
     assert list(inspect.signature(pointwise_layout.chunks).parameters) == ["vectors", "vec_size", "unroll"]
     assert list(inspect.signature(pointwise_layout.threads).parameters) == ["chunks"]
-    assert list(inspect.signature(pointwise_layout.layout).parameters) == ["shape", "streams", "micro_tile", "widest"]
+    of_layout = ["shape", "streams", "micro_tile", "widest", "stages_16_bits"]
+    assert list(inspect.signature(pointwise_layout.layout).parameters) == of_layout
+    assert list(inspect.signature(pointwise_layout.staged_threads).parameters) == ["found", "streams"]
     assert list(inspect.signature(pointwise_layout.sum_layout).parameters) == ["shape", "streams", "result"]
 
 

@@ -474,6 +474,13 @@ def test_operands_that_go_through_shared_memory_are_not_copied(loss: str, dtype:
     assert found == ({1: (6003, 1)} if copied else {})
     plan = pointwise_engine.POINTWISE.plan(call, tensors, dtype, Machine(132, Chip()))
     assert plan.elements_launch.layout.staged == (not copied)
+    # So are products with second derivatives, which are heavier than the loss.
+    tangent = TensorSpec(dtype, (6001, 6003), (6003, 1))
+    moved = registry()[loss].engine.jvp(
+        call._replace(static=call.static._replace(kind="sum")), (True, False), (tangent,)
+    )
+    second = pointwise_engine.POINTWISE.plan(moved, (*tensors, tangent), dtype, Machine(132, Chip()))
+    assert second.product_launch.layout.staged == (not copied)
 
 
 @pytest.mark.parametrize(

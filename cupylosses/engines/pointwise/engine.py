@@ -31,7 +31,6 @@ from cupylosses.engines.pointwise.layout import (
     Stream,
     blocks_vectors,
     is_sparse,
-    micro_tile_of,
     reordered,
 )
 from cupylosses.engines.pointwise.plan import PointwisePlan
@@ -127,8 +126,7 @@ class PointwiseEngine(Engine):
         first = next(iter(full.values()), None)
         gaps = first is not None and not first.lies_as(first.gradient.strides)
         loss: Any = call.loss
-        micro_tile = micro_tile_of(loss.heavy, len(tensors))
-        return found | reordered(shape, streams, micro_tile, twice, gaps, writes > 1)
+        return found | reordered(shape, streams, not loss.heavy, twice, gaps, writes > 1)
 
     # Formulas
 

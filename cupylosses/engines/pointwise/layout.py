@@ -182,16 +182,6 @@ MOST_STEPS = 4
 MAX_RUN = 64
 
 
-#: Elements that a lane takes at a time of streams that disagree about the innermost dimension, at most; and those of a
-#: heavy loss, or of one of several operands, which has fewer registers for elements of each.
-MOST_OF_A_LANE, MOST_OF_A_LANE_HEAVY = 32, 16
-
-
-def micro_tile_of(heavy: int, operands: int) -> int:
-    """The most elements that a lane takes at a time of streams that disagree about the innermost dimension."""
-    return MOST_OF_A_LANE_HEAVY if heavy or operands > 2 else MOST_OF_A_LANE
-
-
 @dataclass(frozen=True)
 class Tile:
     """``TileShape`` of ``kernels/core/layout.cuh``: elements of a micro-tile in both directions, lanes along the first,
@@ -336,12 +326,17 @@ def outer_rank(kind: str, operands: int) -> int:
 
 
 def layout(
-    shape: Sequence[int], streams: Sequence[Stream], micro_tile: int = MOST_OF_A_LANE, widest: int = 16
+    shape: Sequence[int],
+    streams: Sequence[Stream],
+    micro_tile: int = 32,
+    widest: int = 16,
+    stages_16_bits: bool = True,
 ) -> Layout:
     """The layout of a non-empty index space: the widest vectors, of up to ``widest`` elements, that sizes, strides and
     addresses allow.
 
-    Of streams that disagree about the innermost dimension, a lane takes up to ``micro_tile`` elements at a time.
+    Of streams that disagree about the innermost dimension, a lane takes up to ``micro_tile`` elements at a time; tiles
+    of 16 bits go through shared memory only with ``stages_16_bits``.
     """
     sizes, strides = merge(shape, [x.strides for x in streams])
     most = max_rank(len(streams) // 2)
@@ -351,7 +346,7 @@ def layout(
             "make the tensors contiguous with `.contiguous()`."
         )
     flat = len(sizes) == 1 and all(s[0] in (0, 1) for s in strides)
-    tiled = _tiles(sizes, strides, streams, micro_tile)
+    tiled = _tiles(sizes, strides, streams, micro_tile, stages_16_bits)
     if tiled:
         return tiled
     vec_size = 1
@@ -443,7 +438,11 @@ def gathered(found: Layout, streams: Sequence[Stream]) -> Layout | None:
 
 
 def _tiles(
-    sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], most: int
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    streams: Sequence[Stream],
+    most: int,
+    stages_16_bits: bool,
 ) -> Layout | None:
     """The layout of streams that disagree about the innermost dimension, or None if they agree, or no tile fits."""
     other = _other_fast_dimension(sizes, strides)
@@ -451,7 +450,20 @@ def _tiles(
         found = _tiled(sizes, strides, streams, min(few, most), other, True)
         if found and found.vectors <= MAX_CHUNKS * WARP * found.batch:
             return found
+    if other is not None and most > 1:
+        turned = _turned(sizes, strides, other)
+        tile = _micro_tiles(*turned, streams, most, False)
+        if 1 in (tile.a, tile.b) and (staged := _staged(*turned, streams, stages_16_bits)):
+            return staged
     return _tiled(sizes, strides, streams, most, other)
+
+
+def _turned(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], second: int
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Sizes and strides with this dimension behind the innermost one."""
+    order = [0, second, *(d for d in range(1, len(sizes)) if d != second)]
+    return tuple(sizes[d] for d in order), tuple(tuple(s[d] for d in order) for s in strides)
 
 
 def _tiled(
@@ -476,11 +488,8 @@ def _long_tiled(
     few: bool,
 ) -> Layout | None:
     """The layout in tiles of the innermost dimension and another one, or None if one of them is short."""
-    order = [0, other, *(d for d in range(1, len(sizes)) if d != other)]
-    sizes, ordered = tuple(sizes[d] for d in order), tuple(tuple(s[d] for d in order) for s in strides)
+    sizes, ordered = _turned(sizes, strides, other)
     tile = _micro_tiles(sizes, ordered, streams, most, few)
-    if not few and most > 1 and 1 in (tile.a, tile.b) and (staged := _staged(sizes, ordered, streams, most)):
-        return staged
     if min(sizes[:2]) < (TILE if tile.a * tile.b == 1 else TILE_OF_VECTORS):
         return None
     access = ("stream",) * len(streams)
@@ -490,13 +499,12 @@ def _long_tiled(
 
 
 def _staged(
-    sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], most: int
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], stages_16_bits: bool
 ) -> Layout | None:
     """The layout in tiles of single elements, of which those of streams of unit stride along the second dimension go
     through shared memory: the dimension along which fewer bytes lie, or the shorter one. So do operands of unit stride
-    along the first, but those of 16 bits, whose copy takes longer than it saves. None if there are too few elements, if
-    lanes would have nothing to do, or if a lane takes fewer than ``MOST_OF_A_LANE`` elements of 16 bits at a time:
-    their arithmetic takes longer than the memory.
+    along the first, but those of 16 bits, whose copy takes longer than it saves. None if there are too few elements, or
+    lanes would have nothing to do.
     """
 
     def along(d: int) -> list[int]:
@@ -505,14 +513,14 @@ def _staged(
     first, second = ((sum([streams[i].itemsize for i in along(d)]), sizes[d]) for d in (0, 1))
     if second > first:
         order = [1, 0, *range(2, len(sizes))]
-        return _staged([sizes[d] for d in order], [[s[d] for d in order] for s in strides], streams, most)
+        return _staged([sizes[d] for d in order], [[s[d] for d in order] for s in strides], streams, stages_16_bits)
     if not along(1):
         return None
     count, widest = prod(sizes), max(streams[i].itemsize for i in along(1))
     line = LONG_LINE if widest == 4 and count >= LONG_LINE_ELEMENTS else STAGED_LINE[widest]
     tile = Tile(1, 1, STAGED_LINES, 1, line)
     used = _used(sizes[0], tile.sides[0]) * _used(sizes[1], tile.sides[1])
-    if count < STAGED_ELEMENTS[widest] or used < FULL_STRIPS or (widest == 2 and most < MOST_OF_A_LANE):
+    if count < STAGED_ELEMENTS[widest] or used < FULL_STRIPS or (widest == 2 and not stages_16_bits):
         return None
     access = [_access_of_tiles(x, s, tile) for x, s in zip(streams, strides, strict=True)]
     for i in along(1):
@@ -992,7 +1000,7 @@ def is_sparse(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bo
 
 
 def reordered(
-    shape: tuple[int, ...], streams: Mapping[int, Stream], micro_tile: int, twice: bool, gaps: bool, several: bool
+    shape: tuple[int, ...], streams: Mapping[int, Stream], stages_16_bits: bool, twice: bool, gaps: bool, several: bool
 ) -> dict[int, tuple[int, ...]]:
     """The operands of the full shape that are copied into the order of the first, with the strides of the copies: those
     of other orders, if they are read ``twice``, or have too many dimensions to be gathered, or are many in tiles of
@@ -1001,7 +1009,8 @@ def reordered(
     """
     if len(streams) < 2 or prod(shape) < ORDERED_ELEMENTS:
         return {}
-    found, itemsize = layout(shape, [*streams.values()], micro_tile), max(x.itemsize for x in streams.values())
+    found = layout(shape, [*streams.values()], stages_16_bits=stages_16_bits)
+    itemsize = max(x.itemsize for x in streams.values())
     narrow = 2 if found.kind in TILED and (itemsize == 2 or several) else 1
     if found.vec_size > narrow or found.staged:
         return {}

@@ -45,7 +45,7 @@ class ElementLaunch:
         adds: bool = False,
     ) -> None:
         self.plan = plan
-        found = pointwise_layout.layout(plan.full_shape, streams, plan.micro_tile)
+        found = plan.layout_of(streams)
         summed = {slot: len(plan.tensors) + slot for slot in broadcast}
         strips = pointwise_layout.in_strips(found, [*summed.values()]) if broadcast else None
         found = strips or pointwise_layout.gathered(found, streams) or found
@@ -272,7 +272,7 @@ class PointwisePlan(Plan):
         if rows == own:
             return own
         streams = self._streams_of(rows)
-        order = pointwise_layout.layout(self.full_shape, streams, self.micro_tile)
+        order = self.layout_of(streams)
         sinks = enumerate(streams[len(own) :], len(own))
         out = [
             pointwise_layout.is_out_of_order(order, i, x.itemsize)
@@ -298,7 +298,7 @@ class PointwisePlan(Plan):
         if self.elements < pointwise_layout.ORDERED_ELEMENTS:
             return frozenset()
         streams = self._streams_of(self._own)
-        order = pointwise_layout.layout(self.full_shape, streams, self.micro_tile)
+        order = self.layout_of(streams)
         found: set[int] = set()
         for i, x in enumerate(self.tensors):
             stream = len(self.tensors) + i
@@ -324,10 +324,14 @@ class PointwisePlan(Plan):
         wide = all([interop.ITEMSIZE[x] == 4 for x in self.storage])
         return not isinstance(self.loss, TangentLoss) and self.loss.heavy > 1 and wide
 
-    @property
-    def micro_tile(self) -> int:
-        """The most elements that a lane takes at a time of streams that disagree about the innermost dimension."""
-        return pointwise_layout.micro_tile_of(self.loss.heavy, len(self.tensors))
+    def layout_of(self, streams: Sequence[pointwise_layout.Stream]) -> pointwise_layout.Layout:
+        """The layout of the index space. A heavy loss, or one of several operands, has fewer registers for elements of
+        streams that disagree about the innermost dimension. In 16 bits the arithmetic of a heavy loss takes longer than
+        what is saved by tiles in shared memory.
+        """
+        micro_tile = 16 if self.loss.heavy or len(self.tensors) > 2 else 32
+        base = (isinstance(self.loss, TangentLoss) and self.loss.base) or self.loss
+        return pointwise_layout.layout(self.full_shape, streams, micro_tile, stages_16_bits=not base.heavy)
 
     def summed(self, wanted: Wanted) -> Wanted:
         if not self.scalar or self.empty:
