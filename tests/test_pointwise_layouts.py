@@ -183,7 +183,7 @@ def test_micro_tiles_have_the_gradients_of_contiguous_operands(dtype: str) -> No
     [
         ((95, 125), "float32", 1),
         ((125, 95), "bfloat16", 1),  # lines begin at both halves of a word
-        ((190, 191), "float16", 0),  # tiles in the middle of lines, which are copied in words
+        ((195, 192), "float16", 0),  # tiles in the middle of lines, which are copied in words, and one that ends a line
         ((3, 63, 95), "float64", 1),
         ((2, 3, 61, 95), "float32", 0),
     ],
@@ -191,7 +191,10 @@ def test_micro_tiles_have_the_gradients_of_contiguous_operands(dtype: str) -> No
 def test_tiles_in_shared_memory_have_the_gradients_of_contiguous_operands(
     shape: tuple[int, ...], dtype: str, transposed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With gradients along both dimensions, a transposed grad_output, and operands that begin anywhere."""
+    """With gradients along both dimensions, a transposed grad_output, operands that begin anywhere, and warps that take
+    several tiles.
+    """
+    monkeypatch.setattr(pointwise_layout, "MAX_CHUNKS", 5)
     monkeypatch.setattr(pointwise_layout, "FEW_OF_A_LANE", ())
     monkeypatch.setattr(pointwise_layout, "STAGED_ELEMENTS", dict.fromkeys((2, 4, 8), 1 << 10))
     operands = [x.clone() for x in drawn(dtype, 2, *shape).unbind()]

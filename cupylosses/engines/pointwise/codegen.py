@@ -446,10 +446,10 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
         heaviest = variant.loss.heavy > 2 and variant.compute == "float64"
         return 1 if heaviest and (variant.layout in TILED or sum(variant.stored) > 2) else BLOCKS_PER_SM_OTHERS
     stored, tiled, wide = variant.vec_size * sum(variant.stored), variant.layout in TILED, variant.compute == "float64"
-    most = 8 if not tiled else 4 if wide else 16
-    if variant.staged:
-        # Tiles in shared memory leave room for fewer threads than that.
-        most = 1 if wide else 16
+    most = 8 if not tiled else 16
+    if tiled and wide:
+        # Two gradients of tiles in shared memory spill up to 132 bytes with 128 registers.
+        most = 1 if variant.staged else 4
     if variant.loss.heavy > (0 if tiled and wide else 1) and variant.layout != "flat" and stored > most:
         return 1
     if variant.loss.heavy > 2 and (tiled or (stored and any(kind == "column" for _, kind, _ in variant.summed))):

@@ -502,9 +502,9 @@ def _staged(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], stages_16_bits: bool
 ) -> Layout | None:
     """The layout in tiles of single elements, of which those of streams of unit stride along the second dimension go
-    through shared memory: the dimension along which fewer bytes lie, or the shorter one. So do operands of unit stride
-    along the first, but those of 16 bits, whose copy takes longer than it saves. None if there are too few elements, or
-    lanes would have nothing to do.
+    through shared memory: the dimension along which fewer bytes lie, or, of as many, the shorter one. So do operands of
+    unit stride along the first, but those of 16 bits, whose copy takes longer than it saves. None if there are too few
+    elements, or lanes would have nothing to do.
     """
 
     def along(d: int) -> list[int]:
