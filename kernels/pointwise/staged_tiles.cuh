@@ -1,6 +1,6 @@
 // Element-wise losses of operands that disagree about the innermost dimension, in tiles that go through shared memory.
-// Where no vector divides both dimensions, micro-tiles (layout.cuh: TiledLayout) are single elements, and lanes that
-// lie along one dimension read and write a part of each sector along the other.
+// Micro-tiles (layout.cuh: TiledLayout) are single elements if no vector divides both dimensions: lanes that lie along
+// one of them read and write a part of each sector along the other.
 //
 //   tile   kSideA = 32 elements along a, kSideB along b; a warp has one in a batch, lane l its elements with a = l
 //

@@ -316,7 +316,9 @@ def _weight_is_read_in_place(x: TensorSpec) -> bool:
 
 
 def _input_is_read_in_place(x: TensorSpec, classes: int) -> bool:
-    """The same of inputs, of which a copy is a share of the products that the classes decide."""
+    """True of inputs whose products take no longer than a copy and its products. A copy is a smaller share of the time
+    the more classes there are.
+    """
     lines = _lines_of(x)
     if lines is None:
         return False
