@@ -160,6 +160,7 @@ def test_large_weights_are_copied_where_products_would_take_longer() -> None:
     ("dtype", "strides", "misalignment", "most"),
     [
         ("bfloat16", (1, 4096), 0, 1 << 20),
+        ("bfloat16", (1, 4097), 0, 128),
         ("bfloat16", (1032, 1), 0, 1 << 20),
         ("float32", (1, 4096), 0, 1024),
         ("float32", (1, 4096), 4, 1024),
@@ -176,6 +177,11 @@ def test_inputs_are_copied_where_products_of_many_classes_would_take_longer(
     for classes in (1, 128, 1024, 1 << 20):
         weight = TensorSpec(dtype, (classes, 1024), (1024, 1))
         assert (0 in contiguous_copies((inputs, weight, labels))) == (classes > most)
+
+
+def test_inputs_are_not_copied_where_the_copy_is_not_aligned_either() -> None:
+    inputs, weight = TensorSpec("bfloat16", (4093, 1021), (1, 4093)), TensorSpec("bfloat16", (1000, 1021), (1021, 1))
+    assert not contiguous_copies((inputs, weight, TensorSpec("int64", (4093,), (1,))))
 
 
 @kernels

@@ -1115,6 +1115,7 @@ __device__ constexpr bool loads_ahead() {
   return kNarrow && kRoom && kVectors && Program::Layout::kOuter == 0 && !Program::kScaledPerElement;
 }
 
+// One of two objects that differ in type.
 template <bool kFirst, class A, class B>
 __device__ __forceinline__ auto& either(A& first, B& second) {
   if constexpr (kFirst) {

@@ -38,7 +38,7 @@ from cupylosses.interop import ITEMSIZE
 #: Elements of a matrix that is read where it lies though gaps leave it unaligned, at most.
 SMALL_MATRIX = 1 << 17
 #: Classes up to which products of inputs that are not contiguous take no longer than a copy and its products, by bytes
-#: of an element; of 16 bits only if they are not aligned, and otherwise of any number.
+#: of an element; of 16 bits only where the copy would be aligned and they are not, and otherwise of any number.
 FEW_CLASSES = {2: 128, 4: 1024, 8: 1024}
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
@@ -323,8 +323,8 @@ def _input_is_read_in_place(x: TensorSpec, classes: int) -> bool:
     if lines is None:
         return False
     size = ITEMSIZE[x.dtype]
-    few = classes <= FEW_CLASSES[size] or (size == 2 and lines.are_aligned)
-    return few or prod(x.shape) <= SMALL_MATRIX
+    gains = size > 2 or (not lines.are_aligned and x.shape[1] * size % 16 == 0)
+    return not gains or classes <= FEW_CLASSES[size] or prod(x.shape) <= SMALL_MATRIX
 
 
 LINEAR_SOFTMAX = LinearSoftmaxEngine()
