@@ -187,10 +187,10 @@ def test_values_alone(shape: tuple[int, int], dtype: str, fresh_plans: Callable[
     assert found and all(x.streamed for x in found)
 
 
-@pytest.mark.parametrize("count", [1, 5])
-def test_slices_of_several_tiles_and_whole_ones(count: int, fresh_plans: Callable[[], None]) -> None:
+@pytest.mark.parametrize(("count", "ahead"), [(1, 16), (5, 16), (5, 2)])
+def test_slices_of_several_tiles_and_whole_ones(count: int, ahead: int, fresh_plans: Callable[[], None]) -> None:
     """Two tiles in one pass, in two, and values alone: each a slice, or cut by five."""
-    with few_slices(count), noted_layouts() as found:
+    with few_slices(count, ahead), noted_layouts() as found:
         given = draw((2, 1025, 40), 1, device=KERNELS)
         for reduction in ("mean", "none"):
             agrees_with_truth(given, reduction)

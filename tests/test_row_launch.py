@@ -513,16 +513,35 @@ def test_clusters_of_seven_where_those_of_eight_take_turns() -> None:
 
 
 def test_rows_too_long_or_too_few_for_tiles_are_sliced() -> None:
-    """As many slices as blocks run at once, of some classes for each thread; of more tiles than that each is a slice,
-    and needs no counter.
+    """As many slices as blocks run at once, of some classes for each thread, which has fewer of them on their way if
+    slices are few; of more tiles than that each is a slice, and needs no counter.
     """
-    for rows, tiles, slices in ((1024, 16, 264), (16, 1, 63), (1 << 15, 512, 512)):
-        layout = of((rows, 32000), 1, "bfloat16", strides=(1, rows))
+    for rows, classes, tiles, slices, ahead in (
+        (1024, 32000, 16, 264, 16),
+        (16, 32000, 1, 125, 8),
+        (16, 4096, 1, 64, 2),
+        (1 << 15, 32000, 512, 512, 16),
+    ):
+        layout = of((rows, classes), 1, "bfloat16", strides=(1, rows))
         assert (layout.kind, layout.chunks, layout.slices) == ("column_slices", tiles, slices)
+        assert layout.per_thread == ahead
         assert softmax_layout.blocks(layout, layout.chunks, 132) == min(slices, 2 * 132)
-    for rows, classes, copied in ((8, 1024, False), (7, 1024, True), (1000, 1023, True)):
+    assert of((16, 100000), 1, "float64", strides=(1, 16)).per_thread == 2
+    # Tiles have fewer rows where these are few and a cache holds them, but whole sectors.
+    for rows, classes, tiles, lanes in ((64, 32000, 4, 8), (64, 16000, 1, 32), (64, 300000, 1, 32), (32, 32768, 2, 8)):
+        layout = of((rows, classes), 1, "bfloat16", strides=(1, rows))
+        assert (layout.vec_size, layout.chunks, layout.lanes) == (2, tiles, lanes)
+    # Rows that are read again are sliced however few elements they have; of others copies take less time.
+    for rows, classes, copied, again in (
+        (8, 1 << 17, False, False),
+        (7, 1 << 18, True, False),
+        (8, 1 << 16, True, False),
+        (8, 1 << 16, False, True),
+        (8, 1024, False, True),
+        (1000, 1023, True, True),
+    ):
         strides = RowStrides((1,), rows, 4, 0)
-        assert softmax_layout.copied((rows,), classes, (strides, strides), 1, True) == copied
+        assert softmax_layout.copied((rows,), classes, (strides, strides), 1, True, again=again) == copied
 
 
 def test_interleaved_halves_have_a_word_each() -> None:

@@ -64,7 +64,7 @@ def test_which_rows_are_copied() -> None:
     assert not copied((1024, 32000), (1, 1024))
     # Or several blocks, where they are few and classes many, as long as neighbouring rows fill sectors.
     assert not copied((256, 32000), (1, 256)) and copied((256, 1023), (1, 256))
-    assert copied((15, 32000), (1, 15), size=2) and not copied((16, 32000), (1, 16), size=2)
+    assert copied((15, 99999), (1, 15), size=2) and not copied((16, 99999), (1, 16), size=2)
     assert copied((1000, 81), (1, 1000)) and not copied((1000, 80), (1, 1000)) and not copied((1024, 81), (1, 1024))
     assert copied((8, 97, 64, 64), operands=2) and not copied((8, 96, 64, 64), operands=2)
     # With a target per class, the warps of a block share those of which 32 fit into shared memory twice.
@@ -91,6 +91,17 @@ def test_which_rows_are_copied() -> None:
     # Other ones are copied if they are many, of 16 bits or read again.
     assert not copied(image, apart[2], operands=2) and copied(image, apart[2], operands=2, again=True)
     assert copied(image, apart[2], operands=2, size=2) and not copied((8, *image[1:]), apart[2], operands=2, size=2)
+    # So are short rows of 16 bits with gaps that leave no words of neighbours, if copies have some; not few classes.
+    small, gaps = (4, 32, 8, 8), (32 * 88, 88, 11, 1)
+    assert copied(small, gaps, operands=2, size=2) and not copied(small, operands=2, size=2)
+    assert not copied((4, 15, 8, 8), (15 * 88, 88, 11, 1), operands=2, size=2)
+    assert not copied((4, 32, 7, 7), (32 * 70, 70, 10, 1), operands=2, size=2)
+    assert not copied(small, gaps, operands=2) and copied(small, gaps, operands=2, again=True)
+    assert not copied(small, gaps, operands=2, size=8, again=True)
+    # Many of few classes are taken to registers as they lie.
+    large, gaps = (4, 32, 128, 128), (32 * 128 * 131, 128 * 131, 131, 1)
+    assert copied(large, gaps, operands=2, size=2) and not copied(large, gaps, operands=2, size=2, lane=32)
+    assert not copied(large, gaps, operands=2, again=True)
     # Log-probabilities are read at the labels only, and their gradients written.
     assert not copied((8, 1000, 64, 64), softmax=False) and not copied((16, 262144), (1, 16), softmax=False)
     assert not copied((16, 1000), (1, 16), softmax=False) and not copied((8192, 262144), (1, 8192), softmax=False)

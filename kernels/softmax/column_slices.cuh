@@ -27,9 +27,6 @@
 #pragma once
 #include "softmax/column_tiles.cuh"
 
-// Vectors that a thread visits at once, and as many that are on their way.
-constexpr int kAhead = 16;  // engines/softmax/layout.py: SLICE_AHEAD
-
 // Blocks that share rows by so many slices. A worker is a block.
 struct ColumnSlices : ClusterGroup<1> {
   int count;
@@ -85,9 +82,11 @@ struct SlicePlan {
   }
 };
 
-// The classes of one thread in a part of a slice. kLast: logits are read for the last time, the last ones first.
-template <class Program, int kVecSize_, bool kLast>
+// The classes of one thread in a part of a slice. It visits kAhead vectors at once, and as many are on their way.
+// kLast: logits are read for the last time, the last ones first.
+template <class Program, int kVecSize_, int kAhead_, bool kLast>
 struct SliceClasses {
+  static constexpr int kAhead = kAhead_;
   using Value = typename Program::Input;
   using P = Pack<Value, kVecSize_>;
   const Value* from;  // of the thread's first class
@@ -192,7 +191,7 @@ struct StoreVectors {
 
 // visit(k, vectors) for all classes of a thread, kAhead at a time and then one by one. The next vectors are on their
 // way while some are visited; the first ones have been loaded by Classes::start().
-template <class Classes, class Visit>
+template <class Classes, int kAhead, class Visit>
 __device__ __forceinline__ void for_each_vector(const Classes& own, typename Classes::P (&first)[kAhead],
                                                 const Visit& visit) {
   const int whole = own.count / kAhead;
@@ -290,9 +289,12 @@ struct TileEvaluation {
 };
 
 // A reader as TwoPassReader, with entry points of its own for what it leaves out.
-template <int kVecSize, int kLanes, int kWarps>
+template <int kVecSize, int kLanes, int kWarps, int kAhead>
 struct ColumnSliceReader {
   static constexpr int kThreads = kWarps * kWarp, kRows = kLanes * kVecSize;
+  // True where threads have so few vectors that fetching instructions for the first time takes longer than running
+  // them.
+  static constexpr bool kRunsOnce = kAhead < 16;
   // Threads that have the same rows, and those of a block that combine slices of the same row.
   static constexpr int kSlots = kThreads / kLanes, kTeams = kThreads / kRows;
   static_assert(kRows <= kThreads, "each thread evaluates one row at most");
@@ -328,8 +330,8 @@ struct ColumnSliceReader {
     }
     // Its classes of a part.
     template <bool kLast>
-    __device__ __forceinline__ SliceClasses<Program, kVecSize, kLast> classes(const Program& program,
-                                                                              const SlicePlan::Part& part) const {
+    __device__ __forceinline__ SliceClasses<Program, kVecSize, kAhead, kLast> classes(
+        const Program& program, const SlicePlan::Part& part) const {
       const int first_class = part.begin + static_cast<int>(threadIdx.x) / kLanes;
       return {program, offset, first_class, kSlots, exists ? part.end : 0};
     }
@@ -361,12 +363,12 @@ struct ColumnSliceReader {
         z[i] = program.logit.value(widen<Compute>(program.input[place]));
       }
     }
-    using Classes = SliceClasses<Program, kVecSize, false>;
+    using Classes = SliceClasses<Program, kVecSize, kAhead, false>;
     const AddVectors<kMasks<Program>, Program, Classes, kVecSize> add{program, own, labels, own_label, z, sums};
     for_each_vector(own, first, add);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      const Exchanged mine = combined_lanes(Exchanged(exchanged_sums(sums[i])));
+      const Exchanged mine = combined_lanes<kLanes>(Exchanged(exchanged_sums(sums[i])));
       if (threadIdx.x % kWarp < kLanes) shared_sums<Exchanged>(threadIdx.x / kWarp, i * kLanes + lane()) = mine;
     }
     __syncthreads();
@@ -436,8 +438,8 @@ struct ColumnSliceReader {
       all_zero[i] = coeffs[i].all_zero();
       any_zero |= all_zero[i];
     }
-    using Classes = SliceClasses<Program, kVecSize, true>;
-    if (any_zero) {
+    using Classes = SliceClasses<Program, kVecSize, kAhead, true>;
+    if (any_zero || kRunsOnce) {
       using Store = StoreVectors<kMasks<Program>, true, Program, Classes, kVecSize>;
       for_each_vector(own, first, Store{program, own, labels, coeffs, all_zero});
     } else {
@@ -485,13 +487,14 @@ struct ColumnSliceReader {
       // The next task is claimed while this one runs.
       int next = 0;
       if (threadIdx.x == 0) next = static_cast<int>(atomicAdd(work.claim_counter, 1u));
-      if (n < slices.slices) {
-        slices.for_each_part(n, [&](const SlicePlan::Part& part) {
-          unsigned* const counter = work.counters + part.tile;
+      const bool sums_up = n < slices.slices;
+      slices.for_each_part(sums_up ? n : n - slices.slices, [&](const SlicePlan::Part& part) {
+        unsigned* const counter = work.counters + part.tile;
+        const unsigned parts = slices.parts(part.tile);
+        bool complete = alone;
+        if (sums_up) {
           Sums sums = sums_of_part(program, part);
-          bool complete = alone;
           if (!complete) {
-            const unsigned parts = slices.parts(part.tile);
             Sums* const own = part_sums + slices.place(part.tile, part.slice) * kRows;
             if (threadIdx.x < kRows) own[threadIdx.x] = sums;
             complete = arrives_last(counter, parts);
@@ -500,30 +503,25 @@ struct ColumnSliceReader {
             // On its way while the sums of other slices arrive.
             const Target<Program> row(program, part.tile);
             if (!alone) {
-              const int first = slices.first_slice(part.tile), parts = slices.parts(part.tile);
+              const int first = slices.first_slice(part.tile);
               sums = sums_of_tile(part_sums + slices.place(part.tile, first) * kRows, parts);
             }
             record_scale(scale, group, part.tile);
             evaluate(program, part.tile, row, sums, work.partials, coeffs);
           }
           __syncthreads();
-          if (alone) write_part(part, {nullptr, 0});
-          if (complete && !alone && threadIdx.x == 0) {
-            if (kGradient) {
-              add_and_synchronize(counter, 1);
-            } else {
-              *counter = 0;
-            }
+        }
+        if (alone || !sums_up) write_part(part, {alone ? nullptr : counter, parts});
+        if (!alone && threadIdx.x == 0) {
+          if (!sums_up) {
+            if (atomicAdd(counter, 1u) == 2 * parts) *counter = 0;
+          } else if (complete && kGradient) {
+            add_and_synchronize(counter, 1);
+          } else if (complete) {
+            *counter = 0;
           }
-        });
-      } else {
-        slices.for_each_part(n - slices.slices, [&](const SlicePlan::Part& part) {
-          unsigned* const counter = work.counters + part.tile;
-          const unsigned parts = slices.parts(part.tile);
-          write_part(part, {counter, parts});
-          if (threadIdx.x == 0 && atomicAdd(counter, 1u) == 2 * parts) *counter = 0;
-        });
-      }
+        }
+      });
       if (threadIdx.x == 0) claimed = next;
       __syncthreads();
       n = claimed;
@@ -568,12 +566,12 @@ struct ColumnSliceReader {
     alignas(16) __shared__ unsigned words[kParts * kRows * sizeof(Sums) / 4];
     return reinterpret_cast<Sums*>(words)[who * kRows + n];
   }
-  // The sums of the lanes of a warp that have the same rows together, in each of them. Of two lanes the lower one's
-  // come first in both, so that they have the same bits.
-  template <class Sums>
+  // The sums of every kEach-th lane of a warp together, in each of them. Of two lanes the lower one's come first in
+  // both, so that they have the same bits.
+  template <int kEach, class Sums>
   static __device__ __forceinline__ Sums combined_lanes(Sums sums) {
 #pragma unroll
-    for (int offset = kWarp / 2; offset >= kLanes; offset /= 2) {
+    for (int offset = kWarp / 2; offset >= kEach; offset /= 2) {
       Sums other = sums;
 #pragma unroll
       for (int word = 0; word < static_cast<int>(sizeof(Sums) / 4); ++word) {
@@ -591,8 +589,10 @@ struct ColumnSliceReader {
   template <int kCount, class Sums>
   static __device__ __forceinline__ Sums combined() {
     Sums sums = Sums::empty();
+    // Sums of several words are combined in a loop, whose code is short: a block runs it once.
+    constexpr int kAtOnce = sizeof(Sums) > 8 ? 1 : 4;
     if (threadIdx.x < kRows) {
-#pragma unroll
+#pragma unroll kAtOnce
       for (int who = 0; who < kCount; ++who) combine(sums, shared_sums<Sums>(who, threadIdx.x));
     }
     return sums;
@@ -605,10 +605,11 @@ struct ColumnSliceReader {
     __syncthreads();
     return last;
   }
-  // The sums of a tile's parts: each team of kRows threads combines every kTeams-th one, and then these in turn.
+  // The sums of a tile's parts: each team of kRows threads combines every kTeams-th one; then the teams of a warp, and
+  // warps or teams in turn.
   template <class Sums>
   static __device__ __forceinline__ Sums sums_of_tile(const Sums* of_parts, int count) {
-    constexpr int kInFlight = 16;
+    constexpr int kInFlight = !kRunsOnce ? 16 : sizeof(Sums) > 8 ? 4 : 8;
     const int n = threadIdx.x % kRows, team = threadIdx.x / kRows;
     Sums sums = Sums::empty();
 #pragma unroll 1
@@ -623,14 +624,16 @@ struct ColumnSliceReader {
 #pragma unroll
       for (int j = 0; j < kInFlight; ++j) combine(sums, next[j]);
     }
-    shared_sums<Sums>(team, n) = sums;
+    constexpr int kOfWarp = kWarp > kRows ? kWarp / kRows : 1;
+    sums = combined_lanes<kRows>(sums);
+    if (team % kOfWarp == 0) shared_sums<Sums>(team / kOfWarp, n) = sums;
     __syncthreads();
-    return combined<kTeams, Sums>();
+    return combined<kTeams / kOfWarp, Sums>();
   }
 };
 
-template <int kVecSize, int kLanes, int kWarps>
-constexpr bool kSharesChunks<ColumnSliceReader<kVecSize, kLanes, kWarps>> = true;
+template <int kVecSize, int kLanes, int kWarps, int kAhead>
+constexpr bool kSharesChunks<ColumnSliceReader<kVecSize, kLanes, kWarps, kAhead>> = true;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Called by the entry points

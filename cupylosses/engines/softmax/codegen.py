@@ -600,7 +600,7 @@ class _Indices:
         if kernel.layout == "column_tiles":
             return f"ClusterGroup<{kernel.cluster}> group", f"TileReader<{kernel.vec_size}, {kernel.warps}>"
         if kernel.layout == "column_slices":
-            shape = f"{kernel.vec_size}, {kernel.lanes}, {kernel.warps}"
+            shape = f"{kernel.vec_size}, {kernel.lanes}, {kernel.warps}, {kernel.per_thread}"
             return "ColumnSlices group{{}, width}", f"ColumnSliceReader<{shape}>"
         if kernel.layout == "pipelined":
             parts = max(1, kernel.lanes // WARP)

@@ -157,6 +157,8 @@ SUBWARP_BLOCKS = 8
 MANY_ROWS = 1 << 14
 #: Classes that lie apart, up to which a thread of few takes a row alone: it goes through them one by one.
 APART_CLASSES = 80
+#: Classes that lie apart of rows with gaps, with a target for each, that are copied for wider words, at least.
+WORD_CLASSES = 16
 #: Rows of few classes that are copied if there are gaps between them, at least. Classes of two operands that are
 #: copied for that reason, at most, by the bytes of an element and by whether threads exchange more than once.
 PADDED_ROWS = 1 << 13
@@ -201,14 +203,22 @@ TILE_RESIDENT = 1024
 TILE_ROWS = 1 << 10
 #: Slices of columns, which blocks share rows by: their number, as many blocks as 132 multiprocessors run at once, on
 #: every GPU, because slices decide the order of additions; warps of a block, and threads of a multiprocessor, which are
-#: few, so that each has many vectors on its way (``kAhead``); bytes of a vector at most, by those of a logit; and
-#: classes of few rows, at least.
+#: few, so that each has many vectors on its way; bytes of a vector at most, by those of a logit; classes of few rows,
+#: at least; elements of rows that are not copied, at least, unless they are read again; and tiles of so many elements,
+#: at least, as long as each reads whole sectors of a class, since one block combines the parts of a tile, and bytes of
+#: rows that a cache holds, at most: of others it would fetch the sectors between again.
 SLICES = 2 * 132
 SLICE_WARPS = 8
 SLICE_RESIDENT = 512
-SLICE_AHEAD = 16
 SLICE_BYTES = {2: 4, 4: 8, 8: 8}
 SLICE_CLASSES = 1 << 10
+SLICE_ELEMENTS = 1 << 20
+SLICE_TILES = 4
+SLICE_CACHED_BYTES = 1 << 25
+#: Vectors that a thread has on its way (``kAhead``), by the slices that there are then, at least; and doubles, of which
+#: more would be too many instructions.
+SLICE_AHEAD = ((16, SLICES), (8, 32), (2, 1))
+SLICE_DOUBLES_AHEAD = 2
 #: Vectors of a row that a thread takes for second derivatives, at least, and threads that keep a GPU busy then.
 SECOND_VECTORS = 2
 SECOND_THREADS = 1 << 16
@@ -670,13 +680,25 @@ def _slice_layout(
 ) -> RowLayout:
     vec_size = max(1, min(vec_size, SLICE_BYTES[logits.itemsize] // logits.itemsize))
     lanes = min(WARP, power_of_two(rows // vec_size))
-    tiles, unit = -(-rows // (lanes * vec_size)), SLICE_WARPS * WARP // lanes * SLICE_AHEAD
+    narrows = SLICE_ELEMENTS <= rows * classes <= SLICE_CACHED_BYTES // logits.itemsize
+    while (
+        narrows and rows <= (SLICE_TILES - 1) * lanes * vec_size and lanes * vec_size * logits.itemsize > SECTOR_BYTES
+    ):
+        lanes //= 2
+    tiles = -(-rows // (lanes * vec_size))
+
+    def units(ahead: int) -> int:
+        return tiles * -(-classes // (SLICE_WARPS * WARP // lanes * ahead))
+
+    ahead = next(x for x, least in SLICE_AHEAD if units(x) >= least)
+    if logits.itemsize > 4:
+        ahead = SLICE_DOUBLES_AHEAD
     # Blocks that share a tile count its parts, for which a workspace has as many counters.
-    slices = max(tiles, min(SLICES, tiles * -(-classes // unit)))
+    slices = max(tiles, min(SLICES, units(ahead)))
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     return RowLayout(
         "column_slices", vec_size, slices, SLICE_WARPS * WARP, tiles, 1, 0, space_rank(rows, sizes), words,
-        resident=SLICE_RESIDENT, warps=SLICE_WARPS, lanes=lanes,
+        resident=SLICE_RESIDENT, warps=SLICE_WARPS, lanes=lanes, per_thread=ahead,
     )  # fmt: skip
 
 
@@ -799,6 +821,8 @@ def copied(
     # Elements of 16 bits would be read one by one.
     if rows >= MANY_ROWS and widest == 2 and not second and len({x.class_stride == 1 for x in tensors[:read]}) > 1:
         return True
+    if read == 2 and not second and _in_words_of_copies(shape, classes, tensors, lane, again):
+        return True
     least = SECOND_LABEL_COLUMNS[widest] if read == 1 else _second_alone(widest) + 1
     if columns and second_in_columns(rows, classes, widest, least):
         return False
@@ -806,7 +830,9 @@ def copied(
         return rows * classes > SECOND_APART
     if softmax and read == 1 and not second and _near(sizes, strides):
         size = tensors[0].itemsize
-        if sliced(rows, classes, sizes, size) or (shares and tiled(rows, classes, size)):
+        if sliced(rows, classes, sizes, size):
+            return shares and not again and rows * classes < SLICE_ELEMENTS
+        if shares and tiled(rows, classes, size):
             return False
     if not softmax:
         return False
@@ -821,6 +847,31 @@ def copied(
     if read == 2 and not second and size * WARP <= tile:
         return False
     return size * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
+
+
+def _in_words_of_copies(
+    shape: Sequence[int], classes: int, tensors: Sequence[RowStrides], lane: int, again: bool
+) -> bool:
+    """True of rows of two operands with gaps, in 16 bits, of which lanes move neighbouring ones in words if they are
+    copied, but one by one as they lie; and in 32 bits, if a few of them are read again. A lane takes many rows of up to
+    ``lane`` classes to registers as they lie; many whose neighbours are a few elements apart have rules of their own.
+    """
+    operands, gradients = tensors[:2], tensors[2:]
+    many, widest = prod(shape) >= MANY_ROWS, max(x.itemsize for x in operands)
+    if classes < WORD_CLASSES or any(x.class_stride == 1 for x in tensors) or (many and classes <= lane):
+        return False
+    short = again and not many and not _in_few_tiles(classes, sum(x.itemsize for x in operands))
+    if widest > (4 if short else 2):
+        return False
+
+    def lies(of: Sequence[RowStrides]) -> tuple[int, bool]:
+        """The rows of a word, and whether neighbours are next to each other."""
+        order = [x for pair in zip(of, gradients, strict=True) for x in pair]
+        sizes, strides = merge(shape, [x.strides for x in order])
+        return _column_words(sizes, strides, order, True)[0], all(x[0] == 1 for x in strides)
+
+    words, near = lies(operands)
+    return words == 1 < lies(gradients)[0] and (near or not many)
 
 
 def room_of_rows(chip: Chip) -> int:

@@ -50,7 +50,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "packed_rows": Layout((16400, 5), fewer=(1031, 5)),
     "columns": Layout((2, 5, 8200), fewer=(2, 5, 516)),
     "column_tiles": Layout((2, 53, 516)),
-    "column_slices": Layout((2, 1025, 17)),
+    "column_slices": Layout((2, 31001, 17), fewer=(2, 1025, 17)),
     "interleaved_rows": Layout((2, 9, 8209), fewer=(2, 9, 521)),
     "subwarp, copied": Layout((2, 199, 5, 3)),
     "label_only_rows": Layout((37, 43), loss="nll_loss"),
@@ -200,8 +200,8 @@ def blocks(count: int, device: str) -> Iterator[None]:
 
 @contextmanager
 def some_rows_are_many() -> Iterator[None]:
-    """Within this context, new plans take as many rows as the smaller shapes have to registers."""
-    with mock.patch.multiple(softmax_layout, MANY_ROWS=SOME_ROWS, TILE_ROWS=SOME_ROWS):
+    """Within this context, new plans take as many rows as the smaller shapes have to registers, or slice them."""
+    with mock.patch.multiple(softmax_layout, MANY_ROWS=SOME_ROWS, TILE_ROWS=SOME_ROWS, SLICE_ELEMENTS=0):
         yield
 
 
@@ -220,9 +220,12 @@ def few_rows_have_threads() -> Iterator[None]:
 
 
 @contextmanager
-def few_slices(count: int) -> Iterator[None]:
-    """Within this context, new plans cut columns into so many slices, or one for each tile if these are more."""
-    with mock.patch.object(softmax_layout, "SLICES", count):
+def few_slices(count: int, ahead: int = 16) -> Iterator[None]:
+    """Within this context, new plans cut columns into so many slices, or one for each tile if these are more, and
+    threads have so many vectors on their way.
+    """
+    given = {"SLICES": count, "SLICE_AHEAD": ((ahead, 1),), "SLICE_ELEMENTS": 0, "SLICE_TILES": 1}
+    with mock.patch.multiple(softmax_layout, **given):
         yield
 
 
