@@ -33,7 +33,13 @@ CASES, ELEMENTS, OTHERS = 250, 1 << 14, 300
 #: Sizes from which on operands are copied, or kernels chosen, that small cases would not reach.
 SIZES = {
     "pointwise.layout": ("ORDERED_ELEMENTS", "SINGLE_ELEMENTS"),
-    "regions.engine": ("INTERLEAVED_ELEMENTS", "SCATTERED_ELEMENTS"),
+    "regions.engine": (
+        "INTERLEAVED_ELEMENTS",
+        "SCATTERED_ELEMENTS",
+        "SCATTERED_TARGET",
+        "SCATTERED_LABELS",
+        "SCATTERED_OF_VALUES",
+    ),
     "row_statistics.engine": ("SHORT_ELEMENTS", "SPARSE_ELEMENTS"),
 }
 

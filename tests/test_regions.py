@@ -467,17 +467,16 @@ def test_tiles_in_shared_memory(name, case, dtypes, lies):
         ((0, 7, 1), None, False),
     ],
 )
-def test_samples_between_voxels(strides, dim, copied, monkeypatch):
-    monkeypatch.setattr(regions_engine, "INTERLEAVED_ELEMENTS", 1)
+def test_samples_between_voxels(strides, dim, copied):
     shape = (5, 2, 3, 7) if dim else (5, 3, 7)
-    assert regions_engine.is_interleaved(TensorSpec("float32", shape, strides), dim) == copied
-    assert not regions_engine.is_interleaved(TensorSpec("float32", (0, *shape[1:]), strides), dim)
+    assert regions_engine.is_interleaved(TensorSpec("float32", shape, strides), dim, 1) == copied
+    assert not regions_engine.is_interleaved(TensorSpec("float32", shape, strides), dim, prod(shape) + 1)
+    assert not regions_engine.is_interleaved(TensorSpec("float32", (0, *shape[1:]), strides), dim, 1)
 
 
-def test_two_samples_between_voxels_whose_classes_are_side_by_side(monkeypatch):
-    monkeypatch.setattr(regions_engine, "INTERLEAVED_ELEMENTS", 1)
-    assert regions_engine.is_interleaved(TensorSpec("float32", (2, 3, 64), (3, 1, 6)), 1)
-    assert not regions_engine.is_interleaved(TensorSpec("float32", (2, 64), (1, 2)), None)
+def test_two_samples_between_voxels_whose_classes_are_side_by_side():
+    assert regions_engine.is_interleaved(TensorSpec("float32", (2, 3, 64), (3, 1, 6)), 1, 1)
+    assert not regions_engine.is_interleaved(TensorSpec("float32", (2, 64), (1, 2)), None, 1)
 
 
 @pytest.mark.parametrize(("classes", "written"), [(2, True), (3, False)])
@@ -529,16 +528,46 @@ def test_classes_side_by_side_are_copied_where_lanes_share_voxels(shape, dim, dt
         (32, (32 * 4096, 64, 32 * 64, 1), False),  # neighbouring voxels are next to each other
         (400, (400 * 4096, 1, 400 * 64, 400), False),  # so are the classes, which no lanes hold
         (32, (32 * 4096, 64, 1, 32 * 64), True),
-        (4, (4 * 4096, 64, 1, 4 * 64), False),  # registers hold all classes
+        (4, (4 * 4096, 64, 1, 4 * 64), True),  # registers hold all classes
     ],
 )
-def test_scattered_targets_are_copied(classes, target, copied):
+def test_scattered_targets_are_copied(classes, target, copied, monkeypatch):
+    """Those of a value alone, too, if they are large."""
     shape = (8, classes, 64, 64)
     tensors = TensorSpec("float32", shape, (classes * 4096, 4096, 64, 1)), TensorSpec("float32", shape, target)
     call = call_of("dice_loss", tensors)
-    for writes in (True, False):
-        found = call.loss.engine.copies(call, tensors, Machine(132, Chip()), writes)
-        assert found == ({1: tensors[0].strides} if copied and writes else {})
+
+    def copies(writes):
+        return call.loss.engine.copies(call, tensors, Machine(132, Chip()), writes)
+
+    expected = {1: tensors[0].strides} if copied else {}
+    assert copies(True) == expected
+    monkeypatch.setattr(regions_engine, "SCATTERED_OF_VALUES", 8 * classes * 4096)
+    assert copies(False) == expected
+    monkeypatch.setattr(regions_engine, "SCATTERED_OF_VALUES", 8 * classes * 4096 + 1)
+    assert copies(False) == {}
+
+
+@pytest.mark.parametrize(
+    ("x", "target", "copy"),
+    [
+        ((80, 20, 1, 4), (80, 20, 5, 1), (80, 20, 1, 4)),  # voxels in another order are copied to that of the input
+        ((80, 20, 1, 4), (80, 20, 1, 4), None),
+        ((80, 1, 4, 20), (80, 20, 1, 4), None),  # classes of the input are next to each other
+        ((80, 20, 5, 1), (20, 5, 1), None),
+        ((80, 20, 5, 1), (20, 1, 4), (20, 5, 1)),
+        ((80, 20, 1, 4), (20, 5, 1), (20, 1, 4)),
+        ((80, 20, 5, 1), (1, 10, 2), None),  # labels of two samples between each other
+    ],
+)
+def test_targets_are_copied_to_the_order_of_the_input(x, target, copy, monkeypatch):
+    monkeypatch.setattr(regions_engine, "SCATTERED_TARGET", 1)
+    monkeypatch.setattr(regions_engine, "SCATTERED_LABELS", 1)
+    tensors = TensorSpec("float32", (2, 4, 4, 5), x), TensorSpec("float32", (2, 4, 4, 5), target)
+    if len(target) == 3:
+        tensors = tensors[0], TensorSpec("int64", (2, 4, 5), target)
+    call = call_of("dice_loss", tensors)
+    assert call.loss.engine.copies(call, tensors, Machine(132, Chip()), True) == ({1: copy} if copy else {})
 
 
 @pytest.mark.kernels

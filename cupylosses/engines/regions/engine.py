@@ -28,12 +28,17 @@ from cupylosses.engines.strides import dense_strides
 INTERLEAVED_STEP = 4
 INTERLEAVED_VOXELS = 2
 INTERLEAVED_ELEMENTS = 1 << 16
+#: Elements from which on targets per class, and labels, are copied whose neighbouring voxels lie apart though those of
+#: the input are next to each other; and from which on they are for a value alone, which reads them once.
+SCATTERED_TARGET = 1 << 14
+SCATTERED_LABELS = 1 << 12
+SCATTERED_OF_VALUES = 1 << 22
 #: Classes of planes with gaps between their rows that are copied where gradients are written: threads would read little
 #: but single elements.
 PADDED_CLASSES = 2
-#: Elements from which on targets are copied of whose sectors a thread reads one element at a time; and inputs in second
-#: derivatives if their voxels are read one by one in another order than the targets: both launches compute their
-#: offsets.
+#: Elements from which on operands are copied of which a thread would read an element of each sector: classes that lie
+#: side by side where lanes share voxels, and inputs in second derivatives if their voxels are read one by one in
+#: another order than the targets: both launches compute their offsets.
 SCATTERED_ELEMENTS = 1 << 20
 #: Bytes of an element up to which as many that are differentiated are copied if lanes share voxels whose classes lie
 #: side by side, which they would read one by one.
@@ -93,26 +98,31 @@ class RegionEngine(Engine):
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
         """Class weights with gaps; input and target whose samples lie between the voxels of each other, or whose
-        classes lie side by side where lanes share voxels; an input of two planes with gaps; a scattered target of more
-        classes than a thread holds; of second derivatives all that have gaps, an input whose samples lie between the
-        voxels of each other, a tangent that does not lie as the gradient of the input does, and both where the voxels
-        of many classes lie apart and no tile of them is in shared memory, or where the offset of each voxel takes
-        divisions.
+        classes lie side by side where lanes share voxels; an input of two planes with gaps; a scattered target; of
+        second derivatives all that have gaps, an input whose samples lie between the voxels of each other, a tangent
+        that does not lie as the gradient of the input does, and both where the voxels of many classes lie apart and no
+        tile of them is in shared memory, or where the offset of each voxel takes divisions.
         """
         last, found = 2 + call.static.class_weighted + call.static.weighted, {}
-        if writes and not any(call.static.has_tangent):
-            dims = call.static.class_dim, None if call.static.kind == "labels" else call.static.class_dim
+        class_dim, tangents = call.static.class_dim, any(call.static.has_tangent)
+        dims = class_dim, None if call.static.kind == "labels" else class_dim
+        if writes and not tangents:
             for i, (x, dim) in enumerate(zip(tensors, dims, strict=False)):
-                few = i == 0 and x.shape[call.static.class_dim] == PADDED_CLASSES
-                if is_interleaved(x, dim) or (few and has_gaps(x, dim)):
+                few = i == 0 and x.shape[class_dim] == PADDED_CLASSES
+                least = INTERLEAVED_ELEMENTS if i == 0 or dim is None else SCATTERED_TARGET
+                if is_interleaved(x, dim, least) or (few and has_gaps(x, dim)):
                     found[i] = dense_strides(x.shape, (0,) * x.ndim)
-            class_dim, operands = call.static.class_dim, list(enumerate(zip(tensors, dims, strict=False)))
-            apart = [i for i, (x, d) in operands if are_side_by_side(x, d) or (i == 1 and is_scattered(x, d))]
-            if apart:
+        if not tangents and 1 not in found:
+            input, target = tensors[:2]
+            lies = found.get(0, input.strides)
+            least = SCATTERED_LABELS if dims[1] is None else SCATTERED_TARGET
+            if prod(target.shape) >= (least if writes else SCATTERED_OF_VALUES) and is_scattered(target, dims, lies):
+                found[1] = in_order_of(lies, target.shape, dims)
+        if writes and not tangents:
+            operands = enumerate(zip(tensors, dims, strict=False))
+            if apart := [i for i, (x, d) in operands if i not in found and are_side_by_side(x, d)]:
                 at = RegionPlan(self, call, tensors, self.promoted(call), machine).layout
-                for i in apart:
-                    if i not in found and (at.lanes > 1 or not (at.held or tensors[i].strides[class_dim] == 1)):
-                        found[i] = planes(tensors[i].shape, class_dim)
+                found.update({i: planes(tensors[i].shape, class_dim) for i in apart if at.lanes > 1})
         if any(call.static.has_tangent[:1]):
             x, strides = tensors[0], tensors[0].gradient.strides
             in_order = dense_strides(x.shape, (0,) * x.ndim)
@@ -120,7 +130,7 @@ class RegionEngine(Engine):
             t, dim = tensors[1], None if call.static.kind == "labels" else call.static.class_dim
             if has_gaps(t, dim):
                 found[1] = dense_strides(t.shape, (0,) * t.ndim)
-            if is_interleaved(x, call.static.class_dim) or has_gaps(x, call.static.class_dim):
+            if is_interleaved(x, call.static.class_dim, INTERLEAVED_ELEMENTS) or has_gaps(x, call.static.class_dim):
                 found[0] = strides = in_order
             elif (far or large) and not x.lies_as(in_order):
                 at = RegionHvpPlan(self, call, tensors, self.promoted(call), machine).layout
@@ -287,9 +297,11 @@ def planes(shape: tuple[int, ...], class_dim: int) -> tuple[int, ...]:
     return dense_strides(shape, [len(shape) - order.index(d) for d in range(len(shape))])
 
 
-def is_interleaved(x: TensorSpec, class_dim: int | None) -> bool:
-    """True if samples lie between the voxels of each other, so that a block uses a small part of what it reads."""
-    if prod(x.shape) < INTERLEAVED_ELEMENTS:
+def is_interleaved(x: TensorSpec, class_dim: int | None, least: int) -> bool:
+    """True of ``least`` elements if samples lie between the voxels of each other, so that a block uses a small part of
+    what it reads.
+    """
+    if prod(x.shape) < least:
         return False
     dims = [d for d in range(x.ndim) if d != class_dim]
     step = min([abs(x.strides[d]) for d in dims[1:] if x.shape[d] > 1], default=1)
@@ -304,9 +316,26 @@ def has_gaps(x: TensorSpec, class_dim: int | None) -> bool:
     return x.strides[innermost] == 1 and 0 not in x.strides and not x.lies_as(x.gradient.strides)
 
 
-def is_scattered(x: TensorSpec, class_dim: int | None) -> bool:
-    """True of many elements that have neither their classes nor neighbouring voxels next to each other."""
-    if class_dim is None or prod(x.shape) < SCATTERED_ELEMENTS or 0 in x.strides or 1 not in x.strides:
+def is_scattered(target: TensorSpec, dims: tuple[int, int | None], lies: Sequence[int]) -> bool:
+    """True of a target whose neighbouring voxels, in the order of an input with strides ``lies``, lie apart, as do the
+    classes of a voxel. ``dims`` are the class dimensions of both.
+    """
+    if 0 in target.strides or 1 not in target.strides:
         return False
-    innermost = max([d for d in range(x.ndim) if d != class_dim and x.shape[d] > 1], default=class_dim)
-    return 1 not in (x.strides[innermost], x.strides[class_dim])
+    pairs = zip(dims_without_classes(lies, dims[0])[1:], dims_without_classes(target.shape, dims[1])[1:], strict=True)
+    steps = [(abs(lies[d]), abs(target.strides[e])) for d, e in pairs if target.shape[e] > 1 and lies[d]]
+    _, step = min(steps, default=(1, 1))
+    return step >= INTERLEAVED_STEP if dims[1] is None else 1 not in (step, target.strides[dims[1]])
+
+
+def in_order_of(lies: Sequence[int], shape: tuple[int, ...], dims: tuple[int, int | None]) -> tuple[int, ...]:
+    """Strides of a target without gaps: samples, classes, and voxels in the order of an input with strides ``lies``."""
+    samples, *voxels = zip(dims_without_classes(lies, dims[0]), dims_without_classes(shape, dims[1]), strict=True)
+    classes = [] if dims[1] is None else [dims[1]]
+    order = [samples[1], *classes, *(e for _, e in sorted(voxels, key=lambda x: -abs(lies[x[0]])))]
+    return dense_strides(shape, [len(shape) - order.index(d) for d in range(len(shape))])
+
+
+def dims_without_classes(x: Sequence[int], class_dim: int | None) -> list[int]:
+    """The dimensions of an array without that of the classes: samples, and voxels behind them."""
+    return [d for d in range(len(x)) if d != class_dim]
