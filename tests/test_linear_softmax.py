@@ -146,14 +146,18 @@ def test_large_weights_are_copied_where_products_would_take_longer() -> None:
     """Products of a weight that gaps leave unaligned take longer."""
     rows, labels = TensorSpec("bfloat16", (8, 1024), (1024, 1)), TensorSpec("int64", (8,), (1,))
 
-    def is_copied(shape: tuple[int, int], strides: tuple[int, int], misalignment: int = 0) -> bool:
-        return 1 in contiguous_copies((rows, TensorSpec("bfloat16", shape, strides, misalignment), labels))
+    def is_copied(
+        shape: tuple[int, int], strides: tuple[int, int], misalignment: int = 0, dtype: str = "bfloat16"
+    ) -> bool:
+        return 1 in contiguous_copies((rows, TensorSpec(dtype, shape, strides, misalignment), labels))
 
     large = (4096, 1024)
     assert not is_copied(large, (1032, 1)) and not is_copied(large, (1, 4104)) and not is_copied(large, (1, 4096))
     assert is_copied(large, (1025, 1)) and is_copied(large, (1, 4097)) and is_copied(large, (1032, 1), 2)
     assert is_copied(large, (2048, 2)) and is_copied(large, (0, 1))
-    assert not is_copied((128, 1024), (1025, 1)) and not is_copied((128, 1024), (1024, 1), 2)
+    assert not is_copied((128, 1024), (1025, 1), dtype="float32") and not is_copied((128, 1024), (1024, 1), 2)
+    # Of 16 bits small ones are copied if only the copy is aligned.
+    assert is_copied((128, 1024), (1025, 1)) and not is_copied((128, 1020), (1021, 1))
 
 
 @pytest.mark.parametrize(
@@ -182,6 +186,12 @@ def test_inputs_are_copied_where_products_of_many_classes_would_take_longer(
 def test_inputs_are_not_copied_where_the_copy_is_not_aligned_either() -> None:
     inputs, weight = TensorSpec("bfloat16", (4093, 1021), (1, 4093)), TensorSpec("bfloat16", (1000, 1021), (1021, 1))
     assert not contiguous_copies((inputs, weight, TensorSpec("int64", (4093,), (1,))))
+
+
+@pytest.mark.parametrize(("dtype", "copied"), [("bfloat16", True), ("float32", False)])
+def test_small_inputs_are_copied_where_only_the_copy_is_aligned(dtype: str, copied: bool) -> None:
+    inputs, weight = TensorSpec(dtype, (2048, 8), (9, 1)), TensorSpec(dtype, (2000, 8), (8, 1))
+    assert (0 in contiguous_copies((inputs, weight, TensorSpec("int64", (2048,), (1,))))) == copied
 
 
 @kernels

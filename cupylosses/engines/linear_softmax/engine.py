@@ -35,7 +35,8 @@ from cupylosses.engines.softmax.engine import SoftmaxEngine, checked_settings, r
 from cupylosses.engines.strides import dense_strides
 from cupylosses.interop import ITEMSIZE
 
-#: Elements of a matrix that is read where it lies though gaps leave it unaligned, at most.
+#: Elements of a matrix that is read where it lies though gaps leave it unaligned, at most, unless it has 16 bits and a
+#: copy would be aligned.
 SMALL_MATRIX = 1 << 17
 #: Classes up to which products of inputs that are not contiguous take no longer than a copy and its products, by bytes
 #: of an element; of 16 bits only where the copy would be aligned and they are not, and otherwise of any number.
@@ -312,7 +313,10 @@ def _weight_is_read_in_place(x: TensorSpec) -> bool:
     lose.
     """
     lines = _lines_of(x)
-    return lines is not None and (not lines.have_gaps or lines.are_aligned or prod(x.shape) <= SMALL_MATRIX)
+    if lines is None:
+        return False
+    is_small = prod(x.shape) <= SMALL_MATRIX and not _is_aligned_by_a_copy(x, lines)
+    return not lines.have_gaps or lines.are_aligned or is_small
 
 
 def _input_is_read_in_place(x: TensorSpec, classes: int) -> bool:
@@ -323,8 +327,14 @@ def _input_is_read_in_place(x: TensorSpec, classes: int) -> bool:
     if lines is None:
         return False
     size = ITEMSIZE[x.dtype]
-    gains = size > 2 or (not lines.are_aligned and x.shape[1] * size % 16 == 0)
-    return not gains or classes <= FEW_CLASSES[size] or prod(x.shape) <= SMALL_MATRIX
+    if classes <= FEW_CLASSES[size]:
+        return True
+    return not _is_aligned_by_a_copy(x, lines) if size == 2 else prod(x.shape) <= SMALL_MATRIX
+
+
+def _is_aligned_by_a_copy(x: TensorSpec, lines: _Lines) -> bool:
+    """True of 16 bits that have no aligned lines, but would have in a copy."""
+    return ITEMSIZE[x.dtype] == 2 and not lines.are_aligned and x.shape[1] * 2 % 16 == 0
 
 
 LINEAR_SOFTMAX = LinearSoftmaxEngine()
