@@ -326,12 +326,16 @@ class PointwisePlan(Plan):
 
     def layout_of(self, streams: Sequence[pointwise_layout.Stream]) -> pointwise_layout.Layout:
         """The layout of the index space. A heavy loss, or one of several operands, has fewer registers for elements of
-        streams that disagree about the innermost dimension. In 16 bits the arithmetic of a heavy loss takes longer than
-        what is saved by tiles in shared memory.
+        streams that disagree about the innermost dimension, and second derivatives of a heavier one, of a thousand
+        instructions and more, would be compiled for seconds. In 16 bits the arithmetic of a heavy loss takes longer
+        than what is saved by tiles in shared memory.
         """
         micro_tile = 16 if self.loss.heavy or len(self.tensors) > 2 else 32
-        base = (isinstance(self.loss, TangentLoss) and self.loss.base) or self.loss
-        return pointwise_layout.layout(self.full_shape, streams, micro_tile, stages_16_bits=not base.heavy)
+        heavy = self.loss.heavy
+        if isinstance(self.loss, TangentLoss):
+            micro_tile = 4 if heavy > 2 else micro_tile
+            heavy -= 1
+        return pointwise_layout.layout(self.full_shape, streams, micro_tile, stages_16_bits=not heavy)
 
     def summed(self, wanted: Wanted) -> Wanted:
         if not self.scalar or self.empty:
