@@ -124,7 +124,8 @@ class SoftmaxKernel(Kernel):
     which ``lanes`` share a row without gradients; a thread takes rows of ``per_thread`` classes where these are a
     constant, and so many vectors of tiles of gradients. Of second derivatives in registers ``lanes`` share a row, which
     may have single elements at its ends, ``edges``, or fewer vectors than all lanes take, ``partial``; of rows that
-    blocks share by their classes ``lanes`` of a warp read a class.
+    blocks share by their classes ``lanes`` of a warp read a class, and a thread has ``per_thread`` vectors on their
+    way.
     """
 
     loss: SoftmaxLoss

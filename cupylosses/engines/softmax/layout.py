@@ -316,7 +316,7 @@ class RowLayout:
     otherwise: logits are shifted on their way to shared memory, or ``gathered`` if classes lie apart. Of second
     derivatives in registers a lane takes ``per_thread`` vectors, some lanes fewer if rows are ``partial``, and rows may
     have single elements at their ends, ``edges``. Of rows that blocks share by their classes ``lanes`` of a warp read
-    a class.
+    a class, and a thread has ``per_thread`` vectors on their way.
     """
 
     kind: str
