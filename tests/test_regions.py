@@ -567,7 +567,13 @@ def test_targets_are_copied_to_the_order_of_the_input(x, target, copy, monkeypat
     if len(target) == 3:
         tensors = tensors[0], TensorSpec("int64", (2, 4, 5), target)
     call = call_of("dice_loss", tensors)
+    monkeypatch.setattr(regions_engine, "REORDERED_INPUT", 0)
     assert call.loss.engine.copies(call, tensors, Machine(132, Chip()), True) == ({1: copy} if copy else {})
+    # A few elements of the input are copied if its voxels lie in another order than those of the shape.
+    monkeypatch.setattr(regions_engine, "REORDERED_INPUT", 161)
+    found = call.loss.engine.copies(call, tensors, Machine(132, Chip()), True)
+    few = copy is not None and len(target) == 4
+    assert found == ({0: (80, 20, 5, 1)} if few else {1: copy} if copy else {})
 
 
 @pytest.mark.kernels

@@ -14,8 +14,9 @@ from torch import Tensor
 
 import cupylosses
 import cupylosses.functional
+from cupylosses.call import Call
 from cupylosses.definition.registry import registry
-from cupylosses.engines.base import TensorSpec
+from cupylosses.engines.base import Machine, TensorSpec
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.call import Static
 from cupylosses.engines.softmax.definition import SoftmaxLoss
@@ -106,6 +107,16 @@ def test_which_rows_are_copied() -> None:
     assert not copied((8, 1000, 64, 64), softmax=False) and not copied((16, 262144), (1, 16), softmax=False)
     assert not copied((16, 1000), (1, 16), softmax=False) and not copied((8192, 262144), (1, 8192), softmax=False)
     assert not copied((0, 1000), (1, 0)) and not copied((5, 0), (1, 5))
+
+
+@pytest.mark.parametrize(
+    ("reduction", "writes", "is_copied"), [("none", 1, False), ("none", 0, True), ("mean", 1, True)]
+)
+def test_short_columns_that_are_read_again_are_not_copied(reduction: str, writes: int, is_copied: bool) -> None:
+    tensors = TensorSpec("float32", (16, 1100), (1, 16)), TensorSpec("int64", (16,), (1,))
+    static = Static(**dict.fromkeys(Static._fields, False) | {"kind": "indices", "class_dim": 1, "has_tangent": ()})
+    call = Call(registry(SoftmaxLoss)["cross_entropy"], tensors, static._replace(reduction=reduction), (), None)
+    assert (0 in call.loss.engine.copies(call, tensors, Machine(132, Chip()), writes)) == is_copied
 
 
 def test_copies_lie_as_kernels_read_fast() -> None:

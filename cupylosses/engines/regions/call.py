@@ -60,6 +60,11 @@ class Static(NamedTuple):
     has_tangent: tuple[bool, ...] = ()
 
     @property
+    def class_dims(self) -> tuple[int, int | None]:
+        """The dimension of the classes in the input and in the target, None if that has labels."""
+        return self.class_dim, None if self.kind == "labels" else self.class_dim
+
+    @property
     def label_apart(self) -> bool:
         """True if the label's class is kept apart from the others where classes are in registers (``kLabelApart``)."""
         return (self.kind, self.activation, self.overlap) == ("labels", "softmax", "product")

@@ -28,6 +28,8 @@ from cupylosses.engines.strides import dense_strides
 INTERLEAVED_STEP = 4
 INTERLEAVED_VOXELS = 2
 INTERLEAVED_ELEMENTS = 1 << 16
+#: Elements of an input, at most, that is copied beside a target per class in another order.
+REORDERED_INPUT = 1 << 16
 #: Elements from which on targets per class, and labels, are copied whose neighbouring voxels lie apart though those of
 #: the input are next to each other; and from which on they are for a value alone, which reads them once.
 SCATTERED_TARGET = 1 << 14
@@ -104,31 +106,18 @@ class RegionEngine(Engine):
         tile of them is in shared memory, or where the offset of each voxel takes divisions.
         """
         last, found = 2 + call.static.class_weighted + call.static.weighted, {}
-        class_dim, tangents = call.static.class_dim, any(call.static.has_tangent)
-        dims = class_dim, None if call.static.kind == "labels" else class_dim
-        if writes and not tangents:
-            for i, (x, dim) in enumerate(zip(tensors, dims, strict=False)):
-                few = i == 0 and x.shape[class_dim] == PADDED_CLASSES
-                least = INTERLEAVED_ELEMENTS if i == 0 or dim is None else SCATTERED_TARGET
-                if is_interleaved(x, dim, least) or (few and has_gaps(x, dim)):
-                    found[i] = dense_strides(x.shape, (0,) * x.ndim)
-        if not tangents and 1 not in found:
-            input, target = tensors[:2]
-            lies = found.get(0, input.strides)
-            least = SCATTERED_LABELS if dims[1] is None else SCATTERED_TARGET
-            if prod(target.shape) >= (least if writes else SCATTERED_OF_VALUES) and is_scattered(target, dims, lies):
-                found[1] = in_order_of(lies, target.shape, dims)
-        if writes and not tangents:
-            operands = enumerate(zip(tensors, dims, strict=False))
-            if apart := [i for i, (x, d) in operands if i not in found and are_side_by_side(x, d)]:
-                at = RegionPlan(self, call, tensors, self.promoted(call), machine).layout
-                found.update({i: planes(tensors[i].shape, class_dim) for i in apart if at.lanes > 1})
+        if not any(call.static.has_tangent):
+            found = in_other_orders(call.static, tensors[0], tensors[1], writes)
+            dims = call.static.class_dims
+            apart = [i for i in (0, 1) if i not in found and writes and are_side_by_side(tensors[i], dims[i])]
+            if apart and RegionPlan(self, call, tensors, self.promoted(call), machine).layout.lanes > 1:
+                found |= {i: planes(tensors[i].shape, call.static.class_dim) for i in apart}
         if any(call.static.has_tangent[:1]):
             x, strides = tensors[0], tensors[0].gradient.strides
             in_order = dense_strides(x.shape, (0,) * x.ndim)
             far, large = voxels_far_apart(x, call.static.class_dim), prod(x.shape) >= SCATTERED_ELEMENTS
-            t, dim = tensors[1], None if call.static.kind == "labels" else call.static.class_dim
-            if has_gaps(t, dim):
+            t = tensors[1]
+            if has_gaps(t, call.static.class_dims[1]):
                 found[1] = dense_strides(t.shape, (0,) * t.ndim)
             if is_interleaved(x, call.static.class_dim, INTERLEAVED_ELEMENTS) or has_gaps(x, call.static.class_dim):
                 found[0] = strides = in_order
@@ -314,6 +303,33 @@ def has_gaps(x: TensorSpec, class_dim: int | None) -> bool:
     """True of planes of voxels with gaps between their rows."""
     innermost = max([d for d in range(x.ndim) if d != class_dim and x.shape[d] > 1], default=0)
     return x.strides[innermost] == 1 and 0 not in x.strides and not x.lies_as(x.gradient.strides)
+
+
+def in_other_orders(static: Static, x: TensorSpec, target: TensorSpec, writes: int) -> dict[int, tuple[int, ...]]:
+    """The copies of input and target that lie in other orders than those in which blocks and threads take voxels, where
+    gradients are written: samples between voxels, two planes with gaps, and a target whose voxels lie in another order
+    than the input's. Then an input of few elements is copied to the order of the shape, but otherwise the target to the
+    input's, which needs no copy of a gradient; so it is for a large value alone.
+    """
+    found, dims = dict[int, tuple[int, ...]](), static.class_dims
+    in_order = dense_strides(x.shape, (0,) * x.ndim)
+    dense = dims[1] is not None
+    if writes:
+        planes_with_gaps = x.shape[static.class_dim] == PADDED_CLASSES and has_gaps(x, static.class_dim)
+        if planes_with_gaps or is_interleaved(x, static.class_dim, INTERLEAVED_ELEMENTS):
+            found[0] = in_order
+        if is_interleaved(target, dims[1], SCATTERED_TARGET if dense else INTERLEAVED_ELEMENTS):
+            found[1] = dense_strides(target.shape, (0,) * target.ndim)
+    least = (SCATTERED_TARGET if dense else SCATTERED_LABELS) if writes else SCATTERED_OF_VALUES
+    lies = found.get(0, x.strides)
+    if 1 in found or prod(target.shape) < least or not is_scattered(target, dims, lies):
+        return found
+    few = writes and dense and prod(x.shape) < REORDERED_INPUT
+    if few and 0 not in found and is_scattered(x, (dims[0], dims[0]), in_order):
+        found[0] = lies = in_order
+        if not is_scattered(target, dims, lies):
+            return found
+    return found | {1: in_order_of(lies, target.shape, dims)}
 
 
 def is_scattered(target: TensorSpec, dims: tuple[int, int | None], lies: Sequence[int]) -> bool:

@@ -108,7 +108,7 @@ class SoftmaxEngine(Engine):
         operands = 1 if static.kind == "indices" else 2
         # Without a softmax only kernels that write gradients take whole rows, and second derivatives are 0 or rare.
         if loss.softmax or (writes and not static.has_tangent):
-            found.update(copies(static, tensors, loss, machine.chip))
+            found.update(copies(static, tensors, loss, machine.chip, writes > 0))
         if static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1:
             found[2] = (1,)
         tangents = len(tensors) - sum(static.has_tangent)

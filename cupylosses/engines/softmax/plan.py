@@ -366,18 +366,19 @@ def second_in_registers(loss: SoftmaxLoss, static: Static) -> bool:
 
 
 def copies(
-    static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chip: gpu.Chip
+    static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chip: gpu.Chip, writes: bool = True
 ) -> Mapping[int, tuple[int, ...]]:
     """The operands that kernels read from copies, with the strides of these: without gaps, in the order that they have,
     in that of the first operand, or in that of the shape, if kernels take rows that lie so; otherwise with the classes
-    next to each other.
+    next to each other. ``writes`` is False of a value alone.
     """
     operands, dim = tensors[: 1 if static.kind == "indices" else 2], static.class_dim
-    if not copied(static, operands, loss, chip):
-        return {}
 
     def reads(laid_out: Sequence[TensorSpec]) -> bool:
-        return not copied(static, laid_out, loss, chip)
+        return not copied(static, laid_out, loss, chip, writes)
+
+    if reads(operands):
+        return {}
 
     first = operands[0]
     orders = [[first.gradient.strides], [contiguous("", first.shape).strides]]
@@ -406,8 +407,8 @@ def copies(
     }
 
 
-def copied(static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chip: gpu.Chip) -> bool:
-    """True if kernels that write gradients read the rows from a copy."""
+def copied(static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chip: gpu.Chip, writes: bool) -> bool:
+    """True if kernels that write gradients, or those of a value alone, read the rows from a copy."""
     operands = tensors[: 1 if static.kind == "indices" else 2]
     dim = static.class_dim
     strides = [x.strides for x in operands] + [x.gradient.strides for x in operands]
@@ -417,8 +418,8 @@ def copied(static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chi
     # Second derivatives, and gradients from a residual, are computed by threads alone.
     second = bool(static.has_tangent)
     # Rows that are read again in backward would be gathered twice.
-    again = static.reduction == "none"
-    gathers = None if again else chip
+    unreduced = static.reduction == "none"
+    again, gathers = unreduced and writes, None if unreduced else chip
     shares, room = not (second or static.inplace), softmax_layout.room_of_rows(chip)
     given = without(shape, dim), shape[dim], rows, len(operands), loss.softmax
     registers = second_in_registers(loss, static)
