@@ -18,12 +18,13 @@ from cupylosses.definition import kernel_sources
 from cupylosses.definition.base import MAX_OPERANDS, Operand, Parameter
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.definition.kernel_sources import kernel_directory
+from cupylosses.definition.registry import registry
 from cupylosses.engines.base import Machine, contiguous
 from cupylosses.engines.pointwise import codegen as pointwise_codegen
-from cupylosses.engines.pointwise.codegen import KINDS, PointwiseKernel, generated
+from cupylosses.engines.pointwise.codegen import KINDS, PRODUCT, PointwiseKernel, generated
 from cupylosses.engines.pointwise.definition import Loss, modified
 from cupylosses.engines.pointwise.jvp import TangentLoss
-from cupylosses.engines.pointwise.layout import UNROLL
+from cupylosses.engines.pointwise.layout import TILED, UNROLL
 from cupylosses.engines.pointwise.reduction import Static
 from cupylosses.engines.softmax import codegen as softmax_codegen
 from cupylosses.jit import sources
@@ -210,6 +211,13 @@ def test_every_dtype_has_a_storage_type() -> None:
 def test_every_vector_width_has_an_unroll() -> None:
     micro_tiles = {n * b for n in range(2, 8) for b in (2, 4, 8) if n * b <= 32}
     assert {1, 2, 4, 8, 16, 32} | micro_tiles == set(UNROLL)
+
+
+@pytest.mark.parametrize(("name", "elements"), [("sigmoid_focal_loss", 4), ("binary_cross_entropy_with_logits", 16)])
+def test_tiles_of_heavy_second_derivatives_are_small(name: str, elements: int) -> None:
+    """Sixteen elements of a heavy loss take seconds to compile."""
+    products = [x for x in variants(registry()[name]) if x.kind == PRODUCT and x.layout in TILED]
+    assert max(x.vec_size for x in products) == elements
 
 
 def test_as_many_operands_fit_as_kernels_have_tangents() -> None:

@@ -133,7 +133,7 @@ def test_copies_lie_as_kernels_read_fast() -> None:
     ) -> dict[int, tuple[int, ...]]:
         operands = [TensorSpec(dtype, shape, x) for x in strides]
         given = static if len(strides) > 1 else static._replace(kind="indices")
-        return dict(copies(given._replace(has_tangent=has_tangent), operands, losses[loss], Chip()))
+        return dict(copies(given._replace(has_tangent=has_tangent), operands, losses[loss], Chip(), writes=True))
 
     image, plain = (8, 3, 40, 40), (4800, 1600, 40, 1)
     stepped, last = (14400, 4800, 120, 3), (4800, 1, 120, 3)

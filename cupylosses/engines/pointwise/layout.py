@@ -380,15 +380,17 @@ def in_light_batches(found: Layout, heavy: int) -> Layout:
     return replace(found, unroll=2) if not heavy and found.kind in ("flat", LINEAR) and found.batch > 2 else found
 
 
-def spread(shape: Sequence[int], streams: Sequence[Stream], found: Layout, always: bool) -> Layout | None:
+def spread(
+    shape: Sequence[int], streams: Sequence[Stream], found: Layout, always: bool, micro_tile: int
+) -> Layout | None:
     """The layout of a launch that adds up nothing, in batches of a few elements of a lane, where that of ``found``
-    leaves most lanes idle, or ``always``; None if it does not.
+    leaves most lanes idle, or ``always``; None if it does not. ``micro_tile``: as in :func:`layout`.
     """
     if found.kind in TILED or not (always or chunks_of(found) < FEW_CHUNKS):
         return None
     if found.kind in GATHERED:
         return replace(found, vec_size=min(found.vec_size, SPREAD_VECTOR), unroll=1)
-    return replace(layout(shape, streams, widest=SPREAD_VECTOR), unroll=1)
+    return replace(layout(shape, streams, micro_tile, SPREAD_VECTOR), unroll=1)
 
 
 def _fronts(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream]) -> int:

@@ -49,7 +49,9 @@ class ElementLaunch:
         summed = {slot: len(plan.tensors) + slot for slot in broadcast}
         strips = pointwise_layout.in_strips(found, [*summed.values()]) if broadcast else None
         found = strips or pointwise_layout.gathered(found, streams) or found
-        wide = pointwise_layout.spread(plan.full_shape, streams, found, plan.spills) if spread else None
+        wide = (
+            pointwise_layout.spread(plan.full_shape, streams, found, plan.spills, plan.micro_tile) if spread else None
+        )
         self.layout = wide or pointwise_layout.in_short_batches(found, plan.scalar, plan.shifts_one_by_one)
         self.chunks = pointwise_layout.chunks_of(self.layout)
         self.threads = pointwise_layout.SPREAD_THREADS if wide else pointwise_layout.threads(self.chunks)
@@ -324,18 +326,22 @@ class PointwisePlan(Plan):
         wide = all([interop.ITEMSIZE[x] == 4 for x in self.storage])
         return not isinstance(self.loss, TangentLoss) and self.loss.heavy > 1 and wide
 
-    def layout_of(self, streams: Sequence[pointwise_layout.Stream]) -> pointwise_layout.Layout:
-        """The layout of the index space. A heavy loss, or one of several operands, has fewer registers for elements of
-        streams that disagree about the innermost dimension, and second derivatives of a heavier one, of a thousand
-        instructions and more, would be compiled for seconds. In 16 bits the arithmetic of a heavy loss takes longer
-        than what is saved by tiles in shared memory.
+    @property
+    def micro_tile(self) -> int:
+        """Elements that a lane takes at a time of streams that disagree about the innermost dimension. A heavy loss, or
+        one of several operands, has registers for fewer; second derivatives of a heavier one, of a thousand
+        instructions and more, would be compiled for seconds.
         """
-        micro_tile = 16 if self.loss.heavy or len(self.tensors) > 2 else 32
-        heavy = self.loss.heavy
-        if isinstance(self.loss, TangentLoss):
-            micro_tile = 4 if heavy > 2 else micro_tile
-            heavy -= 1
-        return pointwise_layout.layout(self.full_shape, streams, micro_tile, stages_16_bits=not heavy)
+        if isinstance(self.loss, TangentLoss) and self.loss.heavy > 2:
+            return 4
+        return 16 if self.loss.heavy or len(self.tensors) > 2 else 32
+
+    def layout_of(self, streams: Sequence[pointwise_layout.Stream]) -> pointwise_layout.Layout:
+        """The layout of the index space. In 16 bits the arithmetic of a heavy loss takes longer than what is saved by
+        tiles in shared memory.
+        """
+        base = (isinstance(self.loss, TangentLoss) and self.loss.base) or self.loss
+        return pointwise_layout.layout(self.full_shape, streams, self.micro_tile, stages_16_bits=not base.heavy)
 
     def summed(self, wanted: Wanted) -> Wanted:
         if not self.scalar or self.empty:

@@ -28,13 +28,13 @@ from cupylosses.engines.strides import dense_strides
 INTERLEAVED_STEP = 4
 INTERLEAVED_VOXELS = 2
 INTERLEAVED_ELEMENTS = 1 << 16
-#: Elements of an input, at most, that is copied beside a target per class in another order.
-REORDERED_INPUT = 1 << 16
 #: Elements from which on targets per class, and labels, are copied whose neighbouring voxels lie apart though those of
-#: the input are next to each other; and from which on they are for a value alone, which reads them once.
+#: the input are next to each other, as are targets per class whose samples lie between each other's voxels; from which
+#: on they are for a value alone, which reads them once; and of inputs that are copied instead, less than these.
 SCATTERED_TARGET = 1 << 14
 SCATTERED_LABELS = 1 << 12
 SCATTERED_OF_VALUES = 1 << 22
+REORDERED_INPUT = 1 << 16
 #: Classes of planes with gaps between their rows that are copied where gradients are written: threads would read little
 #: but single elements.
 PADDED_CLASSES = 2
@@ -306,30 +306,28 @@ def has_gaps(x: TensorSpec, class_dim: int | None) -> bool:
 
 
 def in_other_orders(static: Static, x: TensorSpec, target: TensorSpec, writes: int) -> dict[int, tuple[int, ...]]:
-    """The copies of input and target that lie in other orders than those in which blocks and threads take voxels, where
-    gradients are written: samples between voxels, two planes with gaps, and a target whose voxels lie in another order
-    than the input's. Then an input of few elements is copied to the order of the shape, but otherwise the target to the
-    input's, which needs no copy of a gradient; so it is for a large value alone.
+    """The copies of an input and a target that lie in other orders than voxels are taken in, where gradients are
+    written: samples between voxels, two planes with gaps, and a target whose voxels lie in another order than those of
+    the input. It is copied to the input's order, for a large value alone, too; an input of few elements is copied to
+    that of the shape first.
     """
-    found, dims = dict[int, tuple[int, ...]](), static.class_dims
-    in_order = dense_strides(x.shape, (0,) * x.ndim)
-    dense = dims[1] is not None
+    found, (dim, target_dim) = dict[int, tuple[int, ...]](), static.class_dims
+    in_order, dense = dense_strides(x.shape, (0,) * x.ndim), target_dim is not None
     if writes:
         planes_with_gaps = x.shape[static.class_dim] == PADDED_CLASSES and has_gaps(x, static.class_dim)
-        if planes_with_gaps or is_interleaved(x, static.class_dim, INTERLEAVED_ELEMENTS):
+        if planes_with_gaps or is_interleaved(x, dim, INTERLEAVED_ELEMENTS):
             found[0] = in_order
-        if is_interleaved(target, dims[1], SCATTERED_TARGET if dense else INTERLEAVED_ELEMENTS):
+        if is_interleaved(target, target_dim, SCATTERED_TARGET if dense else INTERLEAVED_ELEMENTS):
             found[1] = dense_strides(target.shape, (0,) * target.ndim)
     least = (SCATTERED_TARGET if dense else SCATTERED_LABELS) if writes else SCATTERED_OF_VALUES
     lies = found.get(0, x.strides)
-    if 1 in found or prod(target.shape) < least or not is_scattered(target, dims, lies):
+    if 1 in found or prod(target.shape) < least or not is_scattered(target, static.class_dims, lies):
         return found
-    few = writes and dense and prod(x.shape) < REORDERED_INPUT
-    if few and 0 not in found and is_scattered(x, (dims[0], dims[0]), in_order):
+    if writes and dense and prod(x.shape) < REORDERED_INPUT and is_scattered(x, (dim, dim), in_order):
         found[0] = lies = in_order
-        if not is_scattered(target, dims, lies):
-            return found
-    return found | {1: in_order_of(lies, target.shape, dims)}
+    if is_scattered(target, static.class_dims, lies):
+        found[1] = in_order_of(lies, target.shape, static.class_dims)
+    return found
 
 
 def is_scattered(target: TensorSpec, dims: tuple[int, int | None], lies: Sequence[int]) -> bool:

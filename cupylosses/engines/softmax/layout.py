@@ -203,16 +203,18 @@ TILE_RESIDENT = 1024
 TILE_ROWS = 1 << 10
 #: Slices of columns, which blocks share rows by: their number, as many blocks as 132 multiprocessors run at once, on
 #: every GPU, because slices decide the order of additions; warps of a block, and threads of a multiprocessor, which are
-#: few, so that each has many vectors on its way; bytes of a vector at most, by those of a logit; classes of few rows,
-#: at least; elements of rows that are not copied, at least, unless they are read again; and tiles of so many elements,
-#: at least, as long as each reads whole sectors of a class, since one block combines the parts of a tile, and bytes of
-#: rows that a cache holds, at most: of others it would fetch the sectors between again.
+#: few, so that each has many vectors on its way; bytes of a vector at most, by those of a logit; and classes of few
+#: rows, at least.
 SLICES = 2 * 132
 SLICE_WARPS = 8
 SLICE_RESIDENT = 512
 SLICE_BYTES = {2: 4, 4: 8, 8: 8}
 SLICE_CLASSES = 1 << 10
+#: Elements of rows that slices read where they lie, at least, unless these are read again: of fewer a copy takes less
+#: time.
 SLICE_ELEMENTS = 1 << 20
+#: Tiles of so many elements, at least, as long as each reads whole sectors of a class: one block combines the parts of
+#: a tile. Not of more bytes than a cache holds, which would fetch the sectors between again.
 SLICE_TILES = 4
 SLICE_CACHED_BYTES = 1 << 25
 #: Vectors that a thread has on its way (``kAhead``), by the slices that there are then, at least; and doubles, of which
@@ -821,7 +823,7 @@ def copied(
     # Elements of 16 bits would be read one by one.
     if rows >= MANY_ROWS and widest == 2 and not second and len({x.class_stride == 1 for x in tensors[:read]}) > 1:
         return True
-    if read == 2 and not second and _in_words_of_copies(shape, classes, tensors, lane, again):
+    if read == 2 and not second and _has_words_in_copies_alone(shape, classes, tensors, lane, again):
         return True
     least = SECOND_LABEL_COLUMNS[widest] if read == 1 else _second_alone(widest) + 1
     if columns and second_in_columns(rows, classes, widest, least):
@@ -849,7 +851,7 @@ def copied(
     return size * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
 
 
-def _in_words_of_copies(
+def _has_words_in_copies_alone(
     shape: Sequence[int], classes: int, tensors: Sequence[RowStrides], lane: int, again: bool
 ) -> bool:
     """True of rows of two operands with gaps, in 16 bits, of which lanes move neighbouring ones in words if they are

@@ -366,7 +366,7 @@ def second_in_registers(loss: SoftmaxLoss, static: Static) -> bool:
 
 
 def copies(
-    static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chip: gpu.Chip, writes: bool = True
+    static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chip: gpu.Chip, writes: bool
 ) -> Mapping[int, tuple[int, ...]]:
     """The operands that kernels read from copies, with the strides of these: without gaps, in the order that they have,
     in that of the first operand, or in that of the shape, if kernels take rows that lie so; otherwise with the classes
