@@ -118,7 +118,7 @@ def test_numpy_and_formulas() -> None:
 @pytest.mark.kernels
 def test_a_warm_up_compiles_what_calls_need(loaded: Callable[..., Any]) -> None:
     done = cupylosses.warmup(row_maximum, "float32", (5, 7), reduction=["mean", "none"], device=loaded.device)
-    assert done.by_loss == {"row_maximum": 5}
+    assert done.by_loss == {"row_maximum": 4}
     with loaded.nothing():
         for reduction in ("mean", "none"):
             row_maximum(rows(dtype=torch.float32).requires_grad_(), reduction=reduction).sum().backward()

@@ -708,7 +708,7 @@ def test_assumptions_that_are_wrong(
     labels, some = torch.randint(4, (rows,), generator=generator).to(KERNELS), rows // 3
     (expected,) = torch.autograd.grad(F.cross_entropy(x, labels), x)
     labels[some:] = -100
-    for launches in (["value_and_gradient", "verify_gradient"], ["denominator", "value_and_gradient"]):
+    for launches in (["value_and_gradient"] * 2, ["denominator", "value_and_gradient"]):
         fresh_plans()  # That of a known launch asks for no launcher.
         ran.clear()
         value = F.cross_entropy(x, labels)
@@ -820,4 +820,4 @@ def test_one_grad_output_for_all_rows_is_not_written_out(layout: str, ran: list[
         upstream = torch.tensor(-2.5, dtype=values.dtype, device=values.device).expand(values.shape)
     (found,) = torch.autograd.grad(values, x, upstream)
     assert same_bits(found, expected)
-    assert ran in (["from_residual"], ["verify_gradient"])
+    assert ran in (["from_residual"], ["value_and_gradient"])

@@ -451,7 +451,7 @@ def test_calls_after_a_warm_up_load_nothing(loss: Loss) -> None:
     done = warmup(loss.name, "float32", SHAPE, argnums=range(count), device=KERNELS, **given)
     loaded = dict(compiler._kernels), host.counters.kernels
     train(by_position(loss), operands, [True] * count)
-    assert (compiler._kernels, host.counters.kernels) == loaded and done.kernels >= 3
+    assert (compiler._kernels, host.counters.kernels) == loaded and done.kernels >= 2
 
 
 @pytest.mark.kernels

@@ -9,7 +9,8 @@ Every kernel takes its arguments in one order, so that a launch is one concatena
 
     stage                own arguments                          auxiliary outputs
     value                workspace, value                       yes
-    value_and_gradient   workspace, value, expected, used       yes
+    value_and_gradient   workspace, value, [grad_output,]       yes
+                         expected, used
     verify_gradient      grad_output, used, expected            no
     unreduced            value [, partials]                     yes
     gradient             grad_output [, partials]               no
@@ -17,9 +18,12 @@ Every kernel takes its arguments in one order, so that a launch is one concatena
     hvp                  value, grad_output                     no
     product              grad_output                            no
 
-"Used" is the address of the recorded values of ``grad_output``. Behind them the value's kernel leaves the partial sums
-of gradients that are summed beside the value (`Plan.summed`), and ``verify_gradient`` combines them: both kernels take
-the addresses of these gradients, too.
+"Used" is the address of the recorded values of ``grad_output``. Backward launches ``value_and_gradient`` again, with a
+``grad_output``, which is null in forward, and without workspace, value and auxiliary outputs: the kernel compares the
+records with the true one, and writes the gradients again if they are for another. Only a plan that `checks_apart` has a
+second kernel for that, ``verify_gradient``, and no ``grad_output`` in the first. There the value's kernel leaves more
+behind the records, such as the partial sums of gradients that are summed beside the value (`Plan.summed`), which
+``verify_gradient`` combines: both kernels take the addresses of these gradients, too.
 
 The divisor of a sum is two arguments or none: a constant and its reciprocal; a constant and the address of a number
 that a launch before has found (`Plan.counted`); nothing where the kernels find it themselves (`Plan.self_counting`).
@@ -286,6 +290,14 @@ class Plan(ABC):
         of the gradients alone.
         """
         return True in self.summed(wanted)
+
+    def checks_apart(self, wanted: Wanted) -> bool:
+        """True if the check of backward is a kernel of its own, and not that of the value."""
+        return self.follows_value(wanted)
+
+    def check(self, wanted: Wanted, counted: bool) -> compiler.Launcher:
+        """The launcher of the check of backward."""
+        return self.launcher("verify_gradient" if self.checks_apart(wanted) else "value_and_gradient", wanted, counted)
 
     def recorded(self, wanted: Wanted) -> int:
         """The doubles that the value's kernel leaves for `verify_gradient`: `records`, and partial sums."""

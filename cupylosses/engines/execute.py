@@ -5,7 +5,8 @@ scalars, and the divisor of the sum. ``auxiliary`` are the addresses of outputs 
 not asked for.
 
 Speculative gradients: the kernel of a reduced value also writes the gradients, for the ``grad_output`` that backward
-has had before. Backward launches a check: if the true one is another, the check writes the gradients again.
+has had before. Backward launches a check, most often the same kernel: if the true one is another, it writes the
+gradients again.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class OnePass:
     """The two launches of a speculative gradient: the value's, and the check in backward."""
 
     __slots__ = (
+        "absent",
         "buffers",
         "check",
         "complete",
@@ -67,11 +69,18 @@ class OnePass:
         self.partials, self.records, self.zeroed = plan.partials, plan.recorded(wanted), plan.zeroed(wanted)
         with compiler.background() if _compiles_at_once(device) else nullcontext():
             self.first = plan.launcher("value_and_gradient", written, counted)
-            self.check = plan.launcher("verify_gradient", written, counted)
-        # Both take their arguments from one buffer, where grad_output, which only the check has, stands last.
+            self.check = plan.check(written, counted)
+        # Both take their arguments from one buffer, where the true grad_output, which only the check has, stands last.
         tensors, place = len(written) + len(self.buffers), len(self.first.format)
         own = tensors + len(plan.auxiliary)
-        check = (*range(tensors), place, own + 3, own + 2, *range(own + 4, place))
+        if plan.checks_apart(written):
+            self.absent: tuple[int, ...] = ()
+            check = (*range(tensors), place, own + 3, own + 2, *range(own + 4, place))
+        else:
+            # That of forward, which has none, is a null pointer: the check's outputs but gradients.
+            self.absent = (0,)
+            null = own + 2
+            check = (*range(tensors), *[null] * (len(plan.auxiliary) + 2), place, *range(null + 1, place))
         self.launches, self.place = [(self.first, range(place)), (self.check, check)], place
         #: Checks that no graph needs any more, by stream, for the next forward to use again.
         self.spare: defaultdict[int, list[GradScaleCheck]] = defaultdict(list)
@@ -277,6 +286,7 @@ def value_and_gradients(
         *(auxiliary or plan.no_auxiliary),
         workspace,
         device.address(result),
+        *found.absent,
         expected,
         records,
         *scalars,
@@ -303,11 +313,19 @@ def verified_gradients(
         launcher = plan.launcher("product", wanted, divisor.counted)
         launcher(device.stream(), *pointers, *addresses, grad_output, *scalars, *divisor.arguments)
         return gradients
-    launcher = plan.launcher("verify_gradient", wanted, divisor.counted)
+    launcher = plan.check(wanted, divisor.counted)
     # The grad_output of a sum of rows is no guess for the next mean's.
     expected = device.expectation(plan.slot) if plan.scalar else 0
-    launcher(device.stream(), *pointers, *addresses, grad_output, 0, expected, *scalars, *divisor.arguments)
+    own = check_arguments(plan, wanted, grad_output, expected)
+    launcher(device.stream(), *pointers, *addresses, *own, *scalars, *divisor.arguments)
     return gradients
+
+
+def check_arguments(plan: Plan, wanted: Wanted, grad_output: int, expected: int) -> tuple[int, ...]:
+    """The arguments of `Plan.check` between gradients and scalars, without records: it writes the gradients."""
+    if plan.checks_apart(wanted):
+        return grad_output, 0, expected
+    return *plan.no_auxiliary, 0, 0, grad_output, expected, 0
 
 
 def _without_upstream(launch: Bound, wanted: Wanted, grad_output: int, speculation: Speculation | None) -> list[Any]:

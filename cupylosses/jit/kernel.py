@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from cupylosses.definition.base import Definition
 from cupylosses.jit import sources
@@ -56,15 +55,18 @@ class Kernel(ABC):
         precision = f"#define NARROW {str(self.narrow).lower()}\n"
         return f'{precision}{sources.expand(self.files)}#line 1 "<{self.title}>"\n{self.glue()}'
 
-    #: Kinds of kernels that a call always launches together.
-    companions: ClassVar[Sequence[str]] = ()
+    @property
+    def companions(self) -> tuple[str, ...]:
+        """Kinds of kernels that a call always launches together."""
+        return ()
 
     @property
     def together(self) -> tuple[Kernel, ...]:
         """This kernel and its companions, in a fixed order."""
         this: Any = self
-        if self.companions and this.kind in self.companions:
-            return tuple([replace(this, kind=x) for x in self.companions])
+        companions = self.companions
+        if companions and this.kind in companions:
+            return tuple([replace(this, kind=x) for x in companions])
         return (self,)
 
     @property

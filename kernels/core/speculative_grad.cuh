@@ -4,17 +4,21 @@
 //
 // 1. Forward scales the gradient with an expected grad_output, read from a table in device memory. Each warp records
 //    the grad_output that it used.
-// 2. Backward: each warp compares its record with the true grad_output. If they have the same bits, it exits. The
-//    gradient is in place.
+// 2. Backward launches the same kernel with the true grad_output, and each warp compares its record with it. If they
+//    have the same bits, it exits. The gradient is in place.
 // 3. If they differ, the warp computes its part of the gradient again with the true scale. The arithmetic is the same,
-//    so the bits do not depend on which kernel wrote them.
+//    so the bits do not depend on which launch wrote them.
 // 4. A warp that found a difference makes the true grad_output the expected one of the next call (warp 0 only). The
 //    host never waits.
 //
 // The expected grad_output is one double in a table that all calls share. It may change at any moment: another stream
 // writes it, or another loss hashes to the same slot. Two warps of one launch may therefore read different values.
-// Hence one record per warp, and the same grid in both kernels. A wrong expectation costs a second pass, never a wrong
+// Hence one record per warp, and the same grid in both launches. A wrong expectation costs a second pass, never a wrong
 // gradient.
+//
+// Both launches are of one kernel because a process waits for the compilation of a second one about as long as for that
+// of the first. Backward has a kernel of its own, verify_gradient, where it goes on from what forward has left: partial
+// sums, or coefficients of rows.
 //
 // Records belong to warps and not to blocks, because a record per block needs a barrier between the record and the
 // loads of the operands.
@@ -36,8 +40,16 @@ struct KnownScale {
   }
 };
 
-// expected grad_output * weight. The expected grad_output is recorded in used_grad_output[global_warp()]; without a
-// table it is 1.
+// The grad_output to write gradients for: the true one in backward, where there is one; else the expected one, which is
+// 1 without a table.
+template <class Result>
+__device__ __forceinline__ double given_or_expected(const Result* grad_output, const double* expected_grad_output) {
+  if (grad_output != nullptr) return widen<double>(*grad_output);
+  return expected_grad_output == nullptr ? 1.0 : __ldcg(expected_grad_output);
+}
+
+// given_or_expected() * weight, of which the first factor is recorded in used_grad_output[global_warp()], unless that
+// is null.
 //
 // The constructor issues the load. The first call of factor() waits for it, after the loads of the operands: a small
 // loss is bound by latency. The parameter is a weight and not a divisor, because a division in double is a function
@@ -52,11 +64,12 @@ struct SpeculativeScale {
   bool known;
   Compute value;
 
-  __device__ __forceinline__ SpeculativeScale(const double* expected_grad_output, double* used_grad_output,
-                                              double weight)
+  template <class Result>
+  __device__ __forceinline__ SpeculativeScale(const Result* grad_output, const double* expected_grad_output,
+                                              double* used_grad_output, double weight)
       : used_grad_output(used_grad_output),
         weight(weight),
-        loaded(expected_grad_output == nullptr ? 1.0 : __ldcg(expected_grad_output)),
+        loaded(given_or_expected(grad_output, expected_grad_output)),
         known(false) {
   }
 
@@ -64,7 +77,7 @@ struct SpeculativeScale {
     if (!known) {
       // Every lane takes lane 0's value: the slot may change between two reads.
       const double grad_output = __shfl_sync(0xffffffffu, loaded, 0);
-      if (threadIdx.x % 32 == 0) used_grad_output[global_warp()] = grad_output;
+      if (threadIdx.x % 32 == 0 && used_grad_output != nullptr) used_grad_output[global_warp()] = grad_output;
       value = static_cast<Compute>(grad_output * weight);
       known = true;
     }

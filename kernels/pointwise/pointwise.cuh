@@ -1125,7 +1125,8 @@ __device__ __forceinline__ auto& either(A& first, B& second) {
   }
 }
 
-// Visits every element once. With kSum, partials[chunk] receives the sum of each chunk. Preconditions: blockDim.x is a
+// Visits every element once. With kSum, partials[chunk] receives the sum of each chunk, unless `partials` is null.
+// Preconditions: blockDim.x is a
 // multiple of 32. Warps work independently: no barrier inside.
 template <bool kSum, int kUnroll, class Program, class Scale>
 __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int64 chunks, double* partials) {
@@ -1179,7 +1180,7 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
     program.end_sums(sums, chunk);
     if (kSum) {
       total = rolled_warp_sum(total);
-      if (lane == 0) partials[chunk] = total;
+      if (lane == 0 && partials != nullptr) partials[chunk] = total;
     }
   }
 }
@@ -1233,7 +1234,7 @@ __device__ __forceinline__ void sweep_strips(const Program& program, Scale& scal
     }
     if (kSum) {
       total = rolled_warp_sum(total);
-      if (lane == 0) partials[chunk] = total;
+      if (lane == 0 && partials != nullptr) partials[chunk] = total;
     }
   }
 }
@@ -1264,18 +1265,21 @@ __device__ __forceinline__ Workspace workspace(double* memory) {
   return {tickets, tickets + 2, tickets + 4, memory + 2 + kCounters / 2};
 }
 
-// Sweeps, and leaves the sum of all elements in thread 0 of one block; *result is true in that block. Preconditions:
-// every thread of every block calls it once.
+// Sweeps, and leaves the sum of all elements in thread 0 of one block; *result is true in that block. In backward there
+// is no sum: other launches may have the workspace then. Preconditions: every thread of every block calls it once, but
+// for warps that have returned in backward.
 template <int kUnroll, class Program, class Scale>
 __device__ __forceinline__ double reduce_all(const Program& program, Scale& scale, int64 chunks, double* memory,
-                                             bool* result) {
+                                             bool* result, bool backward) {
   // A single block with at most one partial sum per lane adds them in shared memory, which saves half of a small loss's
   // time. The tree is that of sum_partials, whose other leaves are zero.
   __shared__ double shared_partials[kWarp];
   const bool alone = gridDim.x == 1 && chunks <= kWarp;
   const Workspace work = workspace(memory);
   double* partials = alone ? shared_partials : work.partials;
-  sweep_all<true, kUnroll>(program, scale, chunks, partials);
+  sweep_all<true, kUnroll>(program, scale, chunks, backward ? nullptr : partials);
+  *result = false;
+  if (backward) return 0.0;
   if (alone) {
     __syncthreads();
     *result = true;
@@ -1291,9 +1295,9 @@ __device__ __forceinline__ double reduce_all(const Program& program, Scale& scal
 // value = sum(loss) / divisor
 template <int kUnroll, class Program, class Scale, class Result>
 __device__ __forceinline__ void reduce(const Program& program, Scale& scale, int64 chunks, double* memory,
-                                       double divisor, Result* value) {
+                                       double divisor, Result* value, bool backward = false) {
   bool result;
-  const double total = reduce_all<kUnroll>(program, scale, chunks, memory, &result);
+  const double total = reduce_all<kUnroll>(program, scale, chunks, memory, &result, backward);
   if (result && threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
 }
 
@@ -1304,18 +1308,25 @@ __device__ __forceinline__ void reduce_value(const Program& program, int64 chunk
   reduce<kUnroll>(program, unused, chunks, memory, divisor, value);
 }
 
-// The same, and the gradients for the expected grad_output; scale = 1 / divisor.
+// The same, and the gradients for the expected grad_output; scale = 1 / divisor. In backward, where grad_output is not
+// null, the gradients alone, for the true one, unless this warp's part was written with it already.
 template <int kUnroll, class Program, class Result>
 __device__ __forceinline__ void reduce_value_and_gradient(const Program& program, int64 chunks, double* memory,
                                                           double divisor, double scale, Result* value,
-                                                          const double* expected_grad_output,
+                                                          const Result* grad_output, double* expected_grad_output,
                                                           double* used_grad_output) {
-  SpeculativeScale<typename Program::Compute> speculative(expected_grad_output, used_grad_output, scale);
-  reduce<kUnroll>(program, speculative, chunks, memory, divisor, value);
+  const bool backward = grad_output != nullptr;
+  if (backward) {
+    if (global_warp() >= chunks) return;  // has no chunk, hence no record
+    if (!grad_scale_is_stale(widen<double>(*grad_output), used_grad_output, expected_grad_output)) return;
+  }
+  using Scale = SpeculativeScale<typename Program::Compute>;
+  Scale speculative(grad_output, expected_grad_output, backward ? nullptr : used_grad_output, scale);
+  reduce<kUnroll>(program, speculative, chunks, memory, divisor, value, backward);
 }
 
-// Writes the gradients for the true grad_output, unless this warp's part was written with it already. Sums of gradients
-// are not its own: entry points call combine_sums before it.
+// Of gradients that are summed beside the value: writes the others for the true grad_output, unless this warp's part
+// was written with it already. The sums are not its own: entry points call combine_sums before it.
 template <int kUnroll, class Program, class Result>
 __device__ __forceinline__ void verify_gradient(const Program& program, int64 chunks, double scale,
                                                 const Result* grad_output, const double* used_grad_output,

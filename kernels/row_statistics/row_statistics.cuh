@@ -1358,7 +1358,8 @@ struct Record {
   __device__ __forceinline__ void keep(const Group& group, int64 chunk) const {
     const bool evaluates = threadIdx.x % (Group::kBlockWide ? blockDim.x : 32) == 0;
     const int place = Group::kBlockWide ? group.rank() : static_cast<int>(threadIdx.x / 32);
-    if (evaluates) used_grad_output[chunk * records_of_chunk<Group>() + place] = grad_output;
+    if (!evaluates || used_grad_output == nullptr) return;
+    used_grad_output[chunk * records_of_chunk<Group>() + place] = grad_output;
   }
 };
 
@@ -1393,13 +1394,13 @@ __device__ __forceinline__ bool chunks_are_stale(int64 chunks, double true_grad_
   return stale;
 }
 
-// value = sum of all rows / divisor, and the gradients with kGradients. A chunk has `rows_per_chunk` rows, a multiple
-// of those that a block takes at once. Preconditions: every thread of every block calls it; blockDim.x is a power of
-// two from 32 on.
+// value = sum of all rows / divisor, and the gradients with kGradients. In backward there is no value: other launches
+// may have the workspace then. A chunk has `rows_per_chunk` rows, a multiple of those that a block takes at once.
+// Preconditions: every thread of every block calls it; blockDim.x is a power of two from 32 on.
 template <bool kGradients, class Program, class Group, class Result, class Kept>
 __device__ __forceinline__ void reduce_rows(const Program& program, const Group& group, int64 chunks,
                                             int64 rows_per_chunk, double* memory, double divisor, Result* value,
-                                            double factor, const Kept& record) {
+                                            double factor, const Kept& record, bool backward = false) {
   const Workspace work = workspace(memory);
   group.enter();
   for (int64 chunk = worker<Group>(); chunk < chunks; chunk += workers<Group>()) {
@@ -1410,14 +1411,14 @@ __device__ __forceinline__ void reduce_rows(const Program& program, const Group&
                            next_row(group, chunk, r, rows_per_chunk), rows_per_chunk == 1, SharedFactor{factor},
                            AddValue{group.lane(0) == 0, total});
     }
-    if (group.rank() != 0) continue;
+    if (group.rank() != 0 || backward) continue;
     total = block_sum(total);
     if (threadIdx.x == 0) work.partials[chunk] = total;
     // block_sum uses the same shared memory for the next chunk.
     __syncthreads();
   }
   group.leave();
-  if (!arrive_last(work.ticket)) return;
+  if (backward || !arrive_last(work.ticket)) return;
   const double total = sum_partials(work.partials, chunks);
   if (threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
 }
@@ -1444,19 +1445,23 @@ __device__ __forceinline__ void value_of_rows(const Program& program, const Grou
   map_rows<false>(program, group, chunks, rows_per_chunk, SharedFactor{1.0}, store);
 }
 
-// The value of all rows, and their gradients for the expected grad_output.
+// The value of all rows, and their gradients for the expected grad_output. In backward, where grad_output is not null,
+// the gradients alone, for the true one, unless they are there.
 template <class Program, class Group, class Result>
 __device__ __forceinline__ void speculate(const Program& program, const Group& group, int64 chunks,
                                           int64 rows_per_chunk, double* memory, double divisor, double scale,
-                                          Result* value, const double* expected_grad_output, double* used_grad_output) {
-  const double loaded = expected_grad_output == nullptr ? 1.0 : __ldcg(expected_grad_output);
+                                          Result* value, const Result* grad_output, double* expected_grad_output,
+                                          double* used_grad_output) {
+  const bool backward = grad_output != nullptr;
+  const double loaded = given_or_expected(grad_output, expected_grad_output);
+  if (backward && !chunks_are_stale<Group>(chunks, loaded, used_grad_output, expected_grad_output)) return;
   // Every lane takes lane 0's value: the slot may change between two reads.
-  const double grad_output = __shfl_sync(0xffffffffu, loaded, 0);
-  reduce_rows<true>(program, group, chunks, rows_per_chunk, memory, divisor, value, grad_output * scale,
-                    Record{grad_output, used_grad_output});
+  const double used = __shfl_sync(0xffffffffu, loaded, 0);
+  reduce_rows<true>(program, group, chunks, rows_per_chunk, memory, divisor, value, used * scale,
+                    Record{used, backward ? nullptr : used_grad_output}, backward);
 }
 
-// The gradients for the true grad_output, unless they are there.
+// Of parts that have blocks of their own: the gradients for the true grad_output, unless they are there.
 template <class Program, class Group, class Result>
 __device__ __forceinline__ void verify(const Program& program, const Group& group, int64 chunks, int64 rows_per_chunk,
                                        double scale, const Result* grad_output, const double* used_grad_output,

@@ -648,7 +648,8 @@ __device__ __forceinline__ void sliced_row_values(const Program& program, const 
   if (arrive_last(work.ticket) && threadIdx.x == 0) *work.claim_counter = 0;
 }
 
-// verify_row_gradient: the value's kernel has left the coefficients, so nothing is summed again.
+// Writes the gradients for the true grad_output, unless they are there already. The value's kernel has left the
+// coefficients, so nothing is summed again.
 template <class Reader, class Program, class Factor, class Result>
 __device__ __forceinline__ void verify_sliced_gradient(const Program& program, const ColumnSlices& group, int64 tiles,
                                                        const Factor& scale, const Result* grad_output,
@@ -659,7 +660,7 @@ __device__ __forceinline__ void verify_sliced_gradient(const Program& program, c
   const GradCoeffs<Compute>* const coeffs = coeffs_behind<Compute>(used_grad_output, tiles);
   Reader::write_all(program, group, tiles, KnownCoeffs<Compute>{coeffs, static_cast<Compute>(g * scale)});
 }
-// verify_assumed_row_gradient, likewise.
+// Version for gradients of an assumed divisor: the true one is recorded behind the used grad_outputs.
 template <class Reader, class Program, class Result>
 __device__ __forceinline__ void verify_assumed_sliced_gradient(const Program& program, const ColumnSlices& group,
                                                                int64 tiles, const Result* grad_output,

@@ -401,8 +401,8 @@ __device__ __forceinline__ int next_chunk(const SubwarpGroup& group, int chunk, 
   return workers + static_cast<int>(group.broadcast({0, claimed}));
 }
 
-// SpeculativeScale for workers of any size. The expected grad_output is recorded per chunk, and by each block of a
-// cluster, because each block reads the table by itself. Preconditions: every thread of the worker constructs it
+// SpeculativeScale for workers of any size. The grad_output is recorded per chunk, and by each block of a cluster,
+// because each block reads the table by itself. Preconditions: every thread of the worker constructs it
 // together. An exchange of the group lies between the constructor and the first call of factor() or record(), because
 // in a block thread 0 reads the slot for all threads.
 template <class Group, class Compute>
@@ -411,10 +411,11 @@ struct WorkerSpeculativeScale {
   double weight;
   double grad_output;
 
-  __device__ __forceinline__ WorkerSpeculativeScale(const double* expected_grad_output, double* used_grad_output,
-                                                    double weight)
+  template <class Result>
+  __device__ __forceinline__ WorkerSpeculativeScale(const Result* given, const double* expected_grad_output,
+                                                    double* used_grad_output, double weight)
       : used_grad_output(used_grad_output), weight(weight) {
-    const double loaded = expected_grad_output == nullptr ? 1.0 : __ldcg(expected_grad_output);
+    const double loaded = given_or_expected(given, expected_grad_output);
     if constexpr (Group::kBlockWide) {
       if (threadIdx.x == 0) shared() = loaded;
       if constexpr (!Group::kMultiWarp) __syncthreads();
@@ -427,6 +428,7 @@ struct WorkerSpeculativeScale {
     return static_cast<Compute>((Group::kBlockWide ? shared() : grad_output) * weight);
   }
   __device__ __forceinline__ void record(const Group& group, int64 chunk) const {
+    if (used_grad_output == nullptr) return;
     if constexpr (Group::kBlockWide) {
       if (threadIdx.x == 0) used_grad_output[chunk * Group::kClusterSize + group.block_rank()] = shared();
     } else {
@@ -472,4 +474,15 @@ __device__ __forceinline__ bool worker_grad_scale_is_stale(const Group& group, i
   if (stale && expected_grad_output != nullptr && blockIdx.x == 0 && threadIdx.x == 0)
     *expected_grad_output = true_grad_output;
   return stale;
+}
+
+// True in backward, where grad_output is not null, if this worker has nothing to write. Preconditions: those of
+// worker_grad_scale_is_stale.
+template <class Group, class Result>
+__device__ __forceinline__ bool worker_gradient_is_in_place(const Group& group, int64 chunks, const Result* grad_output,
+                                                            const double* used_grad_output,
+                                                            double* expected_grad_output) {
+  if (grad_output == nullptr) return false;
+  const double g = widen<double>(*grad_output);
+  return !worker_grad_scale_is_stale(group, chunks, g, used_grad_output, expected_grad_output);
 }

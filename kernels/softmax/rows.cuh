@@ -759,65 +759,52 @@ __device__ __forceinline__ void row_value(const Program& program, const Group& g
   finish_value<Reader>(program, chunks, memory, divisor, value);
 }
 
-// The same, and the gradients for the expected grad_output; scale = 1 / divisor.
+// The same, and the gradients for the expected grad_output; scale = 1 / divisor. In backward, where grad_output is not
+// null, the gradients alone, for the true one: entry points call worker_gradient_is_in_place before it.
 template <class Reader, class Group, class Program, class Result>
 __device__ __forceinline__ void row_value_and_gradient(const Program& program, const Group& group, int64 chunks,
                                                        double* memory, double divisor, double scale, Result* value,
-                                                       const double* expected_grad_output, double* used_grad_output) {
-  WorkerSpeculativeScale<Group, typename Program::Compute> speculative(expected_grad_output, used_grad_output, scale);
-  Reader::template sweep<true>(program, group, speculative, chunks, workspace(memory));
-  finish_value<Reader>(program, chunks, memory, divisor, value);
+                                                       const Result* grad_output, const double* expected_grad_output,
+                                                       double* used_grad_output) {
+  const bool backward = grad_output != nullptr;
+  using Scale = WorkerSpeculativeScale<Group, typename Program::Compute>;
+  Scale speculative(grad_output, expected_grad_output, backward ? nullptr : used_grad_output, scale);
+  Reader::template sweep<true>(program, group, speculative, chunks, backward ? Workspace{} : workspace(memory));
+  if (!backward) finish_value<Reader>(program, chunks, memory, divisor, value);
 }
 
 // Version for a mean whose divisor is not known before: gradients assume that all rows are active. The divisor is
 // recorded behind the records of grad_output. If the assumption was wrong, *missed becomes 1, which the host reads at
-// any time: it counts rows first from then on, because gradients are written twice where labels are ignored.
-template <class Reader, class Group, class Program, class Result>
+// any time: it counts rows first from then on, because gradients are written twice where labels are ignored. In
+// backward the true divisor is the recorded one; without records rows are counted, with kCounts.
+template <class Reader, bool kCounts = false, class Group, class Program, class Result>
 __device__ __forceinline__ void row_value_and_assumed_gradient(const Program& program, const Group& group, int64 chunks,
                                                                double* memory, unsigned* missed, Result* value,
-                                                               const double* expected_grad_output,
+                                                               const Result* grad_output, double* expected_grad_output,
                                                                double* used_grad_output) {
+  const bool backward = grad_output != nullptr;
   const double rows = static_cast<double>(program.space.rows);
-  WorkerSpeculativeScale<Group, typename Program::Compute> speculative(expected_grad_output, used_grad_output,
-                                                                       reciprocal_of_count(rows));
-  Reader::template sweep<true>(program, group, speculative, chunks, workspace(memory));
+  double assumed = rows;
+  if (backward) {
+    const bool recorded = !kCounts || used_grad_output != nullptr;
+    if (recorded) assumed = used_grad_output[chunks * Group::kClusterSize];
+    if constexpr (kCounts) {
+      if (!recorded) assumed = self_count(program);
+    }
+    if (worker_gradient_is_in_place(group, chunks, grad_output, used_grad_output, expected_grad_output) &&
+        assumed == rows) {
+      return;
+    }
+  }
+  using Scale = WorkerSpeculativeScale<Group, typename Program::Compute>;
+  Scale speculative(grad_output, expected_grad_output, backward ? nullptr : used_grad_output,
+                    assumed == 0.0 ? 0.0 : reciprocal_of_count(assumed));
+  Reader::template sweep<true>(program, group, speculative, chunks, backward ? Workspace{} : workspace(memory));
+  if (backward) return;
   const double divisor = divide_sum(chunks, memory, Tally<Program>{program}, value);
   if (divisor < 0.0) return;
   used_grad_output[chunks * Group::kClusterSize] = divisor;
   if (divisor != rows && missed != nullptr) *missed = 1;
-}
-
-// Verifies gradients of an assumed divisor, as verify_row_gradient does others: `divisor` is the true one.
-template <class Reader, class Group, class Program, class Result>
-__device__ __forceinline__ void verify_row_gradient_by(const Program& program, const Group& group, int64 chunks,
-                                                       double divisor, const Result* grad_output,
-                                                       const double* used_grad_output, double* expected_grad_output) {
-  const double g = widen<double>(*grad_output);
-  const bool wrong = divisor != static_cast<double>(program.space.rows);
-  if (!worker_grad_scale_is_stale(group, chunks, g, used_grad_output, expected_grad_output) && !wrong) return;
-  const double scale = divisor == 0.0 ? 0.0 : reciprocal_of_count(divisor);
-  KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * scale)};
-  Reader::template sweep<true>(program, group, known, chunks, {});
-}
-// verify_row_gradient_by with the divisor that forward recorded behind the used grad_outputs.
-template <class Reader, class Group, class Program, class Result>
-__device__ __forceinline__ void verify_assumed_row_gradient(const Program& program, const Group& group, int64 chunks,
-                                                            const Result* grad_output, const double* used_grad_output,
-                                                            double* expected_grad_output) {
-  verify_row_gradient_by<Reader>(program, group, chunks, used_grad_output[chunks * Group::kClusterSize], grad_output,
-                                 used_grad_output, expected_grad_output);
-}
-
-// Writes the gradients for the true grad_output, unless all chunks of this worker were written with it already.
-// `scale` is a number, or a SelfCountedScale, which is evaluated only if there is something to write.
-template <class Reader, class Group, class Program, class Factor, class Result>
-__device__ __forceinline__ void verify_row_gradient(const Program& program, const Group& group, int64 chunks,
-                                                    const Factor& scale, const Result* grad_output,
-                                                    const double* used_grad_output, double* expected_grad_output) {
-  const double g = widen<double>(*grad_output);
-  if (!worker_grad_scale_is_stale(group, chunks, g, used_grad_output, expected_grad_output)) return;
-  KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * scale)};
-  Reader::template sweep<true>(program, group, known, chunks, {});
 }
 
 // A value per row, and the coefficients of its gradient.

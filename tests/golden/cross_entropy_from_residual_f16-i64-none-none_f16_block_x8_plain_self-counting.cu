@@ -30,7 +30,7 @@ cross_entropy_from_residual_f16(const half_t* input, const int64* target, half_t
                           nullptr, {logit_scale, softcap},
                           ignored, status, site, nullptr, nullptr, nullptr, residual,
                           residual != nullptr};
-  const double scale = reciprocal_or_zero(self_count(program));
   const ClusterGroup<1> group;
+  const double scale = reciprocal_or_zero(self_count(program));
   apply_grad_coeffs<8, 4>(program, group, chunks, result_stride, scale, grad_output);
 }

@@ -25,7 +25,7 @@ using Compute = Program::Compute;
 using Reader = ResidentReader<8, false, false, false>;
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-cross_entropy_value_and_gradient_f16(const half_t* input, const int64* target, half_t* input_gradients, float* lse, unsigned char* correct, GradCoeffs<float>* residual, double* memory, half_t* value, const double* expected_grad_output, double* used_grad_output, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double multiple, const double* count, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
+cross_entropy_value_and_gradient_f16(const half_t* input, const int64* target, half_t* input_gradients, float* lse, unsigned char* correct, GradCoeffs<float>* residual, double* memory, half_t* value, const half_t* grad_output, double* expected_grad_output, double* used_grad_output, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double multiple, const double* count, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
   const double divisor = multiple * __ldcg(count);
   const double scale = divisor == 0.0 ? 0.0 : 1.0 / divisor;
   const Program program{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, input_gradients, target,
@@ -34,5 +34,6 @@ cross_entropy_value_and_gradient_f16(const half_t* input, const int64* target, h
                           ignored, status, site, nullptr, lse, correct, residual,
                           lse != nullptr || correct != nullptr || residual != nullptr};
   const BlockOfSubwarps group{{width}};
-  row_value_and_gradient<Reader>(program, group, chunks, memory, divisor, scale, value, expected_grad_output, used_grad_output);
+  if (worker_gradient_is_in_place(group, chunks, grad_output, used_grad_output, expected_grad_output)) return;
+  row_value_and_gradient<Reader>(program, group, chunks, memory, divisor, scale, value, grad_output, expected_grad_output, used_grad_output);
 }

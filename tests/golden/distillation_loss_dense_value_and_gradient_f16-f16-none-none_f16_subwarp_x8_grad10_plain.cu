@@ -38,7 +38,7 @@ using Compute = Program::Compute;
 using Reader = ResidentDenseReader<8, false>;
 
 extern "C" __global__ void __launch_bounds__(256)
-distillation_loss_dense_value_and_gradient_f16(const half_t* input, const half_t* target, half_t* input_gradients, float* lse, double* memory, half_t* value, const double* expected_grad_output, double* used_grad_output, double beta_, double logit_scale, double softcap, double divisor, double scale, int64 chunks, int width, const __grid_constant__ Space space) {
+distillation_loss_dense_value_and_gradient_f16(const half_t* input, const half_t* target, half_t* input_gradients, float* lse, double* memory, half_t* value, const half_t* grad_output, double* expected_grad_output, double* used_grad_output, double beta_, double logit_scale, double softcap, double divisor, double scale, int64 chunks, int width, const __grid_constant__ Space space) {
   const Program program{Term{beta_}, Penalty{beta_}, space,
                         input, target,
                         input_gradients, nullptr,
@@ -46,5 +46,6 @@ distillation_loss_dense_value_and_gradient_f16(const half_t* input, const half_t
                         nullptr, {logit_scale, softcap},
                         nullptr, lse};
   const SubwarpGroup group{width};
-  row_value_and_gradient<Reader>(program, group, chunks, memory, divisor, scale, value, expected_grad_output, used_grad_output);
+  if (worker_gradient_is_in_place(group, chunks, grad_output, used_grad_output, expected_grad_output)) return;
+  row_value_and_gradient<Reader>(program, group, chunks, memory, divisor, scale, value, grad_output, expected_grad_output, used_grad_output);
 }

@@ -28,11 +28,11 @@ using Element = Absent;
 using Layout = StridedLayout<8, 9, 1>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-kl_div_value_and_gradient_bf16_bool(const bfloat16_t* input_, const bfloat16_t* target_, const bfloat16_t* weight_, const bool* mask_, bfloat16_t* input_gradients, bfloat16_t* target_gradients, double* memory, Result* value, const double* expected_grad_output, double* used_grad_output, double multiple, const double* count, int64 chunks, const __grid_constant__ Layout layout) {
+kl_div_value_and_gradient_bf16_bool(const bfloat16_t* input_, const bfloat16_t* target_, const bfloat16_t* weight_, const bool* mask_, bfloat16_t* input_gradients, bfloat16_t* target_gradients, double* memory, Result* value, const Result* grad_output, double* expected_grad_output, double* used_grad_output, double multiple, const double* count, int64 chunks, const __grid_constant__ Layout layout) {
   const double divisor = multiple * __ldcg(count);
   const double scale = divisor == 0.0 ? 0.0 : 1.0 / divisor;
   const Pointwise<Loss, Layout, 8, Sources, Sinks, Element> program{
       Loss{}, layout, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}, Source<bfloat16_t, Access::kStream>{weight_}, Source<bool, Access::kStream>{mask_}),
       make_tuple(Sink<bfloat16_t>{input_gradients}, Sink<bfloat16_t>{target_gradients}, Absent{}, Absent{}), Absent{}};
-  reduce_value_and_gradient<4>(program, chunks, memory, divisor, scale, value, expected_grad_output, used_grad_output);
+  reduce_value_and_gradient<4>(program, chunks, memory, divisor, scale, value, grad_output, expected_grad_output, used_grad_output);
 }

@@ -19,10 +19,10 @@ using Element = Absent;
 using Layout = FlatLayout<4>;
 
 extern "C" __global__ void __launch_bounds__(256, 3)
-mse_loss_value_and_gradient_f32(const float* input_, const float* target_, float* input_gradients, float* target_gradients, double* memory, Result* value, const double* expected_grad_output, double* used_grad_output, double divisor, double scale, int64 chunks, int64 elements) {
+mse_loss_value_and_gradient_f32(const float* input_, const float* target_, float* input_gradients, float* target_gradients, double* memory, Result* value, const Result* grad_output, double* expected_grad_output, double* used_grad_output, double divisor, double scale, int64 chunks, int64 elements) {
   const Layout layout{elements};
   const Pointwise<Loss, Layout, 4, Sources, Sinks, Element> program{
       Loss{}, layout, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
       make_tuple(Sink<float>{input_gradients}, Sink<float>{target_gradients}), Absent{}};
-  reduce_value_and_gradient<4>(program, chunks, memory, divisor, scale, value, expected_grad_output, used_grad_output);
+  reduce_value_and_gradient<4>(program, chunks, memory, divisor, scale, value, grad_output, expected_grad_output, used_grad_output);
 }

@@ -104,13 +104,9 @@ class RowKernel(Kernel):
             "value_and_gradient": [
                 "double* memory",
                 f"{result}* value",
-                "const double* expected_grad_output",
-                "double* used_grad_output",
-            ],
-            "verify_gradient": [
                 f"const {result}* grad_output",
-                "const double* used_grad_output",
                 "double* expected_grad_output",
+                "double* used_grad_output",
             ],
             "unreduced": [f"{result}* values"],
             "gradient": [f"const {result}* grad_output"],
@@ -129,11 +125,14 @@ class RowKernel(Kernel):
         )
         body = {
             "value": total.replace("FACTOR", "1.0"),
-            "value_and_gradient": "SpeculativeScale<double> known(expected_grad_output, used_grad_output, scale);\n"
-            "  known.factor();\n  " + total.replace("FACTOR", "known.factor()"),
-            "verify_gradient": "const double given = widen<double>(*grad_output);\n"
-            "  if (!grad_scale_is_stale(given, used_grad_output, expected_grad_output)) return;\n  "
-            + call.replace("FACTOR", "given * scale"),
+            "value_and_gradient": "const bool backward = grad_output != nullptr;\n"
+            "  const double given = given_or_expected(grad_output, expected_grad_output);\n"
+            "  if (backward && !grad_scale_is_stale(given, used_grad_output, expected_grad_output)) return;\n"
+            "  SpeculativeScale<double> known(\n"
+            "      grad_output, expected_grad_output, backward ? nullptr : used_grad_output, scale);\n"
+            "  known.factor();\n"
+            f"  const double total = {call.replace('FACTOR', 'known.factor()')}\n"
+            f"  if (!backward && threadIdx.x == 0) *value = Narrow<{result}>::from(total / divisor);",
             "unreduced": call.replace("FACTOR", "1.0"),
             "gradient": call.replace("FACTOR", "widen<double>(grad_output[r]) * scale"),
         }[self.kind]

@@ -26,11 +26,10 @@ from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counte
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR, nested
 
-#: The entry points. The first three belong to a reduced loss, the last two to a broadcast operand.
+#: The entry points. The first two belong to a reduced loss, the last two to a broadcast operand.
 KINDS = {
     "value": "the reduced value",
-    "value_and_gradient": "the reduced value and, for the expected grad_output, the gradients",
-    "verify_gradient": "the gradients for the true grad_output, unless they are there already",
+    "value_and_gradient": "the reduced value and the gradients for the expected grad_output, in backward the true one",
     "elements": "a value per box",
     "elements_gradient": "the gradients for a grad_output per box",
     "broadcast_gradient": "the gradient of one broadcast operand, or slices of it",
@@ -84,7 +83,6 @@ class BoxKernel(Kernel):
     apart: tuple[bool, ...] = ()
 
     narrow = False
-    companions = ("value_and_gradient", "verify_gradient")
 
     @property
     def files(self) -> tuple[str, ...]:

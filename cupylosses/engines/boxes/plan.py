@@ -188,6 +188,9 @@ class BoxPlan(StatisticsPlan):
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         return self._launch(None).launcher(stage, wanted, counted)
 
+    def check(self, wanted: Wanted, counted: bool) -> compiler.Launcher:
+        return self.launcher("value_and_gradient", wanted, counted)
+
     def gradient_steps(
         self, wanted: Wanted, upstream: tuple[tuple[int, ...], int] | None, counted: bool
     ) -> Sequence[Step]:

@@ -31,7 +31,7 @@ of a reduced loss, until that was wrong once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, ClassVar, NamedTuple
 
@@ -39,7 +39,7 @@ from cupylosses.call import Call
 from cupylosses.engines.base import Engine, Machine, Plan, TensorSpec, Wanted, contiguous
 from cupylosses.engines.composite import Inputs
 from cupylosses.engines.device import EXPECTATIONS, UNDIVIDED, Device, Divisor
-from cupylosses.engines.execute import gradient_buffers
+from cupylosses.engines.execute import check_arguments, gradient_buffers
 from cupylosses.engines.linear_softmax.call import Static, inner_arrays, positions
 from cupylosses.engines.linear_softmax.chunks import ChunkedPlan, LogitsSpec, chunk_memory
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
@@ -54,6 +54,8 @@ from cupylosses.jit import compiler
 KEPT_BYTES = 4 << 20
 #: Positions in the memory of a call: the grad_output that gradients were written for, then the shares of the chunks.
 _USED, _SHARES = 0, 1
+#: The stage of a sweep that writes gradients as the check of backward does.
+CHECK = "check"
 
 
 class Chunk(NamedTuple):
@@ -62,6 +64,11 @@ class Chunk(NamedTuple):
     first: int
     rows: int
     plan: SoftmaxPlan
+
+
+def _checked(grad_output: int) -> Callable[[int, Chunk], tuple[int, ...]]:
+    """The arguments by which a `CHECK` writes the gradients of a chunk for one ``grad_output``."""
+    return lambda i, chunk: check_arguments(chunk.plan, chunk.plan.speculative, grad_output, 0)
 
 
 class WideLogitsSpec(LogitsSpec):
@@ -377,12 +384,12 @@ class LinearPlan(ChunkedPlan):
         if not self.scalar:
             self._sweep(
                 inputs, "unreduced", "none", self.result, self._stored_at(value, device),
-                auxiliary, gradients, then=("verify_gradient", lambda i, chunk: (used, 0, 0), "sum", "float64"),
+                auxiliary, gradients, then=(CHECK, _checked(used), "sum", "float64"),
             )  # fmt: skip
             return value, gradients, memory
 
         def own(i: int, chunk: Chunk) -> tuple[int, ...]:
-            return workspaces(chunk), shares + 8 * i, used, device.address(records)
+            return workspaces(chunk), shares + 8 * i, 0, used, device.address(records)
 
         self._sweep(inputs, "value_and_gradient", "sum", "float64", own, auxiliary, gradients)
         self._finish(device, shares, value)
@@ -416,8 +423,8 @@ class LinearPlan(ChunkedPlan):
         gradients = self.buffers_onto(device, arrays, wanted)
         if self._keeps_all and not per_row:
             self._sweep(
-                inputs, "verify_gradient", self.static.reduction, self.result,
-                lambda i, chunk: (grad_output, 0, 0), (), gradients, onto=self.adds, kept=kept,
+                inputs, CHECK, self.static.reduction, self.result,
+                _checked(grad_output), (), gradients, onto=self.adds, kept=kept,
             )  # fmt: skip
             return self.without_added(gradients)
         memory, _ = self._memory(device)
@@ -442,8 +449,8 @@ class LinearPlan(ChunkedPlan):
             )  # fmt: skip
             return self.without_added(gradients)
         self._sweep(
-            inputs, "verify_gradient", "sum", "float64",
-            lambda i, chunk: (used, 0, 0), (), gradients, onto=self.adds, kept=kept,
+            inputs, CHECK, "sum", "float64",
+            _checked(used), (), gradients, onto=self.adds, kept=kept,
         )  # fmt: skip
         return self.without_added(gradients)
 
@@ -511,7 +518,8 @@ class LinearPlan(ChunkedPlan):
                     if auxiliary:
                         for j, (spec, address) in enumerate(zip(self.auxiliary, auxiliary, strict=False)):
                             stored[j] = address + first * ITEMSIZE[spec.dtype] if spec is not None and address else 0
-                launcher = of_stage[i].plan.launcher(name, writes, counted)
+                plan = of_stage[i].plan
+                launcher = plan.check(writes, counted) if name == CHECK else plan.launcher(name, writes, counted)
                 launcher(
                     stream, place, *[x + step * first for x, step in read], *(written if writes[0] else []), *stored,
                     *arguments(i, of_stage[i]), *scalars, *scale,

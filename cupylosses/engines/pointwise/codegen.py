@@ -9,7 +9,6 @@ that can be wrong in a loss's expression is reported by the compiler at ``<loss>
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from typing import ClassVar
 
 from cupylosses.checks import FLOATING
 from cupylosses.definition.expressions import cuda, in_double, names_in
@@ -51,8 +50,8 @@ SUMMING = (*FUNCTOR, "pointwise/sum_over.cuh")
 #: The entry points of every loss. The first three belong to a reduced loss, the next two to `reduction="none"`.
 KINDS = {
     "value": "the reduced value",
-    "value_and_gradient": "the reduced value and, for the expected grad_output, the gradients",
-    "verify_gradient": "the gradients for the true grad_output, unless they are there already",
+    "value_and_gradient": "the reduced value and the gradients for the expected grad_output, in backward the true one",
+    "verify_gradient": "of gradients that are summed beside the value: those for the true grad_output, from the sums",
     "elements": "a value per element",
     "elements_gradient": "the gradients for a grad_output per element, or partial sums of them",
     "combine_gradients": "the gradients of broadcast operands from these partial sums",
@@ -118,7 +117,9 @@ class PointwiseKernel(Kernel):
     sums: tuple[tuple[str, int] | None, ...] = ()
     unroll: int = 0
 
-    companions: ClassVar = ("value_and_gradient", "verify_gradient")
+    @property
+    def companions(self) -> tuple[str, ...]:
+        return ("value_and_gradient", "verify_gradient") if self.summed else ()
 
     @property
     def title(self) -> str:
@@ -213,7 +214,8 @@ OWN_ARGUMENTS = {
     "value_and_gradient": [
         "double* memory",
         "Result* value",
-        "const double* expected_grad_output",
+        "const Result* grad_output",
+        "double* expected_grad_output",
         "double* used_grad_output",
     ],
     "verify_gradient": ["const Result* grad_output", "const double* used_grad_output", "double* expected_grad_output"],
@@ -234,10 +236,13 @@ def _varying_arguments(variant: PointwiseKernel) -> list[str]:
     """
     tensors = list(zip(variant.loss.operands, variant.storage, variant.gradients, strict=True))
     partials = ["double* partials"] if variant.kind in ("elements_gradient", COMBINED) and variant.summed else []
+    own = OWN_ARGUMENTS[variant.kind]
+    if variant.kind == "value_and_gradient" and variant.summed:
+        own = [x for x in own if x != "const Result* grad_output"]
     return [
         *(f"const {STORAGE[dtype][0]}* {operand.name}_" for operand, dtype, _ in tensors),
         *(f"{STORAGE[dtype][0]}* {operand.name}_gradients" for operand, dtype, wanted in tensors if wanted),
-        *OWN_ARGUMENTS[variant.kind],
+        *own,
         *partials,
         *(f"double {x.name}_" for x in variant.loss.parameters),
         *(["double multiple", "const double* count"] if variant.counted else ["double divisor", "double scale"]),
@@ -475,7 +480,9 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
         return BLOCKS_PER_SM_OTHERS
     if variant.layout in GATHERED:
         places = (*variant.access, *variant.sinks).count("gather") * variant.vec_size
-        few = places < 8 or (places == 8 and not variant.loss.heavy)
+        # Three heavy operands over four dimensions spill 20 to 40 bytes with 80 registers.
+        most = 5 if variant.layout == GATHERED[-1] and variant.kind == "value_and_gradient" else 7
+        few = places <= (most if variant.loss.heavy else 8)
         return BLOCKS_PER_SM if few and variant.compute == "float32" else BLOCKS_PER_SM_OTHERS
     small = len(widths) == 1 and stored <= 8
     shifted = variant.access.count("shifted")
@@ -499,16 +506,17 @@ def _tile_shape(tile: Tile | None) -> str:
     return f", TileShape<{', '.join(map(str, astuple(tile)))}>" if tile else ""
 
 
-def skeleton_call(kind: str, unroll: int) -> tuple[str, str]:
+def skeleton_call(kind: str, unroll: int, checks_apart: bool = False) -> tuple[str, str]:
     """The initializer of a program's ``element``, and the call of the skeleton, of a launch over all elements; a lane's
-    batch has ``unroll`` vectors.
+    batch has ``unroll`` vectors. Where backward ``checks_apart``, forward has no ``grad_output``.
     """
+    given = "static_cast<const Result*>(nullptr)" if checks_apart else "grad_output"
     element = {"elements": "Element{values}", "elements_gradient": "Element{grad_output}"}.get(kind, "Absent{}")
     function, arguments = {
         "value": ("reduce_value", "chunks, memory, divisor, value"),
         "value_and_gradient": (
             "reduce_value_and_gradient",
-            "chunks, memory, divisor, scale, value, expected_grad_output, used_grad_output",
+            f"chunks, memory, divisor, scale, value, {given}, expected_grad_output, used_grad_output",
         ),
         "verify_gradient": ("verify_gradient", "chunks, scale, grad_output, used_grad_output, expected_grad_output"),
         PRODUCT: ("write_gradients", "chunks, scale, grad_output"),
@@ -539,7 +547,7 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
             layout_type = f"StripLayout<{variant.vec_size}, {variant.strip[0]}, {variant.strip[1]}, {streams}, {rank}>"
         layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
     steps = variant.tile.steps_a * variant.tile.steps_b if variant.tile else UNROLL[variant.vec_size]
-    element, call = skeleton_call(variant.kind, variant.unroll or steps)
+    element, call = skeleton_call(variant.kind, variant.unroll or steps, bool(variant.summed))
     if variant.access[-1] in STAGED:
         element = f"Element{_initializer(variant, len(operands), variant.access[-1], variant.result, 'grad_output')}"
     if variant.kind == "elements" and variant.sinks:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.row_margin.definition import MarginLoss
 from cupylosses.engines.row_margin.layout import RESIDENT_OF_WARPS, RESIDENT_THREADS, resident
-from cupylosses.engines.softmax.codegen import SELF_COUNTED, TALLIED, space_rank_name
+from cupylosses.engines.softmax.codegen import RETURN_IN_PLACE, SELF_COUNTED, TALLIED, space_rank_name
 from cupylosses.jit import gpu
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
 from cupylosses.jit.kernel import Kernel
@@ -17,8 +17,7 @@ from cupylosses.jit.sources import FUNCTOR, nested
 #: Entry points, by the stage that launches them.
 KINDS = {
     "value": "the reduced value",
-    "value_and_gradient": "the reduced value and, for the expected grad_output, the gradients",
-    "verify_gradient": "the gradients for the true grad_output, unless they are there already",
+    "value_and_gradient": "the reduced value and the gradients for the expected grad_output, in backward the true one",
     "unreduced": "a value per row",
     "gradient": "the gradients for a grad_output per row",
     "denominator": "the number of rows that count",
@@ -31,27 +30,18 @@ _GROUPS = {
     "shared_rows": "WarpsShareRows group{{{width}}}",
 }
 #: Those that write gradients.
-WRITING = ("value_and_gradient", "verify_gradient", "gradient", "hvp")
+WRITING = ("value_and_gradient", "gradient", "hvp")
 _CALLS = {
     "value": "row_value<Reader>(program, group, chunks, memory, divisor, value)",
     "value_and_gradient": (
-        "row_value_and_gradient<Reader>(program, group, chunks, memory, divisor, scale, value, expected_grad_output, "
-        "used_grad_output)"
-    ),
-    "verify_gradient": (
-        "verify_row_gradient<Reader>(program, group, chunks, scale, grad_output, used_grad_output, "
-        "expected_grad_output)"
+        "row_value_and_gradient<Reader>(program, group, chunks, memory, divisor, scale, value, grad_output, "
+        "expected_grad_output, used_grad_output)"
     ),
     "unreduced": "row_values<Reader>(program, group, chunks)",
     "gradient": "row_gradient<Reader>(program, group, chunks, grad_output)",
     "denominator": "count_rows(program, chunks, memory, value)",
     "hvp": "row_gradient<Reader>(program, group, chunks, grad_output)",
 }
-#: The check of gradients that assume that all rows count, of kernels that can also count by themselves.
-_VERIFY_ASSUMED = (
-    "verify_row_gradient_by<Reader>(program, group, chunks, used_grad_output == nullptr ? self_count(program) : "
-    "used_grad_output[chunks], grad_output, used_grad_output, expected_grad_output)"
-)
 
 
 @dataclass(frozen=True)
@@ -87,7 +77,6 @@ class MarginKernel(Kernel):
     compute: str = "float64"
 
     narrow = False
-    companions = ("value_and_gradient", "verify_gradient")
     storage = property(lambda self: (self.input, self.target))
 
     @property
@@ -137,13 +126,9 @@ class MarginKernel(Kernel):
             "value_and_gradient": [
                 "double* memory",
                 f"{result}* value",
-                "const double* expected_grad_output",
-                "double* used_grad_output",
-            ],
-            "verify_gradient": [
                 f"const {result}* grad_output",
-                "const double* used_grad_output",
                 "double* expected_grad_output",
+                "double* used_grad_output",
             ],
             "unreduced": [f"{result}* values"],
             "gradient": [f"const {result}* grad_output"],
@@ -188,11 +173,9 @@ def _call(kernel: MarginKernel) -> str:
     """The call that does the work of a kernel."""
     if not kernel.tallies or kernel.kind not in TALLIED:
         return _CALLS[kernel.kind]
-    if not kernel.self_counting:
-        return TALLIED[kernel.kind]
-    if kernel.kind == "verify_gradient":
-        return _VERIFY_ASSUMED
-    return TALLIED[kernel.kind].replace("missed", "nullptr")
+    call = TALLIED[kernel.kind]
+    # Kernels that count by themselves need no divisor of a launch before, if there is no record.
+    return call.replace("<Reader>", "<Reader, true>").replace("missed", "nullptr") if kernel.self_counting else call
 
 
 def _entry(kernel: MarginKernel) -> list[str]:
@@ -240,9 +223,10 @@ def _entry(kernel: MarginKernel) -> list[str]:
         f"                         target, {argument('weights')}, {argument('mask')}, {{1.0, 0.0}}, ignored,",
         f"                         {argument('status')}, site, {argument('values')}, nullptr, nullptr, nullptr, 0}},",
         f"                        1.0 / static_cast<double>(space.classes), labels, inner, capacity, mask_words}}{end}",
+        *([f"  const {_GROUPS.get(kernel.layout, 'SubwarpGroup group{width}')};"] * (kind != "denominator")),
+        *([RETURN_IN_PLACE] if kind == "value_and_gradient" and not kernel.tallies else []),
         *(SELF_COUNTED[kind] if kernel.self_counting and not kernel.tallies else []),
         *(["  const Tally<Program> divisor{program};"] if kernel.tallies and kind == "value" else []),
-        *([f"  const {_GROUPS.get(kernel.layout, 'SubwarpGroup group{width}')};"] * (kind != "denominator")),
         f"  {_call(kernel)};",
         "}",
     ]

@@ -34,8 +34,8 @@ FILES_ALONG = (*nested(FILES), "row_statistics/derivative.cuh")
 #: after another to a broadcast operand.
 KINDS = {
     "value": "the reduced value",
-    "value_and_gradient": "the reduced value and, for the expected grad_output, the gradients",
-    "verify_gradient": "the gradients for the true grad_output, unless they are there already",
+    "value_and_gradient": "the reduced value and the gradients for the expected grad_output, in backward the true one",
+    "verify_gradient": "the same of backward, where each part of a row had a block in forward",
     "unreduced": "a value per row",
     "gradient": "the gradients for a grad_output per row",
     "coefficients": "the coefficients of each row",
@@ -99,16 +99,10 @@ class RowKernel(Kernel):
     compute: str = "float64"
 
     narrow = False
-    companions = ("value_and_gradient", "verify_gradient")
 
     @property
     def files(self) -> tuple[str, ...]:
         return FILES_ALONG if self.has_tangent else FILES
-
-    @property
-    def together(self) -> tuple[Kernel, ...]:
-        # Rows that are apart have another geometry where they are checked.
-        return (self,) if self.apart else super().together
 
     @property
     def storage(self) -> tuple[str, ...]:
@@ -145,7 +139,7 @@ class RowKernel(Kernel):
 
     @property
     def arguments(self) -> list[str]:
-        return _arguments(self, self.kind)
+        return _arguments(self, self.kind, self.apart)
 
     def glue(self) -> str:
         return "\n".join([*_functors(self), *_entry(self)]) + "\n"
@@ -216,7 +210,7 @@ def _parameters(kernel: RowKernel | SumKernel) -> list[str]:
     return [*(x.name for x in kernel.loss.parameters), *["weight"] * (kernel.weight == "number")]
 
 
-def _arguments(kernel: RowKernel | SumKernel, kind: str) -> list[str]:
+def _arguments(kernel: RowKernel | SumKernel, kind: str, apart: bool = False) -> list[str]:
     """The declarations of the arguments that differ from call to call."""
     names, result = operand_names(kernel.loss, kernel.weight), STORAGE[kernel.result][0]
     tensors = list(zip(names, kernel.dtypes, kernel.gradients, strict=True))
@@ -225,7 +219,8 @@ def _arguments(kernel: RowKernel | SumKernel, kind: str) -> list[str]:
         "value_and_gradient": [
             "double* memory",
             f"{result}* value",
-            "const double* expected_grad_output",
+            *([] if apart else [f"const {result}* grad_output"]),
+            "double* expected_grad_output",
             "double* used_grad_output",
         ],
         "verify_gradient": [
@@ -375,7 +370,7 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     per_row = str(kernel.per_row).lower()
     call = {
         "value": f"reduce_rows<false>({rows}, memory, divisor, value, 1.0, NoRecord{{}})",
-        "value_and_gradient": f"speculate({rows}, memory, divisor, scale, value, expected_grad_output, "
+        "value_and_gradient": f"speculate({rows}, memory, divisor, scale, value, grad_output, expected_grad_output, "
         "used_grad_output)",
         "verify_gradient": f"verify({rows}, scale, grad_output, used_grad_output, expected_grad_output)",
         "unreduced": f"value_of_rows({rows}, scale, values)",

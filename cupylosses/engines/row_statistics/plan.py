@@ -169,6 +169,9 @@ class StatisticsPlan(Plan):
             return row_layout.MAX_BLOCK_THREADS
         return row_layout.RESIDENT_THREADS
 
+    def checks_apart(self, wanted: Wanted) -> bool:
+        return self._is_apart(self.writable(wanted))
+
     def recorded(self, wanted: Wanted) -> int:
         if self._is_apart(self.writable(wanted)):
             return self.layout.part_memory(self.rows, self.statistics)
@@ -176,10 +179,6 @@ class StatisticsPlan(Plan):
 
     def zeroed(self, wanted: Wanted) -> bool:
         return self._is_apart(self.writable(wanted))
-
-    def _blocks(self, stage: str) -> int:
-        found = self.layout.blocks_of_check if stage == "verify_gradient" else self.layout.blocks
-        return found(self.machine.processors)
 
     @cached_property
     def partials(self) -> int:  # type: ignore[override]
@@ -195,24 +194,33 @@ class StatisticsPlan(Plan):
         return self.layout.records
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
-        found = self._launchers.get((stage, wanted, counted))
+        return self._launcher(stage, wanted, counted, False)
+
+    def check(self, wanted: Wanted, counted: bool) -> compiler.Launcher:
+        stage = "verify_gradient" if self.checks_apart(wanted) else "value_and_gradient"
+        return self._launcher(stage, wanted, counted, True)
+
+    def _launcher(self, stage: str, wanted: Wanted, counted: bool, checks: bool) -> compiler.Launcher:
+        """The launcher of a stage, or the one that ``checks`` its gradients in backward."""
+        found = self._launchers.get((stage, wanted, counted, checks))
         if found is None:
             x = self.layout
             kernel = self._kernel(stage, wanted, counted)
             fixed = (x.chunks, x.rows_per_chunk, x.words)
             keeps = True in wanted and stage in ("value_and_gradient", "verify_gradient", "gradient")
-            blocks, threads, shared = self._blocks(stage), x.threads, x.shared if keeps else 0
+            blocks = x.blocks_of_check if checks else x.blocks
+            grid, threads, shared = blocks(self.machine.processors), x.threads, x.shared if keeps else 0
             if kernel.layout == row_layout.PART:
                 assert x.apart is not None
-                blocks, threads, shared = self.rows * x.parts, x.apart.threads, 0
+                grid, threads, shared = self.rows * x.parts, x.apart.threads, 0
                 if stage == "value_and_gradient":
                     at_once = self.machine.processors * kernel.resident
                     fixed = (x.chunks, at_once, x.words_of_parts(kernel.resident))
                     shared = x.apart.shared(kernel.resident)
                 if stage == "values_of_sums":
-                    blocks, threads = self.rows, WARP
-            found = self.machine.launcher(kernel, blocks, threads, fixed, shared)
-            self._launchers[stage, wanted, counted] = found
+                    grid, threads = self.rows, WARP
+            found = self.machine.launcher(kernel, grid, threads, fixed, shared)
+            self._launchers[stage, wanted, counted, checks] = found
         return found
 
     def _kernel(self, stage: str, wanted: Wanted, counted: bool) -> RowKernel:

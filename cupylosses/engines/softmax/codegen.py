@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.softmax.definition import SoftmaxLoss
@@ -96,8 +95,8 @@ STAGED_SECOND = ("staged_thread_per_row", "staged_packed_rows")
 #: Entry points: what each computes. The keys are the kinds of :class:`SoftmaxKernel`.
 KINDS = {
     "value": "the reduced value",
-    "value_and_gradient": "the reduced value, and the gradients for the expected grad_output",
-    "verify_gradient": "the gradients again, if grad_output was not the expected one",
+    "value_and_gradient": "the reduced value and the gradients for the expected grad_output, in backward the true one",
+    "verify_gradient": "the same of backward, where blocks share rows by their classes",
     "unreduced": "a value per row",
     "from_residual": "the gradient from the coefficients that an earlier kernel left of each row (class indices)",
     "gradient": "the gradients for a grad_output per row (dense targets)",
@@ -161,12 +160,9 @@ class SoftmaxKernel(Kernel):
     edges: bool = False
     partial: bool = False
 
-    companions: ClassVar = ("value_and_gradient", "verify_gradient")
-
     @property
-    def together(self) -> tuple[Kernel, ...]:
-        # Gradients over the logits are not verified.
-        return (self,) if self.in_place else super().together
+    def companions(self) -> tuple[str, ...]:
+        return ("value_and_gradient", "verify_gradient") if self.sliced else ()
 
     @property
     def storage(self) -> tuple[str, ...]:
@@ -281,12 +277,13 @@ class SoftmaxKernel(Kernel):
             "value_and_gradient": [
                 "double* memory",
                 f"{result}* value",
-                "const double* expected_grad_output",
+                *([] if self.sliced else [f"const {result}* grad_output"]),
+                "double* expected_grad_output",
                 "double* used_grad_output",
             ],
             "verify_gradient": [
                 f"const {result}* grad_output",
-                f"{'' if self.sliced else 'const '}double* used_grad_output",
+                "double* used_grad_output",
                 "double* expected_grad_output",
             ],
             "unreduced": [f"{result}* values", *["double* memory"] * self.sliced],
@@ -329,12 +326,8 @@ def in_registers(kernel: SoftmaxKernel) -> bool:
 _CALLS = {
     "value": "row_value<Reader>(program, group, chunks, memory, divisor, value)",
     "value_and_gradient": (
-        "row_value_and_gradient<Reader>(program, group, chunks, memory, divisor, scale, value, expected_grad_output, "
-        "used_grad_output)"
-    ),
-    "verify_gradient": (
-        "verify_row_gradient<Reader>(program, group, chunks, scale, grad_output, used_grad_output, "
-        "expected_grad_output)"
+        "row_value_and_gradient<Reader>(program, group, chunks, memory, divisor, scale, value, grad_output, "
+        "expected_grad_output, used_grad_output)"
     ),
     "unreduced": "row_values<Reader>(program, group, chunks)",
     "gradient": "row_gradient<Reader>(program, group, chunks, grad_output)",
@@ -363,17 +356,25 @@ _SELF_WEIGHED = {
 #: Calls of the kernels of gradients that tally.
 TALLIED = {
     "value_and_gradient": (
-        "row_value_and_assumed_gradient<Reader>(program, group, chunks, memory, missed, value, expected_grad_output, "
-        "used_grad_output)"
-    ),
-    "verify_gradient": (
-        "verify_assumed_row_gradient<Reader>(program, group, chunks, grad_output, used_grad_output, "
-        "expected_grad_output)"
+        "row_value_and_assumed_gradient<Reader>(program, group, chunks, memory, missed, value, grad_output, "
+        "expected_grad_output, used_grad_output)"
     ),
 }
 
+#: The line by which a worker returns in backward if it has nothing to write.
+RETURN_IN_PLACE = (
+    "  if (worker_gradient_is_in_place(group, chunks, grad_output, used_grad_output, expected_grad_output)) return;"
+)
+
 #: Calls of kernels whose blocks share rows by their classes, as far as they differ, by kind and whether they tally.
+#: Backward has a kernel of its own there.
 _SLICED = {
+    **{
+        ("value_and_gradient", tallies): calls["value_and_gradient"].replace(
+            " grad_output,", " static_cast<const Result*>(nullptr),"
+        )
+        for tallies, calls in ((False, _CALLS), (True, TALLIED))
+    },
     ("unreduced", False): "sliced_row_values<Reader>(program, group, chunks, memory)",
     ("verify_gradient", False): (
         "verify_sliced_gradient<Reader>(program, group, chunks, scale, grad_output, used_grad_output, "
@@ -389,7 +390,7 @@ _SLICED = {
 }
 
 #: The kinds of kernels that can tally.
-TALLYING_STAGES = frozenset(("value", *TALLIED))
+TALLYING_STAGES = frozenset(("value", "value_and_gradient", "verify_gradient"))
 
 #: The kinds of kernels that can count themselves: all that divide.
 SELF_COUNTING_STAGES = frozenset(SELF_COUNTED)
@@ -416,9 +417,10 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
         f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
         *counted_divisor(kernel.counted, kernel.kind != "value"),
         *construct,
+        *([f"  const {group};"] if "group" in call else []),
+        *([RETURN_IN_PLACE] if kernel.kind == "value_and_gradient" and not (kernel.tallies or kernel.sliced) else []),
         *((_SELF_WEIGHED if weighs else SELF_COUNTED)[kernel.kind] if kernel.self_counting else []),
         *(["  const Tally<Program> divisor{program};"] if kernel.tallies and kernel.kind == "value" else []),
-        *([f"  const {group};"] if "group" in call else []),
         f"  {call};",
         "}",
     ]

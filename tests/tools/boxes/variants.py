@@ -113,7 +113,7 @@ class BoxVariants(Variants):
             for element, x in zip(variant.elements, variant.storage, strict=True)
         ]
         loads = sum(w and a == "stream" for w, a in zip(wide, variant.access, strict=False))
-        writes = variant.kind in ("value_and_gradient", "verify_gradient", "elements_gradient")
+        writes = variant.kind in ("value_and_gradient", "elements_gradient")
         return loads, writes * sum(w and g for w, g in zip(wide, variant.gradients, strict=False))
 
     @staticmethod

@@ -214,8 +214,15 @@ def _copied_with_targets(logits: TensorSpec, dim: int) -> bool:
     return softmax_layout.copied(without(logits.shape, dim), logits.shape[dim], rows, 2, True)
 
 
+#: The kernel of the check of backward, which a plan asks for where it has one.
+CHECK = "verify_gradient"
+
+
 def _launch(plan: Plan, stage: str, wanted: Sequence[bool], counted: bool) -> None:
-    plan.launcher(stage, (*wanted, *plan.nothing[len(wanted) :]), counted)
+    of_arrays = *wanted, *plan.nothing[len(wanted) :]
+    plan.launcher(stage, of_arrays, counted)
+    if stage == "value_and_gradient":
+        plan.check(of_arrays, counted)
 
 
 def _of_indices(
@@ -234,7 +241,6 @@ def _of_indices(
     _launch(_plan(loss, operands, dim, options, machine, has_tangent=(True,)), "hvp", (True,), False)
     _launch(plan, "value", (False,), True)
     _launch(plan, "value_and_gradient", (True,), True)
-    _launch(plan, "verify_gradient", (True,), True)
     _launch(plan, "unreduced", (False,), False)
     _launch(plan, "denominator", (False,), False)
     _launch(plan, "from_residual", (True,), True)
@@ -244,10 +250,10 @@ def _of_indices(
         _launch(total, "value_and_gradient", (True,), False)
         if logits.shape[0] > 64 and logits == contiguous(logits.dtype, logits.shape):
             operands = [contiguous(x.dtype, (64, *x.shape[1:])) for x in operands]
-        for stage in sorted(softmax_codegen.TALLYING_STAGES) if plan.tallies else ():
+        for stage in sorted(softmax_codegen.TALLYING_STAGES - {CHECK}) if plan.tallies else ():
             _launch(plan, stage, (stage != "value",), False)
         few = _plan(loss, operands, dim, options, machine)
-        for stage in sorted(softmax_codegen.SELF_COUNTING_STAGES) if few.self_counting else ():
+        for stage in sorted(softmax_codegen.SELF_COUNTING_STAGES - {CHECK}) if few.self_counting else ():
             _launch(few, stage, (stage != "value",), False)
 
 
@@ -266,7 +272,6 @@ def _of_terms(loss: SoftmaxLoss, logits: TensorSpec, dim: int, fast: bool, chip:
                 _launch(moved, "product", wanted, False)
             _launch(plan, "gradient", wanted, False)
             _launch(plan, "value_and_gradient", wanted, every)
-            _launch(plan, "verify_gradient", wanted, every)
         _launch(plan, "value", (False, False), every)
         _launch(plan, "unreduced", (False, False), False)
         if every:
@@ -283,11 +288,9 @@ def row_layout(variant: SoftmaxKernel) -> Iterator[Hashable]:
 
 
 def kernel_and_layout(variant: SoftmaxKernel) -> Iterator[Hashable]:
-    """The entry point in its row layout. Two entry points are parts of others in each layout: values without their sum,
-    and gradients for another grad_output than the expected one.
-    """
+    """The entry point in its row layout. Values without their sum are a part of another in each layout."""
     yield variant.indices, variant.kind
-    if variant.kind not in ("unreduced", "verify_gradient"):
+    if variant.kind != "unreduced":
         yield variant.indices, variant.kind, variant.layout
 
 

@@ -14,18 +14,18 @@ struct Loss {
 #line 1 "cross_entropy.plain"
     const auto _row = ::lift<float>(weighted(hard * weight, nll) + weighted(label_smoothing, smooth));
     return _row;
-#line 1 "<cross_entropy_verify_gradient_f16-i64-none-none_f16_subwarp_x8_plain_counted>.entries"
+#line 1 "<cross_entropy_verify_gradient_f16-i64-none-none_f16_column_slices_x2_rank2_plain_counted_8-warps_16-per-thread_32-lanes>.entries"
   }
 };
 
 using Result = half_t;
-using Space = RowSpace<1>;
+using Space = RowSpace<2>;
 using Program = RowProgram<Loss, Space, half_t, int64, Absent, Absent, half_t, false, false>;
 using Compute = Program::Compute;
-using Reader = ResidentReader<8, false, false, false>;
+using Reader = ColumnSliceReader<2, 32, 8, 16>;
 
-extern "C" __global__ void __launch_bounds__(128, 8)
-cross_entropy_verify_gradient_f16(const half_t* input, const int64* target, half_t* input_gradients, const half_t* grad_output, const double* used_grad_output, double* expected_grad_output, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double multiple, const double* count, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
+extern "C" __global__ void __launch_bounds__(256, 2)
+cross_entropy_verify_gradient_f16(const half_t* input, const int64* target, half_t* input_gradients, const half_t* grad_output, double* used_grad_output, double* expected_grad_output, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double multiple, const double* count, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
   const double divisor = multiple * __ldcg(count);
   const double scale = divisor == 0.0 ? 0.0 : 1.0 / divisor;
   const Program program{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, input_gradients, target,
@@ -33,6 +33,6 @@ cross_entropy_verify_gradient_f16(const half_t* input, const int64* target, half
                           nullptr, {logit_scale, softcap},
                           ignored, status, site, nullptr, nullptr, nullptr, nullptr,
                           0};
-  const BlockOfSubwarps group{{width}};
-  verify_row_gradient<Reader>(program, group, chunks, scale, grad_output, used_grad_output, expected_grad_output);
+  const ColumnSlices group{{}, width};
+  verify_sliced_gradient<Reader>(program, group, chunks, scale, grad_output, used_grad_output, expected_grad_output);
 }
