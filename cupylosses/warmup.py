@@ -26,6 +26,8 @@ from cupylosses.jit.gpu import Chip
 from cupylosses.jit.kernel import Kernel
 from cupylosses.value_and_grad import slot_of
 
+_ARCHITECTURE = re.compile(r"sm_(\d+)")
+
 
 @dataclass(frozen=True)
 class Warmup:
@@ -286,7 +288,7 @@ def _gpu(device: Any) -> _Place:
 
 def _elsewhere(architecture: str, device: Any) -> _Place:
     """A GPU that is not here, for which kernels are compiled into CuPy's cache on disk."""
-    found = re.fullmatch(r"sm_(\d+)", architecture)
+    found = _ARCHITECTURE.fullmatch(architecture)
     if not found:
         raise ValueError(f"warmup: `architecture` must be one such as 'sm_90', got {architecture!r}.")
     if device is not None:

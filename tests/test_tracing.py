@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import cupylosses
 import cupylosses.functional as F
 from cupylosses import nn
 
@@ -101,6 +104,20 @@ def test_full_graph_of_a_call_that_warns(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert torch.equal(found, function(x, y, **options))
+
+
+def test_patterns_are_compiled_on_import() -> None:
+    """Dynamo follows a function of `re` into its cache of patterns. What it made of `cross_entropy` left the pattern of
+    another expression under ours there, for the rest of the process.
+    """
+    package = Path(cupylosses.__file__).parent
+    found = []
+    for path in package.rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, (ast.FunctionDef, ast.Lambda)):
+                used = [x for x in ast.walk(function) if isinstance(x, ast.Attribute) and isinstance(x.value, ast.Name)]
+                found += [f"{path.relative_to(package)}:{x.lineno}" for x in used if x.value.id == "re"]
+    assert found == []
 
 
 @pytest.mark.parametrize("differentiated", [False, True])

@@ -18,6 +18,7 @@ from typing import NamedTuple, NoReturn
 
 from cupylosses.definition.kernel_sources import PRIMITIVES, kernel_directory
 
+_TWO_MINUSES = re.compile(r"-(?=-)")
 _TOKEN = re.compile(
     r"(?P<space>[ \t\r\n]+)"
     r"|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
@@ -241,7 +242,7 @@ class _Checker:
 def cuda(expression: str) -> str:
     """CUDA source of an expression: ``1`` becomes ``1.0``, so that ``1 / 2`` is a half, and ``a--b`` ``a- -b``."""
     pieces = (f"{m[0]}.0" if m.lastgroup == "number" and m[0].isdigit() else m[0] for m in _TOKEN.finditer(expression))
-    return re.sub(r"-(?=-)", "- ", "".join(pieces)).replace("\r", " ")
+    return _TWO_MINUSES.sub("- ", "".join(pieces)).replace("\r", " ")
 
 
 def factors(expression: str) -> tuple[str, str] | None:

@@ -5,12 +5,11 @@ The kernels are those of the pointwise engine (``kernels/pointwise/``), for elem
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from cupylosses.definition.expressions import cuda, in_double
+from cupylosses.definition.expressions import cuda, in_double, names_in
 from cupylosses.engines.boxes.definition import BOX_FORMAT, COMPONENTS, FORMATS, BoxLoss
 from cupylosses.engines.pointwise.codegen import ACCESS, OWN_ARGUMENTS, skeleton_call
 from cupylosses.engines.pointwise.layout import (
@@ -187,7 +186,7 @@ def _functor(kernel: BoxKernel) -> Iterator[str]:
 def _operator(kernel: BoxKernel, compute: str) -> Iterator[str]:
     """The numbers, and the value from operands of type ``compute``."""
     loss = kernel.loss
-    used = set(re.findall(r"\w+", " ".join([*loss.let.values(), loss.value])))
+    used = names_in(" ".join([*loss.let.values(), loss.value]))
     yield from (f"  double {x}_;" for x in kernel.numbers)
     yield ""
     yield from call_signature(kernel.primals)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -186,10 +185,10 @@ def _functor(kernel: RegionKernel) -> Iterator[str]:
     loss, part, compute = kernel.loss, kernel.static.voxel, STORAGE[kernel.compute][0]
     parameters = [x.name for x in loss.of_voxels] if part else []
     expression = loss.expressions[part] if part else ""
-    used = set(re.findall(r"\w+", expression))
+    used = names_in(expression)
     tries = part == "element" and kernel.compute == "float32"
     tried = loss.tentative if tries else ""
-    used |= set(re.findall(r"\w+", tried))
+    used |= names_in(tried)
     numbers = [x for x in [*parameters, *(loss.constants if part else ())] if x in used]
     yield "struct Loss {"
     yield f"  using Compute = {number_of(kernel)};"

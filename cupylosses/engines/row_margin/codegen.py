@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from cupylosses.definition.expressions import cuda, in_double
+from cupylosses.definition.expressions import cuda, in_double, names_in
 from cupylosses.engines.row_margin.definition import MarginLoss
 from cupylosses.engines.row_margin.layout import RESIDENT_OF_WARPS, RESIDENT_THREADS, resident
 from cupylosses.engines.softmax.codegen import RETURN_IN_PLACE, SELF_COUNTED, TALLIED, space_rank_name
@@ -151,7 +150,7 @@ def _hinge(kernel: MarginKernel) -> list[str]:
     """The functor of the hinge."""
     loss = kernel.loss
     names, number = [x.name for x in loss.parameters], "_number" if kernel.kind == "hvp" else "double"
-    used = set(re.findall(r"\w+", " ".join([loss.hinge, *loss.constants.values()])))
+    used = names_in(" ".join([loss.hinge, *loss.constants.values()]))
     lines = ["struct Hinge {", "  using Compute = double;"]
     lines += [f"  static constexpr bool kLinear = {str(loss.is_linear(kernel.flags)).lower()};"]
     lines += [f"  double {x}_;" for x in names]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cupylosses.checks import FLOATING
-from cupylosses.definition.expressions import cuda, factors, in_double
+from cupylosses.definition.expressions import cuda, factors, in_double, names_in
 from cupylosses.engines.pointwise.codegen import ACCESS
 from cupylosses.engines.pointwise.layout import MAX_THREADS, max_rank
 from cupylosses.engines.row_statistics.definition import DEGREE, StatisticsLoss
@@ -250,7 +249,7 @@ def _options(kernel: RowKernel | SumKernel, expressions: Iterable[str], first: s
     """
     loss = kernel.loss
     yield f"    using Number__ = typename {first}_::Scalar;"
-    used = set(re.findall(r"\w+", " ".join(expressions)))
+    used = names_in(" ".join(expressions))
     for flag, index in zip(loss.flags, kernel.flags, strict=True):
         if flag.name in used:
             yield f"    constexpr {choice_constant(flag, index)};"

@@ -7,11 +7,10 @@ things; entry points and arguments are common.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cupylosses.definition.expressions import cuda, in_double
+from cupylosses.definition.expressions import cuda, in_double, names_in
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
@@ -487,7 +486,7 @@ def _fixed(kernel: SoftmaxKernel) -> dict[str, str]:
     if smoothing is None or kernel.smoothed or not kernel.indices:
         return {}
     names = {x.name for x in loss.parameters} - {smoothing}
-    constants = {k: x for k, x in loss.constants.items() if not names & set(re.findall(r"\w+", x))}
+    constants = {k: x for k, x in loss.constants.items() if not names & names_in(x)}
     return {smoothing: "0", **constants}
 
 
@@ -543,7 +542,7 @@ class _Indices:
         expression = (kernel.plain and loss.plain.get("row")) or loss.expressions["row"]
         names = ["nll", "rest", "lse", "smooth", "weight"] if loss.softmax else [*loss.sees("row")]
         parameters = [x.name for x in loss.parameters]
-        used = set(re.findall(r"\w+", f"{expression} {penalty or ''}"))
+        used = names_in(f"{expression} {penalty or ''}")
         numbers = [x for x in [*parameters, *loss.constants] if not kernel.plain or x in used]
         lines = [*_functor("Loss", kernel, numbers), *call_signature(names), *_constants(kernel, numbers)]
         lines += [*written_at(loss, part), f"    const auto _row = ::lift<{compute}>({cuda(expression)});"]
@@ -734,7 +733,7 @@ class _Dense:
             expression = loss.expressions.get(part, "0")
             if kernel.plain:
                 part, expression = ("plain", loss.plain[part]) if part == "term" else (part, "0")
-            used = set(re.findall(r"\w+", expression))
+            used = names_in(expression)
             numbers = [x for x in [*(x.name for x in loss.parameters), *loss.constants] if x in used]
             lines += _functor(functor, kernel, numbers)
             if functor == "Term":

@@ -16,14 +16,13 @@ Nothing here imports an array library, CUDA or a compiler.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from cupylosses.definition.base import ANNOTATIONS, COMMON_TEXTS, LEGACY, Definition, Operand, code_of
-from cupylosses.definition.expressions import Part, check
+from cupylosses.definition.expressions import Part, check, names_in
 from cupylosses.definition.registry import define as enter
 
 #: Kinds of targets: a class index per row, a probability per class, or the logits of a teacher.
@@ -145,16 +144,15 @@ class SoftmaxLoss(Definition):
             names = [*self.sees(part), *(x.name for x in self.options), *self.constants]
             check(expression, names, Part(self.name, f"plain {part}", self.places.get("plain")))
 
-    def left_out(self, kind: str) -> frozenset[str]:
-        """The parameters that are 0 where the row, or the term, of this kind of target is `plain`."""
-        expression = self.plain.get(part_of(kind))
-        if expression is None:
-            return frozenset()
-        mentioned = set(re.findall(r"\w+", expression))
-        seen = mentioned | set(
-            re.findall(r"\w+", " ".join([self.constants[x] for x in mentioned & set(self.constants)]))
-        )
-        return frozenset(x.name for x in self.parameters if x.name not in seen)
+    @cached_property
+    def left_out(self) -> Mapping[str, frozenset[str]]:
+        """By kind of target, the parameters that are 0 where the row, or the term, is `plain`."""
+        found = {}
+        for kind in self.targets:
+            mentioned = names_in(self.plain.get(part_of(kind), ""))
+            seen = mentioned.union(*[names_in(x) for name, x in self.constants.items() if name in mentioned])
+            found[kind] = frozenset(x.name for x in self.parameters if x.name not in seen)
+        return found
 
     def has_plain(self, kind: str) -> bool:
         """True if rows with this kind of target may be `plain`."""
@@ -182,8 +180,8 @@ class SoftmaxLoss(Definition):
         """Parameters without a meaning for dense targets."""
         if self.row is None or self.term is None:
             return ()
-        rest = " ".join([self.term, self.penalty or "", *self.constants.values()])
-        return tuple(x.name for x in self.parameters if x.name not in re.findall(r"\w+", rest))
+        rest = names_in(" ".join([self.term, self.penalty or "", *self.constants.values()]))
+        return tuple(x.name for x in self.parameters if x.name not in rest)
 
     @property
     def identity(self) -> tuple[Any, ...]:

@@ -363,7 +363,7 @@ def checked_settings(
         out_dtype=out_dtype,
         flags=flags,
         smoothed=smoothed,
-        plain=loss.has_plain(kind) and not any([named[x] for x in loss.left_out(kind)]),
+        plain=loss.has_plain(kind) and not any([named[x] for x in loss.left_out[kind]]),
         capped=softcap != 0.0,
         lse=softmax_checks.switch(loss, "return_lse", common.get("return_lse", False)),
         accuracy=accuracy,

@@ -86,6 +86,7 @@ _GLUE = '\n#line 1 "<'
 #: The declaration of dynamic shared memory, its type and its name. A pattern that begins with a letter is found in a
 #: sixteenth of the time that one takes which begins at the boundary of a word.
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:(?:__align__|alignas)\([^)]*\)\s+)?([\w ]+?)\s+(\w+)\s*\[\s*\]")
+_SHARED = re.compile(r"extern\s+__shared__")
 
 #: Bytes of `extern __shared__` memory: more than any kernel asks for on the GPUs that tests pretend to have.
 DYNAMIC_SHARED_BYTES = 128 << 10
@@ -267,7 +268,7 @@ def program(kernels: Sequence[Source], sanitize: tuple[str, ...] = Settings.sani
     sanitize, entry = sanitizers(sanitize), kernels[0][0]
     source = _joined(kernels)
     text = f'#include "shim.hpp"\n{source}\n{_dynamic_shared(source)}HOST_SHARED()\n'
-    text = re.sub(r"extern\s+__shared__", "extern __dynamic_shared__", text)
+    text = _SHARED.sub("extern __dynamic_shared__", text)
     checks = [f"-fsanitize={','.join(sanitize)}"] if sanitize else []
     # The runtime brings the C and the mathematical library. Searching them takes longer than all else of linking.
     libraries = [str(sanitizer_library()), "-lm", "-lc", "-lgcc"] if "address" in sanitize else ["-lgcc"]
