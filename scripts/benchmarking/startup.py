@@ -35,7 +35,8 @@ def measure(run: Run) -> Iterator[Row]:
 
 def _child(loss: str, cache: str) -> Row:
     path = os.pathsep.join([str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    variables = {**os.environ, "CUPY_CACHE_DIR": cache, "PYTHONPATH": path}
+    # The driver has a cache, too: sources that it knows compile in a third of the time.
+    variables = {**os.environ, "CUPY_CACHE_DIR": cache, "CUDA_CACHE_PATH": f"{cache}/driver", "PYTHONPATH": path}
     variables.pop("CUPY_CACHE_IN_MEMORY", None)
     # As pip leaves it. Without bytecode each process would compile the sources on import.
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
