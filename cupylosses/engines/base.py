@@ -244,7 +244,7 @@ class Plan(ABC):
         self, wanted: Wanted, upstream: tuple[tuple[int, ...], int] | None, counted: bool
     ) -> Sequence[Step]:
         """The launches that write gradients for a ``grad_output`` of these strides and misalignment; None stands for
-        one number, for which gradients that `verify_gradient` writes are left out.
+        one number, for which gradients that the check writes are left out.
         """
 
     def denominator(self) -> tuple[Plan, tuple[int, ...], float]:
@@ -286,8 +286,8 @@ class Plan(ABC):
         return found
 
     def follows_value(self, wanted: Wanted) -> bool:
-        """True if `verify_gradient` goes on from what the value's kernel leaves, such as partial sums: it is no kernel
-        of the gradients alone.
+        """True if the check goes on from what the value's kernel leaves, such as partial sums: it cannot write the
+        gradients without that.
         """
         return True in self.summed(wanted)
 
@@ -296,11 +296,11 @@ class Plan(ABC):
         return self.follows_value(wanted)
 
     def check(self, wanted: Wanted, counted: bool) -> compiler.Launcher:
-        """The launcher of the check of backward."""
+        """The launcher of the check of backward, which also writes gradients that nobody has written."""
         return self.launcher("verify_gradient" if self.checks_apart(wanted) else "value_and_gradient", wanted, counted)
 
     def recorded(self, wanted: Wanted) -> int:
-        """The doubles that the value's kernel leaves for `verify_gradient`: `records`, and partial sums."""
+        """The doubles that the value's kernel leaves for the check: `records`, and partial sums."""
         return self.records
 
     def zeroed(self, wanted: Wanted) -> bool:

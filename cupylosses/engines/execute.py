@@ -77,7 +77,7 @@ class OnePass:
             self.absent: tuple[int, ...] = ()
             check = (*range(tensors), place, own + 3, own + 2, *range(own + 4, place))
         else:
-            # That of forward, which has none, is a null pointer: the check's outputs but gradients.
+            # In forward it is a null pointer. So are the workspace, the value and auxiliary outputs of the check.
             self.absent = (0,)
             null = own + 2
             check = (*range(tensors), *[null] * (len(plan.auxiliary) + 2), place, *range(null + 1, place))
