@@ -295,9 +295,13 @@ class Plan(ABC):
         """True if the check of backward is a kernel of its own, and not that of the value."""
         return self.follows_value(wanted)
 
+    def check_stage(self, wanted: Wanted) -> str:
+        """The stage whose kernel is the check of backward."""
+        return "verify_gradient" if self.checks_apart(wanted) else "value_and_gradient"
+
     def check(self, wanted: Wanted, counted: bool) -> compiler.Launcher:
         """The launcher of the check of backward, which also writes gradients that nobody has written."""
-        return self.launcher("verify_gradient" if self.checks_apart(wanted) else "value_and_gradient", wanted, counted)
+        return self.launcher(self.check_stage(wanted), wanted, counted)
 
     def recorded(self, wanted: Wanted) -> int:
         """The doubles that the value's kernel leaves for the check: `records`, and partial sums."""

@@ -1308,8 +1308,9 @@ __device__ __forceinline__ void reduce_value(const Program& program, int64 chunk
   reduce<kUnroll>(program, unused, chunks, memory, divisor, value);
 }
 
-// The same, and the gradients for the expected grad_output; scale = 1 / divisor. In backward, where grad_output is not
-// null, the gradients alone, for the true one, unless this warp's part was written with it already.
+// Computes the value as reduce_value does, and the gradients for the expected grad_output; scale = 1 / divisor. In
+// backward, where grad_output is not null, it writes the gradients alone, for the true one, unless this warp's part was
+// written with it already.
 template <int kUnroll, class Program, class Result>
 __device__ __forceinline__ void reduce_value_and_gradient(const Program& program, int64 chunks, double* memory,
                                                           double divisor, double scale, Result* value,

@@ -779,9 +779,9 @@ __device__ __forceinline__ void row_value(const Program& program, const Group& g
   finish_value<Reader>(program, chunks, memory, divisor, value);
 }
 
-// The same, and the gradients for the expected grad_output; scale = 1 / divisor. In backward, where there is a
-// grad_output and no workspace, the gradients alone, for the true one: entry points call worker_gradient_is_in_place
-// before it.
+// Computes the value as row_value does, and the gradients for the expected grad_output; scale = 1 / divisor. In
+// backward, where there is a grad_output and no workspace, it writes the gradients alone, for the true one: entry
+// points call worker_gradient_is_in_place before it.
 template <class Reader, class Group, class Program, class Result>
 __device__ __forceinline__ void row_value_and_gradient(const Program& program, const Group& group, int64 chunks,
                                                        MemoryOrNone memory, double divisor, double scale, Result* value,

@@ -197,8 +197,7 @@ class StatisticsPlan(Plan):
         return self._launcher(stage, wanted, counted, False)
 
     def check(self, wanted: Wanted, counted: bool) -> compiler.Launcher:
-        stage = "verify_gradient" if self.checks_apart(wanted) else "value_and_gradient"
-        return self._launcher(stage, wanted, counted, True)
+        return self._launcher(self.check_stage(wanted), wanted, counted, True)
 
     def _launcher(self, stage: str, wanted: Wanted, counted: bool, checks: bool) -> compiler.Launcher:
         """The launcher of a stage, or the one that ``checks`` its gradients in backward."""
