@@ -479,14 +479,14 @@ struct ColumnSliceReader {
     // Slices that are tiles are written when they have been summed.
     const bool alone = slices.slices == tiles;
     const int tasks = (kGradient && !alone ? 2 : 1) * slices.slices;
-    if (threadIdx.x == 0) claimed = static_cast<int>(atomicAdd(work.claim_counter, 1u));
+    if (threadIdx.x == 0) claimed = static_cast<int>(claim_next(work.claim_counter));
     __syncthreads();
     int n = claimed;
 #pragma unroll 1
     while (n < tasks) {
       // The next task is claimed while this one runs.
       int next = 0;
-      if (threadIdx.x == 0) next = static_cast<int>(atomicAdd(work.claim_counter, 1u));
+      if (threadIdx.x == 0) next = static_cast<int>(claim_next(work.claim_counter));
       const bool sums_up = n < slices.slices;
       slices.for_each_part(sums_up ? n : n - slices.slices, [&](const SlicePlan::Part& part) {
         unsigned* const counter = work.counters + part.tile;

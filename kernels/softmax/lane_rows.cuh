@@ -40,7 +40,7 @@ struct WarpTiles {
 
  private:
   __device__ __forceinline__ void claim(const SubwarpGroup& group) {
-    if (counter != nullptr && group.is_leader()) claimed = atomicAdd(counter, 1u);
+    if (counter != nullptr && group.is_leader()) claimed = claim_next(counter);
   }
 };
 

@@ -147,7 +147,7 @@ struct PipelinedWorker {
   }
   __device__ __forceinline__ void claim() {
     claimed = 0;
-    if (work.claim_counter != nullptr && group.is_leader()) claimed = atomicAdd(work.claim_counter, 1u);
+    if (work.claim_counter != nullptr && group.is_leader()) claimed = claim_next(work.claim_counter);
   }
   // The first turn of these lanes' rows. Precondition: there are some.
   static __device__ __forceinline__ int first_turn(unsigned lanes) {
