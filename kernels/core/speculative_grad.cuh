@@ -48,8 +48,7 @@ __device__ __forceinline__ double given_or_expected(const Result* grad_output, c
   return expected_grad_output == nullptr ? 1.0 : __ldcg(expected_grad_output);
 }
 
-// given_or_expected() * weight, of which the first factor is recorded in used_grad_output[global_warp()], unless that
-// is null.
+// given_or_expected() * weight. An expected grad_output is recorded in used_grad_output[global_warp()].
 //
 // The constructor issues the load. The first call of factor() waits for it, after the loads of the operands: a small
 // loss is bound by latency. The parameter is a weight and not a divisor, because a division in double is a function
@@ -61,6 +60,7 @@ struct SpeculativeScale {
   double* used_grad_output;
   double weight;
   double loaded;
+  bool records;
   bool known;
   Compute value;
 
@@ -70,6 +70,7 @@ struct SpeculativeScale {
       : used_grad_output(used_grad_output),
         weight(weight),
         loaded(given_or_expected(grad_output, expected_grad_output)),
+        records(grad_output == nullptr),
         known(false) {
   }
 
@@ -77,7 +78,7 @@ struct SpeculativeScale {
     if (!known) {
       // Every lane takes lane 0's value: the slot may change between two reads.
       const double grad_output = __shfl_sync(0xffffffffu, loaded, 0);
-      if (threadIdx.x % 32 == 0 && used_grad_output != nullptr) used_grad_output[global_warp()] = grad_output;
+      if (threadIdx.x % 32 == 0 && records) used_grad_output[global_warp()] = grad_output;
       value = static_cast<Compute>(grad_output * weight);
       known = true;
     }

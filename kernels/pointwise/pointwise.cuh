@@ -1125,11 +1125,11 @@ __device__ __forceinline__ auto& either(A& first, B& second) {
   }
 }
 
-// Visits every element once. With kSum, partials[chunk] receives the sum of each chunk, unless `partials` is null.
-// Preconditions: blockDim.x is a
-// multiple of 32. Warps work independently: no barrier inside.
+// Visits every element once. With kSum, partials[chunk] receives the sum of each chunk if `stores_sums`. Preconditions:
+// blockDim.x is a multiple of 32. Warps work independently: no barrier inside.
 template <bool kSum, int kUnroll, class Program, class Scale>
-__device__ __forceinline__ void sweep(const Program& program, Scale& scale, int64 chunks, double* partials) {
+__device__ __forceinline__ void sweep(const Program& program, Scale& scale, int64 chunks, double* partials,
+                                      bool stores_sums) {
   constexpr int kBatch = kUnroll * kWarp;
   constexpr int kRun = kMaxRun / (kUnroll * Program::kVector);
   constexpr int kFlight = flight<Program, kUnroll>();
@@ -1180,14 +1180,15 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
     program.end_sums(sums, chunk);
     if (kSum) {
       total = rolled_warp_sum(total);
-      if (lane == 0 && partials != nullptr) partials[chunk] = total;
+      if (lane == 0 && stores_sums) partials[chunk] = total;
     }
   }
 }
 
 // Sweep of strips. A chunk is every chunks-th task; a group has kUnroll steps down.
 template <bool kSum, int kUnroll, class Program, class Scale>
-__device__ __forceinline__ void sweep_strips(const Program& program, Scale& scale, int64 chunks, double* partials) {
+__device__ __forceinline__ void sweep_strips(const Program& program, Scale& scale, int64 chunks, double* partials,
+                                             bool stores_sums) {
   using Layout = typename Program::Layout;
   constexpr int kGroup = Layout::kSteps == 1 ? kUnroll * Layout::kDown : 1;
   static_assert(Layout::kSteps == 1 || Layout::kSteps == kUnroll, "a batch is as wide as a strip");
@@ -1234,17 +1235,18 @@ __device__ __forceinline__ void sweep_strips(const Program& program, Scale& scal
     }
     if (kSum) {
       total = rolled_warp_sum(total);
-      if (lane == 0 && partials != nullptr) partials[chunk] = total;
+      if (lane == 0 && stores_sums) partials[chunk] = total;
     }
   }
 }
 
 template <bool kSum, int kUnroll, class Program, class Scale>
-__device__ __forceinline__ void sweep_all(const Program& program, Scale& scale, int64 chunks, double* partials) {
+__device__ __forceinline__ void sweep_all(const Program& program, Scale& scale, int64 chunks,
+                                          double* partials = nullptr, bool stores_sums = false) {
   if constexpr (Program::Layout::kStrips) {
-    sweep_strips<kSum, kUnroll>(program, scale, chunks, partials);
+    sweep_strips<kSum, kUnroll>(program, scale, chunks, partials, stores_sums);
   } else {
-    sweep<kSum, kUnroll>(program, scale, chunks, partials);
+    sweep<kSum, kUnroll>(program, scale, chunks, partials, stores_sums);
   }
 }
 
@@ -1254,15 +1256,20 @@ constexpr int kCounters = 512;  // engines/device.py: COUNTERS
 // The workspace of a reduced loss: the ticket, the counter of claimed chunks (row_groups.cuh), and counters of segments
 // (regions/tiles.cuh) or tiles (softmax/column_slices.cuh), all 0 before and after a launch. One partial sum per chunk
 // follows.
+//
+// Where it does not exist, nothing is added up, and no chunk is claimed. A flag says so, and no pointer is null: the
+// flag is a comparison of an argument of the kernel, and takes no registers where pointers that may be null take two
+// each.
 struct Workspace {
   unsigned* ticket;
   unsigned* claim_counter;
   unsigned* counters;
   double* partials;
+  bool exists;
 };
-__device__ __forceinline__ Workspace workspace(double* memory) {
+__device__ __forceinline__ Workspace workspace(double* memory, bool exists = true) {
   unsigned* const tickets = reinterpret_cast<unsigned*>(memory);
-  return {tickets, tickets + 2, tickets + 4, memory + 2 + kCounters / 2};
+  return {tickets, tickets + 2, tickets + 4, memory + 2 + kCounters / 2, exists};
 }
 
 // Sweeps, and leaves the sum of all elements in thread 0 of one block; *result is true in that block. In backward there
@@ -1277,7 +1284,7 @@ __device__ __forceinline__ double reduce_all(const Program& program, Scale& scal
   const bool alone = gridDim.x == 1 && chunks <= kWarp;
   const Workspace work = workspace(memory);
   double* partials = alone ? shared_partials : work.partials;
-  sweep_all<true, kUnroll>(program, scale, chunks, backward ? nullptr : partials);
+  sweep_all<true, kUnroll>(program, scale, chunks, partials, !backward);
   *result = false;
   if (backward) return 0.0;
   if (alone) {
@@ -1322,7 +1329,7 @@ __device__ __forceinline__ void reduce_value_and_gradient(const Program& program
     if (!grad_scale_is_stale(widen<double>(*grad_output), used_grad_output, expected_grad_output)) return;
   }
   using Scale = SpeculativeScale<typename Program::Compute>;
-  Scale speculative(grad_output, expected_grad_output, backward ? nullptr : used_grad_output, scale);
+  Scale speculative(grad_output, expected_grad_output, used_grad_output, scale);
   reduce<kUnroll>(program, speculative, chunks, memory, divisor, value, backward);
 }
 
@@ -1337,7 +1344,7 @@ __device__ __forceinline__ void verify_gradient(const Program& program, int64 ch
   const double g = widen<double>(*grad_output);
   if (!grad_scale_is_stale(g, used_grad_output, expected_grad_output)) return;
   KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * scale)};
-  sweep_all<false, kUnroll>(program, known, chunks, nullptr);
+  sweep_all<false, kUnroll>(program, known, chunks);
 }
 
 // Writes the gradients for the true grad_output, where no kernel has written any; scale = 1 / divisor.
@@ -1345,7 +1352,7 @@ template <int kUnroll, class Program, class Result>
 __device__ __forceinline__ void write_gradients(const Program& program, int64 chunks, double scale,
                                                 const Result* grad_output) {
   UpstreamScale<typename Program::Compute, Result> upstream(grad_output, scale);
-  sweep_all<false, kUnroll>(program, upstream, chunks, nullptr);
+  sweep_all<false, kUnroll>(program, upstream, chunks);
 }
 
 // Partial sums of a broadcast operand by the elements of its gradient: streams of `kept` are the partial
@@ -1413,5 +1420,5 @@ __device__ __forceinline__ void combine_sums(const Combination<kRank>& how, cons
 template <int kUnroll, class Program>
 __device__ __forceinline__ void map_elements(const Program& program, int64 chunks, double scale) {
   KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(scale)};
-  sweep_all<false, kUnroll>(program, known, chunks, nullptr);
+  sweep_all<false, kUnroll>(program, known, chunks);
 }
