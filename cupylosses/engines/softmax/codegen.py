@@ -17,8 +17,10 @@ from cupylosses.engines.softmax.layout import (
     COLUMN_RESIDENT,
     COLUMN_THREADS,
     DENSE_REGISTER_RESIDENT,
+    DENSE_SUBWARP_BLOCKS,
     LABEL_ONLY_RESIDENT,
     LABEL_ONLY_TILE_RESIDENT,
+    PACKED_BLOCKS,
     PACKED_THREADS,
     ROLLED_RESIDENT,
     SECOND_CLASSES,
@@ -690,6 +692,8 @@ class _Indices:
         if layout == "packed_rows":
             if rolled(kernel.per_thread, kernel.smoothed or kernel.capped, kernel.shifted):
                 return f"{PACKED_THREADS}, {int(ROLLED_RESIDENT / PACKED_THREADS / fewer)}"
+            if packed_rows_of_lane(kernel.per_thread) > 1 and fewer == 1:
+                return f"{PACKED_THREADS}, {PACKED_BLOCKS}"
             return f"{PACKED_THREADS}"
         if layout == "columns":
             return f"{COLUMN_THREADS}, {COLUMN_RESIDENT // COLUMN_THREADS}"
@@ -805,7 +809,7 @@ class _Dense:
 
     @staticmethod
     def bounds(kernel: SoftmaxKernel) -> str:
-        """Threads of a block."""
+        """Threads of a block, and blocks of a multiprocessor where the compiler would find another number."""
         block = kernel.layout in ("block", "two_pass")
         if in_registers(kernel):
             return f"{PACKED_THREADS}, {DENSE_REGISTER_RESIDENT // PACKED_THREADS}"
@@ -814,4 +818,7 @@ class _Dense:
             return f"{kernel.warps * WARP}, {dense_column_blocks(kernel.warps, size)}"
         if kernel.layout == "register_rows":
             return _register_bounds(kernel)
+        light = kernel.loss.affine and not (kernel.capped or kernel.counted)
+        if light and kernel.layout == "subwarp" and kernel.kind == "value_and_gradient" and ITEMSIZE[kernel.input] == 2:
+            return f"{THREADS}, {DENSE_SUBWARP_BLOCKS}"
         return f"{MAX_THREADS if block and kernel.kind != 'hvp' else THREADS}"

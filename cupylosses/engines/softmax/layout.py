@@ -153,6 +153,9 @@ PIPELINED_LANES_MOST = 128
 #: registers they spill, and each number that is read back waits for the memory.
 SUBWARP_BLOCK_THREADS = 128
 SUBWARP_BLOCKS = 8
+#: Blocks of THREADS threads that a multiprocessor has registers for, of gradients in 16 bits whose lanes share rows with
+#: a target per class. A compiler that is free to choose may take a few registers more, which leave room for two.
+DENSE_SUBWARP_BLOCKS = 3
 #: Rows from which on they are many: kernels of their own for a number of classes are worth their compilation.
 MANY_ROWS = 1 << 14
 #: Classes that lie apart, up to which a thread of few takes a row alone: it goes through them one by one.
@@ -173,6 +176,9 @@ PACKED_CLASSES_WHOLE = 72
 #: ``kernels/softmax/register_rows.cuh``; and threads that a multiprocessor runs of longer rows, which stay in shared
 #: memory.
 PACKED_CLASSES_HEAVY = 32
+#: Blocks of a multiprocessor that take rows of which a lane has several, as many as their chunks suffice for: a compiler
+#: that is free to choose would rather spill registers than leave no room for more.
+PACKED_BLOCKS = 4
 ROLLED_RESIDENT = 640
 COLUMN_REGISTERS = 64
 #: Classes of columns that a lane takes alone, at most: with more, shared memory serves them better.
