@@ -52,6 +52,9 @@ SPREAD_VECTOR = 4
 SPREAD_THREADS = 64
 #: Threads of a block whose warps take a batch each.
 BATCH_THREADS = 128
+#: Batches of SPREAD_VECTOR elements of a lane that each of many warps takes: what a kernel computes in front of its
+#: elements, of the parameters of a loss, takes as long as some of them.
+SPREAD_BATCHES = 4
 
 #: Partial sums of a broadcast operand's gradient (doubles), and terms of a lane for which a slice is worth having: its
 #: own along columns, and a share of a warp's along rows, whose sums take a butterfly.
