@@ -95,6 +95,10 @@ GATHERED_ELEMENTS = 1 << 17
 GATHERED_CLASSES = 1024
 #: Bytes between neighbouring classes of other rows, at most, that are read one by one to vectors of their gradients.
 STEP_BYTES = 16
+#: Rows with such a step that are copied, at most, and classes of them, at least: a block reads each of them alone, and a
+#: copy is made by all multiprocessors.
+FEW_ROWS = 16
+MANY_CLASSES = 1 << 15
 #: Rows of lists from which on threads take them in place, and bytes of a class of rows of one label. The copies that
 #: others are read from and written to take three times the traffic.
 APART_LISTS = 8192
@@ -210,7 +214,8 @@ def reads_steps(shape: Sequence[int], classes: int, scores: RowStrides, gradient
     if gradients.class_stride != 1 or not 1 < scores.class_stride <= STEP_BYTES // scores.itemsize:
         return False
     copied = 16 // scores.itemsize * WARP if lists else LABEL_CLASSES[scores.itemsize > 2]
-    return classes > copied and not gathered(shape, classes)
+    of_few_blocks = prod(shape) <= FEW_ROWS and classes >= MANY_CLASSES
+    return classes > copied and not of_few_blocks and not gathered(shape, classes)
 
 
 def takes_lists(rows: int, classes: int, labels: int, itemsize: int, linear: bool, chip: Chip) -> int:
