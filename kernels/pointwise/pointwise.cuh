@@ -1256,20 +1256,15 @@ constexpr int kCounters = 512;  // engines/device.py: COUNTERS
 // The workspace of a reduced loss: the ticket, the counter of claimed chunks (row_groups.cuh), and counters of segments
 // (regions/tiles.cuh) or tiles (softmax/column_slices.cuh), all 0 before and after a launch. One partial sum per chunk
 // follows.
-//
-// Where it does not exist, nothing is added up, and no chunk is claimed. A flag says so, and no pointer is null: the
-// flag is a comparison of an argument of the kernel, and takes no registers where pointers that may be null take two
-// each.
 struct Workspace {
   unsigned* ticket;
   unsigned* claim_counter;
   unsigned* counters;
   double* partials;
-  bool exists;
 };
-__device__ __forceinline__ Workspace workspace(double* memory, bool exists = true) {
+__device__ __forceinline__ Workspace workspace(double* memory) {
   unsigned* const tickets = reinterpret_cast<unsigned*>(memory);
-  return {tickets, tickets + 2, tickets + 4, memory + 2 + kCounters / 2, exists};
+  return {tickets, tickets + 2, tickets + 4, memory + 2 + kCounters / 2};
 }
 
 // Sweeps, and leaves the sum of all elements in thread 0 of one block; *result is true in that block. In backward there

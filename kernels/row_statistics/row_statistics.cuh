@@ -1353,13 +1353,12 @@ struct NoRecord {
 struct Record {
   double grad_output;
   double* used_grad_output;
-  bool exists;
 
   template <class Group>
   __device__ __forceinline__ void keep(const Group& group, int64 chunk) const {
     const bool evaluates = threadIdx.x % (Group::kBlockWide ? blockDim.x : 32) == 0;
     const int place = Group::kBlockWide ? group.rank() : static_cast<int>(threadIdx.x / 32);
-    if (!evaluates || !exists) return;
+    if (!evaluates || used_grad_output == nullptr) return;
     used_grad_output[chunk * records_of_chunk<Group>() + place] = grad_output;
   }
 };
@@ -1367,8 +1366,8 @@ struct Record {
 // True if a warp has written gradients of this block's chunks with another grad_output than the true one: the same in
 // all blocks that share its rows. Preconditions: every thread of the block calls it.
 template <class Group>
-__device__ __noinline__ bool chunks_are_stale(int64 chunks, double true_grad_output, const double* used_grad_output,
-                                              double* expected_grad_output) {
+__device__ __forceinline__ bool chunks_are_stale(int64 chunks, double true_grad_output, const double* used_grad_output,
+                                                 double* expected_grad_output) {
   // A power of two.
   const int64 records = records_of_chunk<Group>(), first = worker<Group>(), step = workers<Group>();
   const int64 count = first < chunks ? (chunks - first + step - 1) / step * records : 0;
@@ -1459,7 +1458,7 @@ __device__ __forceinline__ void speculate(const Program& program, const Group& g
   // Every lane takes lane 0's value: the slot may change between two reads.
   const double used = __shfl_sync(0xffffffffu, loaded, 0);
   reduce_rows<true>(program, group, chunks, rows_per_chunk, memory, divisor, value, used * scale,
-                    Record{used, used_grad_output, !backward}, backward);
+                    Record{used, backward ? nullptr : used_grad_output}, backward);
 }
 
 // Of parts that have blocks of their own: the gradients for the true grad_output, unless they are there.

@@ -539,7 +539,7 @@ struct ColumnSliceReader {
     }
   }
 
-  // True if a tile was written with another grad_output than the true one. As in chunks_are_in_place.
+  // True if a tile was written with another grad_output than the true one. As worker_grad_scale_is_stale.
   static __device__ __forceinline__ bool is_stale(const ColumnSlices& group, int64 tiles, double true_grad_output,
                                                   const double* used_grad_output, double* expected_grad_output) {
     // Of tiles that no blocks share each block looks at its own.

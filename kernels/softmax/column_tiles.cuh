@@ -425,7 +425,7 @@ struct TileReader {
 #pragma unroll
         for (int i = 0; i < kVecSize; ++i) total += of_warp[i];
       }
-      finish_chunk(group, scale, chunk, total, work, sync);
+      finish_chunk(group, scale, chunk, total, work.partials, sync);
     }
   }
 };

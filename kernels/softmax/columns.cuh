@@ -75,7 +75,7 @@ struct ColumnReader {
                                                int64 chunks, const Workspace& work) {
     using Source = ColumnSource<Program, kVecSize, kPerThread>;
     const int64 vectors = program.space.rows / kVecSize, tiles = (vectors + kWarp - 1) / kWarp;
-    WarpTiles left(group, work);
+    WarpTiles left(group, work.claim_counter);
     if (left.chunk >= chunks) return;
     typename Source::Loads loads;
     int count;  // rows of the lane that exist: all or none
@@ -106,7 +106,7 @@ struct ColumnReader {
         if constexpr (kAhead) start();
       });
       if (!last) continue;
-      finish_chunk(group, scale, chunk, total, work);
+      finish_chunk(group, scale, chunk, total, work.partials);
       total = 0.0;
     }
   }

@@ -187,7 +187,7 @@ struct PackedDenseRegisterReader {
       const int64 behind = rows - tile * kTile;
       return behind < kTile ? static_cast<int>(behind) : kTile;
     };
-    WarpTiles left(group, work);
+    WarpTiles left(group, work.claim_counter);
     if (left.chunk >= chunks) return;
     unsigned buffer = 0;
     const auto start = [&] {
@@ -231,7 +231,7 @@ struct PackedDenseRegisterReader {
         __syncwarp();
       }
       if (!last) continue;
-      finish_chunk(group, scale, chunk, total, work);
+      finish_chunk(group, scale, chunk, total, work.partials);
       total = 0.0;
     }
   }

@@ -64,7 +64,7 @@ struct LabelOnlyReader {
         if constexpr (kGradient)
           store_label_only(program, group, t, y.grad_coeffs.target * grad_factor(scale, t.offset));
       }
-      finish_chunk(group, scale, chunk, total, work);
+      finish_chunk(group, scale, chunk, total, work.partials);
     }
   }
 };

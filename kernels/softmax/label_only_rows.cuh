@@ -249,7 +249,7 @@ struct LabelOnlyRowsReader {
     LabelLosses<Scale> source{scale, 0.0};
     SyncState unused{0, 0};
     const auto finish = [&](int64 chunk) {
-      finish_chunk(group, scale, chunk, source.total, work, unused);
+      finish_chunk(group, scale, chunk, source.total, work.partials, unused);
       source.total = 0.0;
     };
     Rows::template for_each_chunk<kGradient>(program, group, source, chunks, finish);

@@ -192,7 +192,7 @@ struct LabelOnlyTilesReader {
     if constexpr (kGradient || !kFew) {
       LabelLosses<Scale> source{scale, 0.0};
       const auto finish = [&](int64 chunk) {
-        finish_chunk(group, scale, chunk, source.total, kFew ? Workspace{} : work);
+        finish_chunk(group, scale, chunk, source.total, kFew ? nullptr : work.partials);
         source.total = 0.0;
       };
       LabelOnlyTiles<kVecSize, kTileVectors, !kFew>::template for_each_chunk<kGradient>(program, group, source, chunks,

@@ -17,16 +17,11 @@
 struct WarpTiles {
   int chunk;  // chunks or more behind the last one
   int64 tile;
-  unsigned* counter;  // chunks that all warps claimed
-  bool all_static;    // nothing is claimed
+  unsigned* counter;  // nullptr: all chunks are static
   unsigned claimed;   // valid in the leader
 
-  __device__ __forceinline__ WarpTiles(const SubwarpGroup& group, const Workspace& work)
-      : chunk(static_cast<int>(group.worker())),
-        tile(chunk),
-        counter(work.claim_counter),
-        all_static(!work.exists),
-        claimed(0) {
+  __device__ __forceinline__ WarpTiles(const SubwarpGroup& group, unsigned* counter)
+      : chunk(static_cast<int>(group.worker())), tile(chunk), counter(counter), claimed(0) {
     claim(group);
   }
   // True if this is the last tile of its chunk.
@@ -38,14 +33,14 @@ struct WarpTiles {
     tile += chunks;
     if (!last) return;
     const int workers = static_cast<int>(group.workers());
-    chunk = all_static ? chunk + workers : workers + static_cast<int>(group.broadcast({0, claimed}));
+    chunk = counter == nullptr ? chunk + workers : workers + static_cast<int>(group.broadcast({0, claimed}));
     tile = chunk;
     claim(group);
   }
 
  private:
   __device__ __forceinline__ void claim(const SubwarpGroup& group) {
-    if (!all_static && group.is_leader()) claimed = claim_next(counter);
+    if (counter != nullptr && group.is_leader()) claimed = claim_next(counter);
   }
 };
 

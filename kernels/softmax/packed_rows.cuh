@@ -299,7 +299,7 @@ struct PackedReader {
       });
       return;
     }
-    WarpTiles left(group, work);
+    WarpTiles left(group, work.claim_counter);
     if (left.chunk >= chunks) return;
     unsigned buffer = 0;
     int here = rows.rows_of(left.tile);
@@ -322,7 +322,7 @@ struct PackedReader {
       total += rows.template visit<kGradient>(tile, here_now, buffer_now, scale,
                                               [&] { rows.start_labels(left.tile, Rows::count_of(here)); });
       if (!last) continue;
-      finish_chunk(group, scale, chunk, total, work);
+      finish_chunk(group, scale, chunk, total, work.partials);
       total = 0.0;
     }
   }

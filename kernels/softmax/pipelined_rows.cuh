@@ -147,7 +147,7 @@ struct PipelinedWorker {
   }
   __device__ __forceinline__ void claim() {
     claimed = 0;
-    if (work.exists && group.is_leader()) claimed = claim_next(work.claim_counter);
+    if (work.claim_counter != nullptr && group.is_leader()) claimed = claim_next(work.claim_counter);
   }
   // The first turn of these lanes' rows. Precondition: there are some.
   static __device__ __forceinline__ int first_turn(unsigned lanes) {
@@ -249,7 +249,7 @@ struct PipelinedWorker {
       if (threadIdx.x >= kWarp) return;
     }
     const Compute value = evaluate(shared);
-    if (!work.exists) return;
+    if (work.partials == nullptr) return;
     double total = 0.0;
 #pragma unroll 1
     for (int turn = 0; turn < group.turns; turn += kWarps) {
@@ -263,7 +263,7 @@ struct PipelinedWorker {
   __device__ __forceinline__ void advance(Exchange& shared) {
     const int workers = static_cast<int>(group.workers());
     chunk = next;
-    if (!work.exists) {
+    if (work.claim_counter == nullptr) {
       next = chunk + workers;
     } else {
       const unsigned drawn = kParts == 1 ? __shfl_sync(0xffffffffu, claimed, 0) : shared.claims[buffer];

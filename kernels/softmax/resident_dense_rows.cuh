@@ -287,7 +287,7 @@ struct ResidentDenseReader {
     RowIterator<Group> next_row(group);
     if (next_row.chunk >= chunks) return;
     group.cluster_start();
-    WorkQueue<Group> queue(group, work);
+    WorkQueue<Group> queue(group, work.claim_counter);
     StagedDenseRow<Program, Group, kVecSize, kShifted> classes(program, group, next_row.first + group.row_slot());
     double total = 0.0;
     SyncState sync{0, 0};
@@ -300,7 +300,7 @@ struct ResidentDenseReader {
       classes.advance_row(more ? next_row.first + group.row_slot() : -1);
       total += visit_dense_row<kGradient>(program, group, classes.now.offset, classes, classes.now.exists, sync, scale);
       if (next_row.chunk == chunk) continue;
-      finish_chunk(group, scale, chunk, total, work, sync);
+      finish_chunk(group, scale, chunk, total, work.partials, sync);
       if (!more) return;
       total = 0.0;
     }

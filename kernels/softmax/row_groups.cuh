@@ -376,19 +376,17 @@ template <class Group>
 struct WorkQueue {
   // As many chunks as a worker may ask for before its first exchange (all_gather or worker_sum).
   static constexpr int kStatic = 3;
-  unsigned* counter;  // chunks that all workers claimed
-  bool all_static;    // nothing is claimed
+  unsigned* counter;  // chunks that all workers claimed; nullptr: all chunks are static
   unsigned claimed;   // valid in the leader
 
-  __device__ __forceinline__ WorkQueue(const Group& group, const Workspace& work)
-      : counter(work.claim_counter), all_static(!work.exists), claimed(0) {
+  __device__ __forceinline__ WorkQueue(const Group& group, unsigned* counter) : counter(counter), claimed(0) {
     claim(group);
   }
   // The worker's chunk after `chunk`. Preconditions: all threads of the worker call it together. `syncs` is the count
   // of a visit in which no exchange has begun. Between two calls that claim lies an exchange.
   __device__ __forceinline__ int next(const Group& group, int chunk, unsigned syncs) {
     const int workers = static_cast<int>(group.workers());
-    if (all_static || chunk < (kStatic - 1) * workers) return chunk + workers;
+    if (counter == nullptr || chunk < (kStatic - 1) * workers) return chunk + workers;
     const int claimed_chunk = kStatic * workers + static_cast<int>(group.broadcast({syncs, claimed}));
     claim(group);
     return claimed_chunk;
@@ -397,35 +395,35 @@ struct WorkQueue {
  private:
   // The leader is asked for first: the other way round cross entropy of 8192 x 32000 in float32 took 3 % longer.
   __device__ __forceinline__ void claim(const Group& group) {
-    if (group.is_leader() && !all_static) claimed = claim_next(counter);
+    if (group.is_leader() && counter != nullptr) claimed = claim_next(counter);
   }
 };
 
 // The warp's chunk after `chunk`. Its first chunk is static; for every other it waits for the atomic, which other warps
 // of the SM hide, and which saves a register. Preconditions: all lanes of the warp call it together.
-__device__ __forceinline__ int next_chunk(const SubwarpGroup& group, int chunk, const Workspace& work) {
+__device__ __forceinline__ int next_chunk(const SubwarpGroup& group, int chunk, unsigned* counter) {
   const int workers = static_cast<int>(group.workers());
-  if (!work.exists) return chunk + workers;
+  if (counter == nullptr) return chunk + workers;
   unsigned claimed = 0;
-  if (group.is_leader()) claimed = claim_next(work.claim_counter);
+  if (group.is_leader()) claimed = claim_next(counter);
   return workers + static_cast<int>(group.broadcast({0, claimed}));
 }
 
-// SpeculativeScale for workers of any size. The expected grad_output is recorded per chunk, and by each block of a
-// cluster, because each block reads the table by itself. Preconditions: every thread of the worker constructs it
-// together. An exchange of the group lies between the constructor and the first call of factor() or record(), because
-// in a block thread 0 reads the slot for all threads.
+// SpeculativeScale for workers of any size. The grad_output is recorded per chunk, and by each block of a cluster,
+// because each block reads the table by itself. In backward a worker records the true one, after all of its threads
+// have compared: an exchange lies between. Preconditions: every thread of the worker constructs it together. An
+// exchange of the group lies between the constructor and the first call of factor() or record(), because in a block
+// thread 0 reads the slot for all threads.
 template <class Group, class Compute>
 struct WorkerSpeculativeScale {
   double* used_grad_output;
   double weight;
-  bool records;
   double grad_output;
 
   template <class Result>
   __device__ __forceinline__ WorkerSpeculativeScale(const Result* given, const double* expected_grad_output,
                                                     double* used_grad_output, double weight)
-      : used_grad_output(used_grad_output), weight(weight), records(given == nullptr) {
+      : used_grad_output(used_grad_output), weight(weight) {
     const double loaded = given_or_expected(given, expected_grad_output);
     if constexpr (Group::kBlockWide) {
       if (threadIdx.x == 0) shared() = loaded;
@@ -439,7 +437,7 @@ struct WorkerSpeculativeScale {
     return static_cast<Compute>((Group::kBlockWide ? shared() : grad_output) * weight);
   }
   __device__ __forceinline__ void record(const Group& group, int64 chunk) const {
-    if (!records) return;
+    if (used_grad_output == nullptr) return;
     if constexpr (Group::kBlockWide) {
       if (threadIdx.x == 0) used_grad_output[chunk * Group::kClusterSize + group.block_rank()] = shared();
     } else {
@@ -463,20 +461,20 @@ __device__ __forceinline__ void record_scale(const WorkerSpeculativeScale<Group,
   scale.record(group, chunk);
 }
 
-// True if all gradients of a worker's chunks, every step-th from the first on, were written with this grad_output; if
-// not, that is the expected one from now on. As grad_scale_is_stale of core/speculative_grad.cuh; the same in all
-// threads of the worker, because only all of them together can compute rows again. It is called and not inlined, for
-// instructions that forward jumps over delay its first loads. Preconditions: every thread of the worker calls it
-// together.
-template <int kClusterSize, class Result>
-__device__ __noinline__ bool chunks_are_in_place(int64 first, int64 step, int64 chunks, const Result* grad_output,
-                                                 const double* used_grad_output, double* expected_grad_output) {
+// True if the gradients of a chunk of this worker were written with another grad_output than the true one. As
+// grad_scale_is_stale of core/speculative_grad.cuh; the same in all threads of the worker, because only all of them
+// together can compute rows again. Preconditions: every thread of the worker calls it together.
+template <class Group>
+__device__ __forceinline__ bool worker_grad_scale_is_stale(const Group& group, int64 chunks, double true_grad_output,
+                                                           const double* used_grad_output,
+                                                           double* expected_grad_output) {
   // Each warp checks all records of the worker, so they need no barrier; there are few. Nor does a division of 64 bits
   // find out how many.
-  const double true_grad_output = widen<double>(*grad_output);
+  constexpr int kClusterSize = Group::kClusterSize;
   const int lane = threadIdx.x % kWarp;
+  const int64 step = group.workers();
   bool stale = used_grad_output == nullptr;
-  for (int64 chunk = first + lane / kClusterSize * step; !stale && chunk < chunks;
+  for (int64 chunk = group.worker() + lane / kClusterSize * step; !stale && chunk < chunks;
        chunk += kWarp / kClusterSize * step) {
     const double recorded = used_grad_output[chunk * kClusterSize + lane % kClusterSize];
     stale = __double_as_longlong(recorded) != __double_as_longlong(true_grad_output);
@@ -484,16 +482,18 @@ __device__ __noinline__ bool chunks_are_in_place(int64 first, int64 step, int64 
   stale = __any_sync(0xffffffffu, stale) != 0;
   if (stale && expected_grad_output != nullptr && blockIdx.x == 0 && threadIdx.x == 0)
     *expected_grad_output = true_grad_output;
-  return !stale;
+  return stale;
 }
 
 // True in backward, where grad_output is not null, if this worker has nothing to write. Preconditions: those of
-// chunks_are_in_place.
+// worker_grad_scale_is_stale.
 template <class Group, class Result>
 __device__ __forceinline__ bool worker_gradient_is_in_place(const Group& group, int64 chunks, const Result* grad_output,
                                                             const double* used_grad_output,
                                                             double* expected_grad_output) {
-  return grad_output != nullptr &&
-         chunks_are_in_place<Group::kClusterSize>(group.worker(), group.workers(), chunks, grad_output,
-                                                  used_grad_output, expected_grad_output);
+  if (grad_output == nullptr) return false;
+  const double g = widen<double>(*grad_output);
+  const bool stale = worker_grad_scale_is_stale(group, chunks, g, used_grad_output, expected_grad_output);
+  __syncwarp();  // all lanes have read the records that one of them writes next
+  return !stale;
 }

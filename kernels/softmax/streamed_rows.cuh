@@ -136,7 +136,7 @@ struct StreamedReader {
     using Compute = typename Program::Compute;
     RowIterator<Group> current(group);
     if (current.chunk >= chunks) return;
-    WorkQueue<Group> queue(group, work);
+    WorkQueue<Group> queue(group, work.claim_counter);
     // A part is what a warp takes of a resident row.
     const int count = group.resident_threads, partials = count / kWarp, warp = threadIdx.x / kWarp,
               warps = blockDim.x / kWarp;
@@ -177,7 +177,7 @@ struct StreamedReader {
       ++sync.syncs;
 
       if (current.chunk == chunk) continue;
-      finish_chunk(group, scale, chunk, total, work, sync);
+      finish_chunk(group, scale, chunk, total, work.partials, sync);
       if (!more) return;
       total = 0.0;
     }
