@@ -36,10 +36,13 @@ __device__ __forceinline__ double self_count(const Program& program) {
     }
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) {
+      // No branch on whether a row exists: loads would wait for the labels before them.
+      const bool exists = row + k * kWarp < rows;
       if constexpr (kWeighs) {
-        weight += row + k * kWarp < rows ? static_cast<double>(program.divisor_term(label_load[k])) : 0.0;
+        const double term = program.divisor_term(label_load[k]);
+        weight += exists ? term : 0.0;
       } else {
-        count += row + k * kWarp < rows && program.is_active(label_load[k]);
+        count += static_cast<int>(exists & program.is_active(label_load[k]));
       }
     }
   }
