@@ -97,7 +97,8 @@ __device__ __forceinline__ void count_rows(const Program& program, int64 chunks,
       }
 #pragma unroll
       for (int k = 0; k < kUnroll; ++k) {
-        total += row + k * step < rows ? static_cast<double>(program.divisor_term(label_load[k])) : 0.0;
+        const double term = program.divisor_term(label_load[k]);
+        total += row + k * step < rows ? term : 0.0;
       }
     }
     total = warp_sum(total);

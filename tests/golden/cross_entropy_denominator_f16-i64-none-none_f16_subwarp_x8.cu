@@ -33,7 +33,7 @@ using Space = RowSpace<1>;
 using Program = RowProgram<Loss, Space, half_t, int64, Absent, Absent, half_t, false, false>;
 using Compute = Program::Compute;
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
 cross_entropy_denominator_f16(const int64* target, double* memory, double* value, double divisor, double scale, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
   const Program program{Loss{0.0, 0.0, 0.0, 0.0}, space, nullptr, nullptr, target,
                           nullptr,

@@ -16,6 +16,7 @@ from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
     COLUMN_RESIDENT,
     COLUMN_THREADS,
+    COUNT_BLOCKS,
     DENSE_REGISTER_RESIDENT,
     DENSE_SUBWARP_BLOCKS,
     LABEL_ONLY_RESIDENT,
@@ -672,6 +673,8 @@ class _Indices:
         bounds = f"{MAX_THREADS}" if layout in ("block", "two_pass") and not second else f"{THREADS}"
         if layout == "register_rows":
             return _register_bounds(kernel)
+        if kernel.kind == "denominator":
+            return f"{THREADS}, {COUNT_BLOCKS}"
         # Numbers of 8 bytes take two registers, and weights of classes that are smoothed over some more. With a cap
         # fewer classes are in flight, and what is spilled is used once per row.
         more = kernel.smoothed and not kernel.capped and ITEMSIZE[kernel.input] == 4 and layout == "block"

@@ -153,8 +153,8 @@ PIPELINED_LANES_MOST = 128
 #: registers they spill, and each number that is read back waits for the memory.
 SUBWARP_BLOCK_THREADS = 128
 SUBWARP_BLOCKS = 8
-#: Blocks of THREADS threads that a multiprocessor has registers for, of gradients in 16 bits whose lanes share rows with
-#: a target per class. A compiler that is free to choose may take a few registers more, which leave room for two.
+#: Blocks of THREADS threads that a multiprocessor has registers for, of gradients in 16 bits whose lanes share rows
+#: with a target per class. A compiler that is free to choose may take a few registers more, which leave room for two.
 DENSE_SUBWARP_BLOCKS = 3
 #: Rows from which on they are many: kernels of their own for a number of classes are worth their compilation.
 MANY_ROWS = 1 << 14
@@ -176,8 +176,8 @@ PACKED_CLASSES_WHOLE = 72
 #: ``kernels/softmax/register_rows.cuh``; and threads that a multiprocessor runs of longer rows, which stay in shared
 #: memory.
 PACKED_CLASSES_HEAVY = 32
-#: Blocks of a multiprocessor that take rows of which a lane has several, as many as their chunks suffice for: a compiler
-#: that is free to choose would rather spill registers than leave no room for more.
+#: Blocks of a multiprocessor that take rows of which a lane has several, as many as their chunks suffice for: a
+#: compiler that is free to choose would rather spill registers than leave no room for more.
 PACKED_BLOCKS = 4
 ROLLED_RESIDENT = 640
 COLUMN_REGISTERS = 64
@@ -298,6 +298,9 @@ COUNT_CHUNKS = 1 << 12
 #: and the threads of a multiprocessor up to which these are few.
 WARP_CHUNKS = 1 << 11
 WARP_CHUNKS_RESIDENT = 704
+#: Blocks of a multiprocessor that compute the divisor of a mean: with more, a lane has no registers for all the labels
+#: that it reads together.
+COUNT_BLOCKS = 4
 #: Tiles of few contiguous classes, of at most 32 bits, up to which partial sums are as few: adding more would take
 #: longer than what idle warps lose.
 FEW_TILES = 1 << 15
