@@ -52,9 +52,11 @@ SPREAD_VECTOR = 4
 SPREAD_THREADS = 64
 #: Threads of a block whose warps take a batch each.
 BATCH_THREADS = 128
-#: Batches of SPREAD_VECTOR elements of a lane that each of many warps takes: what a kernel computes in front of its
-#: elements, of the parameters of a loss, takes as long as some of them.
-SPREAD_BATCHES = 4
+#: Batches of SPREAD_VECTOR elements of a lane that a warp takes where all are so small, and warps that are busy before
+#: one takes several: what a kernel computes in front of its elements, of the parameters of a loss, takes as long as
+#: some of them.
+SPREAD_BATCHES = 8
+SPREAD_WARPS = 1 << 13
 
 #: Partial sums of a broadcast operand's gradient (doubles), and terms of a lane for which a slice is worth having: its
 #: own along columns, and a share of a warp's along rows, whose sums take a butterfly.
@@ -394,6 +396,11 @@ def spread(
     if found.kind in GATHERED:
         return replace(found, vec_size=min(found.vec_size, SPREAD_VECTOR), unroll=1)
     return replace(layout(shape, streams, micro_tile, SPREAD_VECTOR), unroll=1)
+
+
+def spread_chunks(found: Layout) -> int:
+    """The warps that share the batches of a launch in which all are spread."""
+    return max(min(found.batches, SPREAD_WARPS), -(-found.batches // SPREAD_BATCHES))
 
 
 def _fronts(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream]) -> int:

@@ -32,7 +32,8 @@ class ElementLaunch:
     """One launch over all elements: layout, chunks and grid, and the kernels for it.
 
     Where nothing is added up, neither values (``adds``) nor gradients of ``broadcast`` operands, each warp takes one
-    batch, or a few of small ones: blocks that end make room for others, which keep more loads under way than warps that take batch after batch.
+    batch, or a few of small ones: blocks that end make room for others, which keep more loads under way than warps that
+    take batch after batch.
     """
 
     def __init__(
@@ -59,8 +60,7 @@ class ElementLaunch:
         self.blocks = pointwise_layout.grid(self.chunks, self.threads, processors)
         if not (adds or broadcast) and self.layout.batches > self.chunks:
             self.layout = pointwise_layout.in_light_batches(self.layout, plan.loss.heavy)
-            batches = pointwise_layout.SPREAD_BATCHES if wide and plan.spills else 1
-            self.chunks = max(self.chunks, -(-self.layout.batches // batches))
+            self.chunks = pointwise_layout.spread_chunks(self.layout) if wide and plan.spills else self.layout.batches
             self.threads = min(self.threads, pointwise_layout.BATCH_THREADS)
             self.blocks = -(-self.chunks * gpu.WARP // self.threads)
         self.warps = self.blocks * self.threads // gpu.WARP

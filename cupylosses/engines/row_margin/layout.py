@@ -95,8 +95,8 @@ GATHERED_ELEMENTS = 1 << 17
 GATHERED_CLASSES = 1024
 #: Bytes between neighbouring classes of other rows, at most, that are read one by one to vectors of their gradients.
 STEP_BYTES = 16
-#: Rows with such a step that are copied, at most, and classes of them, at least: a block reads each of them alone, and a
-#: copy is made by all multiprocessors.
+#: Rows with such a step that are copied, at most, and classes of them, at least: a block reads each of them alone, all
+#: multiprocessors copy them.
 FEW_ROWS = 16
 MANY_CLASSES = 1 << 15
 #: Rows of lists from which on threads take them in place, and bytes of a class of rows of one label. The copies that
