@@ -393,7 +393,8 @@ struct WorkQueue {
   }
 
  private:
-  // The leader is asked for first: the other way round cross entropy of 8192 x 32000 in float32 took 3 % longer.
+  // The leader is asked for first: the other way round NVRTC 13.0 spilled 20 bytes of clusters, and cross entropy of
+  // 8192 x 32000 in float32 took 3 % longer.
   __device__ __forceinline__ void claim(const Group& group) {
     if (group.is_leader() && counter != nullptr) claimed = claim_next(counter);
   }
