@@ -381,6 +381,27 @@ def test_each_warp_takes_a_batch_where_nothing_is_added_up(
     assert len(chunks) == 3 and min(chunks) > 2
 
 
+def test_a_warp_takes_several_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of heavy second derivatives in 16 bits, of which there are many; the bits are those of one batch each."""
+    x, direction = torch.randn(2, 61, 68, device=KERNELS).bfloat16().unbind()
+    target, x = torch.rand_like(x), x.requires_grad_()
+
+    def product() -> torch.Tensor:
+        forget()
+        (gradient,) = torch.autograd.grad(F.sigmoid_focal_loss(x, target, reduction="sum"), x, create_graph=True)
+        return torch.autograd.grad(gradient, x, direction)[0]
+
+    right, shared = product(), []
+    monkeypatch.setattr(pointwise_layout, "MAX_CHUNKS", 2)
+    monkeypatch.setattr(pointwise_layout, "SPREAD_WARPS", 2)
+    spread = pointwise_layout.spread_chunks
+    monkeypatch.setattr(
+        pointwise_layout, "spread_chunks", lambda found: shared.append((found.batches, spread(found))) or spread(found)
+    )
+    assert torch.equal(product(), right)
+    assert shared == [(33, 5)]
+
+
 def test_gradients_that_would_be_scattered_take_the_order_of_another_operand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where a kernel finds neighbours next to each other."""
     shape = 65, 2, 8, 4

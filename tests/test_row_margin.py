@@ -406,6 +406,14 @@ def test_rows_that_lie_otherwise_than_their_gradients(
     assert chosen == {"shifted" if step == 1 and dtype.itemsize == 2 else "gathered"}
 
 
+@pytest.mark.parametrize(
+    ("rows", "classes", "in_place"), [(5, 46984, False), (16, 1 << 15, False), (17, 1 << 15, True), (16, 5000, True)]
+)
+def test_few_long_rows_with_a_step_are_copied(rows: int, classes: int, in_place: bool) -> None:
+    scores, gradients = RowStrides((2 * classes,), 2, 4, 0), RowStrides((classes,), 1, 4, 0)
+    assert margin_layout.reads_steps((rows,), classes, scores, gradients, False) is in_place
+
+
 @pytest.mark.kernels
 def test_edges_of_many_rows(monkeypatch: pytest.MonkeyPatch, fresh_plans: Any) -> None:
     """Few lanes share a row, each of which takes several of the classes in front of its vectors and behind."""
