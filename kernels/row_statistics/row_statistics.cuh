@@ -1461,7 +1461,7 @@ __device__ __forceinline__ void speculate(const Program& program, const Group& g
                     Record{used, backward ? nullptr : used_grad_output}, backward);
 }
 
-// Of parts that have blocks of their own: the gradients for the true grad_output, unless they are there.
+// The gradients for the true grad_output, unless they are there. In forward each part of a row had a block of its own.
 template <class Program, class Group, class Result>
 __device__ __forceinline__ void verify(const Program& program, const Group& group, int64 chunks, int64 rows_per_chunk,
                                        double scale, const Result* grad_output, const double* used_grad_output,

@@ -97,6 +97,7 @@ __device__ __forceinline__ void count_rows(const Program& program, int64 chunks,
       }
 #pragma unroll
       for (int k = 0; k < kUnroll; ++k) {
+        // Outside of the condition, as in self_count.
         const double term = program.divisor_term(label_load[k]);
         total += row + k * step < rows ? term : 0.0;
       }

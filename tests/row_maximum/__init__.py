@@ -128,8 +128,7 @@ class RowKernel(Kernel):
             "value_and_gradient": "const bool backward = grad_output != nullptr;\n"
             "  const double given = given_or_expected(grad_output, expected_grad_output);\n"
             "  if (backward && !grad_scale_is_stale(given, used_grad_output, expected_grad_output)) return;\n"
-            "  SpeculativeScale<double> known(\n"
-            "      grad_output, expected_grad_output, backward ? nullptr : used_grad_output, scale);\n"
+            "  SpeculativeScale<double> known(grad_output, expected_grad_output, used_grad_output, scale);\n"
             "  known.factor();\n"
             f"  const double total = {call.replace('FACTOR', 'known.factor()')}\n"
             f"  if (!backward && threadIdx.x == 0) *value = Narrow<{result}>::from(total / divisor);",

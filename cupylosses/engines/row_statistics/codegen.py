@@ -34,7 +34,7 @@ FILES_ALONG = (*nested(FILES), "row_statistics/derivative.cuh")
 KINDS = {
     "value": "the reduced value",
     "value_and_gradient": "the reduced value and the gradients for the expected grad_output, in backward the true one",
-    "verify_gradient": "the same of backward, where each part of a row had a block in forward",
+    "verify_gradient": "the gradients for the true grad_output, where each part of a row had a block in forward",
     "unreduced": "a value per row",
     "gradient": "the gradients for a grad_output per row",
     "coefficients": "the coefficients of each row",

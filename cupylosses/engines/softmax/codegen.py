@@ -98,7 +98,7 @@ STAGED_SECOND = ("staged_thread_per_row", "staged_packed_rows")
 KINDS = {
     "value": "the reduced value",
     "value_and_gradient": "the reduced value and the gradients for the expected grad_output, in backward the true one",
-    "verify_gradient": "the same of backward, where blocks share rows by their classes",
+    "verify_gradient": "the gradients for the true grad_output, where blocks share rows by their classes",
     "unreduced": "a value per row",
     "from_residual": "the gradient from the coefficients that an earlier kernel left of each row (class indices)",
     "gradient": "the gradients for a grad_output per row (dense targets)",
@@ -821,6 +821,7 @@ class _Dense:
             return f"{kernel.warps * WARP}, {dense_column_blocks(kernel.warps, size)}"
         if kernel.layout == "register_rows":
             return _register_bounds(kernel)
+        # Others take more registers than that leaves, and would spill them.
         light = kernel.loss.affine and not (kernel.capped or kernel.counted)
         if light and kernel.layout == "subwarp" and kernel.kind == "value_and_gradient" and ITEMSIZE[kernel.input] == 2:
             return f"{THREADS}, {DENSE_SUBWARP_BLOCKS}"
