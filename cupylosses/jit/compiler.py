@@ -232,7 +232,7 @@ class Launcher:
         if getattr(_background, "active", False) and not is_compiled(variant):
             self._launch: Callable[..., None] = _Loading(self, variant, geometry)
         else:
-            self._launch = _located(self.load(variant, shared), geometry)
+            self._launch = self.locate(variant, self.load(variant, shared), geometry)
         #: Format of the variable arguments for :mod:`struct`; `pack` writes them into a buffer.
         self.format = variant.argument_format
         self.pack = struct.Struct("=" + self.format).pack_into
@@ -257,6 +257,24 @@ class Launcher:
             if shared > max(SHARED_BYTES - DECLARED_BYTES, found.max_dynamic_shared_size_bytes):
                 found.max_dynamic_shared_size_bytes = shared
             return driver.launchKernel, found.kernel.ptr
+
+    @classmethod
+    def at_once(cls, function: Any, block: int, shared: int) -> int:
+        """The blocks of a loaded kernel that the current device runs at once."""
+        from cupy.cuda import runtime
+        from cupy_backends.cuda.api import driver
+
+        processors = runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, runtime.getDevice())
+        return int(processors * max(1, driver.occupancyMaxActiveBlocksPerMultiprocessor(function, block, shared)))
+
+    def locate(
+        self, variant: Kernel, loaded: tuple[Callable[..., Any], Any], geometry: tuple[int, ...]
+    ) -> Callable[..., None]:
+        """The launch of a loaded kernel: as many blocks of the planned ``geometry`` as the kernel wants."""
+        launch, function = loaded
+        planned, _, _, block, _, _, shared = geometry
+        grid = variant.grid(planned, partial(self.at_once, function, block, shared))
+        return partial(launch, function, grid, *geometry[1:])
 
     def _enter(self) -> None:
         """Hook before the first launch of each thread."""
@@ -287,11 +305,6 @@ class Launcher:
         return self._local.memory
 
 
-def _located(loaded: tuple[Callable[..., Any], Any], geometry: tuple[int, ...]) -> Callable[..., None]:
-    launch, function = loaded
-    return partial(launch, function, *geometry)
-
-
 _background = threading.local()
 
 
@@ -311,14 +324,15 @@ class _Loading:
     """The launch of a kernel that is being compiled. It puts the launch of the compiled one in its place."""
 
     def __init__(self, launcher: Launcher, variant: Kernel, geometry: tuple[int, ...]) -> None:
-        self._launcher, self._geometry, self._loaded = launcher, geometry, Future[Any]()
+        self._locate, self._loaded = partial(launcher.locate, variant), Future[Any]()
+        self._launcher, self._geometry = launcher, geometry
         # Here, because threads begin in any order.
         first = first_begun.acquire(blocking=False)
         arguments = launcher.load, variant, geometry[-1], self._loaded, current_device(), first
         threading.Thread(target=_load, args=arguments).start()
 
     def __call__(self, *arguments: int) -> None:
-        launch = self._launcher._launch = _located(self._loaded.result(), self._geometry)
+        launch = self._launcher._launch = self._locate(self._loaded.result(), self._geometry)
         launch(*arguments)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,10 @@ class Kernel(ABC):
         if companions and this.kind in companions:
             return tuple([replace(this, kind=x) for x in companions])
         return (self,)
+
+    def grid(self, planned: int, at_once: Callable[[], int]) -> int:
+        """The blocks to launch of those that are planned. ``at_once`` asks the GPU how many it runs at once."""
+        return planned
 
     @property
     def argument_format(self) -> str:

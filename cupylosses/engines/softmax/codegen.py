@@ -7,7 +7,7 @@ things; entry points and arguments are common.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cupylosses.definition.expressions import cuda, in_double, names_in
@@ -209,6 +209,17 @@ class SoftmaxKernel(Kernel):
         """The type of the arithmetic: for second derivatives, numbers that carry a derivative."""
         return f"NestedDual<{STORAGE[self.compute][0]}>" if self.kind == "hvp" else STORAGE[self.compute][0]
 
+    def grid(self, planned: int, at_once: Callable[[], int]) -> int:
+        """No more blocks than run at once, of kernels whose warps or blocks claim chunks of rows: a block that waits
+        for its turn begins when nothing is left to claim but its own chunks.
+
+        Rows that a lane takes from columns gain by such blocks (measured), and so do those that it takes whole without
+        adding up losses. Clusters are planned by what fits.
+        """
+        alone = self.layout == "columns" or (self.layout == "packed_rows" and self.kind in ("gradient", "hvp"))
+        claims = self.kind in CLAIMING_STAGES and not (alone or self.sliced or self.cluster > 1)
+        return min(planned, at_once()) if claims else planned
+
     @property
     def entry(self) -> str:
         """The name of the kernel."""
@@ -396,6 +407,8 @@ TALLYING_STAGES = frozenset(("value", "value_and_gradient", "verify_gradient"))
 
 #: The kinds of kernels that can count themselves: all that divide.
 SELF_COUNTING_STAGES = frozenset(SELF_COUNTED)
+#: Kernels whose warps or blocks claim chunks of rows until none is left.
+CLAIMING_STAGES = frozenset(("value", "unreduced", "value_and_gradient", "gradient", "hvp"))
 
 
 def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:

@@ -137,6 +137,10 @@ class Launcher(compiler.Launcher):
         found = load(variant.entry, sources(variant.together), variant.compute == "float32", settings().sanitize)
         return partial(_launch, getattr(variant, "cluster", 1)), found
 
+    @classmethod
+    def at_once(cls, function: Any, block: int, shared: int) -> int:
+        return settings().resident
+
     def _enter(self) -> None:
         pass
 

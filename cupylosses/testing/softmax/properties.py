@@ -15,6 +15,7 @@ import cupylosses.functional as F
 from cupylosses import options
 from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax import layout as softmax_layout
+from cupylosses.engines.softmax.codegen import SoftmaxKernel
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.softmax.truth import NAMES, truth
 from cupylosses.testing.tolerance import compare, require, same_bits
@@ -194,7 +195,9 @@ def blocks(count: int, device: str) -> Iterator[None]:
     from cupylosses.testing import host
 
     in_order = host.execution(seed=count) if device == "cpu" else nullcontext()
-    with mock.patch.object(softmax_layout, "blocks", lambda layout, *_, **__: count * layout.cluster), in_order:
+    planned = mock.patch.object(softmax_layout, "blocks", lambda layout, *_, **__: count * layout.cluster)
+    launched = mock.patch.object(SoftmaxKernel, "grid", lambda _, planned, __: planned)
+    with planned, launched, in_order:
         yield
 
 
