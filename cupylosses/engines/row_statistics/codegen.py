@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cupylosses.checks import FLOATING
@@ -130,6 +130,18 @@ class RowKernel(Kernel):
         parts += [f"{self.parts}-parts", f"{self.rounds}-rounds"] if self.parts > 1 else []
         parts += [f"cluster{self.cluster}"] if self.cluster > 1 else []
         return "_".join([*parts, f"{self.ahead}-ahead", f"{self.threads}-threads"])
+
+    def grid(self, planned: int, at_once: Callable[[], int]) -> int:
+        """No more blocks than run at once where losses are added up: each block draws a ticket at its end, and holds
+        its registers until it has one.
+
+        Kernels that write gradients alone draw none, and gain by new blocks (measured), but for second derivatives of
+        rows that a lane takes alone; so do those that copy rows first. Clusters, and parts of rows, are planned by
+        what fits.
+        """
+        adds = self.kind in ("value", "value_and_gradient") or (self.has_tangent and self.width == 1)
+        stays = adds and self.layout != PART and self.cluster == 1 and not self.copied
+        return min(planned, at_once()) if stays else planned
 
     @property
     def entry(self) -> str:

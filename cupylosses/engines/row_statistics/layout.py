@@ -201,9 +201,9 @@ class Layout:
         return parts * (1 + part_numbers(statistics)) + (parts + rows + 1) // 2
 
     def blocks(self, processors: int) -> int:
-        """The blocks of a launch: one for each chunk, which the hardware balances, since the registers of a formula
-        decide how many are resident; of long rows as many as have room. Clusters may leave multiprocessors idle, and
-        only the hardware knows how many have room.
+        """The blocks of a launch, at most: one for each chunk, since the registers of a formula decide how many run at
+        once; of long rows as many as have room. Clusters may leave multiprocessors idle, and only the hardware knows
+        how many have room.
         """
         chunks = min(self.chunks, processors * self.resident) if self.resident else self.chunks
         return max(1, chunks) * self.cluster
