@@ -136,11 +136,12 @@ class RowKernel(Kernel):
         its registers until it has one.
 
         Kernels that write gradients alone draw none, and gain by new blocks (measured), but for second derivatives of
-        rows that a lane takes alone; so do those that copy rows first. Clusters, and parts of rows, are planned by
-        what fits.
+        rows that a lane takes alone; so do lanes that copy their rows first. Clusters, and parts of rows, are planned
+        by what fits.
         """
         adds = self.kind in ("value", "value_and_gradient") or (self.has_tangent and self.width == 1)
-        stays = adds and self.layout != PART and self.cluster == 1 and not self.copied
+        gains = self.layout == "lanes" and self.copied
+        stays = adds and not gains and self.layout != PART and self.cluster == 1
         return min(planned, at_once()) if stays else planned
 
     @property

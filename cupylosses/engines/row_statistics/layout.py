@@ -153,8 +153,8 @@ class Layout:
     second element of two of these; ``held`` if a row stays in shared memory, of
     which a block then takes ``shared`` bytes, and ``copied`` if its vectors go there without registers; otherwise the
     row's first vectors may, or each of its parts has a block of its own, of ``apart``. ``split`` if rows are so few
-    that blocks share them in all kernels. ``resident`` is the number of blocks of a multiprocessor that stay, 0 if the
-    hardware balances them; ``ahead`` that of the vectors of each operand that a thread reads together, ``value_ahead``
+    that blocks share them in all kernels. ``resident`` is the number of blocks of a multiprocessor that stay, 0 if
+    registers decide; ``ahead`` that of the vectors of each operand that a thread reads together, ``value_ahead``
     where it writes no gradients. A row has ``parts``, which a ``cluster`` of blocks takes, or one block, in ``rounds``.
     """
 

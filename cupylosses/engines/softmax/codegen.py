@@ -214,10 +214,11 @@ class SoftmaxKernel(Kernel):
         for its turn begins when nothing is left to claim but its own chunks.
 
         Rows that a lane takes from columns gain by such blocks (measured), and so do those that it takes whole without
-        adding up losses. Clusters are planned by what fits.
+        adding up losses, and second derivatives of divergences. Clusters are planned by what fits.
         """
-        alone = self.layout == "columns" or (self.layout == "packed_rows" and self.kind in ("gradient", "hvp"))
-        claims = self.kind in CLAIMING_STAGES and not (alone or self.sliced or self.cluster > 1)
+        gains = self.layout == "columns" or (self.layout == "packed_rows" and self.kind in ("gradient", "hvp"))
+        gains |= self.kind == "hvp" and not (self.indices or self.loss.affine)
+        claims = self.kind in CLAIMING_STAGES and not (gains or self.sliced or self.cluster > 1)
         return min(planned, at_once()) if claims else planned
 
     @property
