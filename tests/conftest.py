@@ -146,7 +146,7 @@ def stays(item: pytest.Item) -> bool:
     if item.get_closest_marker("programs") and not (grids.thorough() or item.config.getoption("--programs")):
         return False
     loss = item.callspec.params.get("loss") if hasattr(item, "callspec") else None
-    if loss is None:
+    if not isinstance(loss, Loss):  # a name, or a loss of another engine
         return True
     if loss in REPRESENTATIVES:
         return loss is turn(item) if item.get_closest_marker("in_turn") and runs_kernels(item) else True

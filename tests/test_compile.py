@@ -126,7 +126,10 @@ def test_broad_subset_passes_the_gate(loss: Loss | SoftmaxLoss, architecture: st
     compiler = next(iter(fast_compilers()))
     if architecture not in compiler.architectures:
         pytest.skip(f"NVRTC {compiler.version} does not know {architecture}")
-    passes(gate.broad_jobs([loss], {compiler: [architecture]}), counts)
+    work = gate.broad_jobs([loss], {compiler: [architecture]})
+    if not work and architecture != BROADEST:
+        pytest.skip(f"losses take turns with {architecture}, and this one has another")
+    passes(work, counts)
 
 
 @needs_nvrtc
