@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -168,7 +169,8 @@ def reads_beyond_32_bits(
     import torch
 
     case = case or {}
-    position = max((i for i, x in enumerate(loss.operands) if x.integer), default=0)
+    count = len(loss.operands)
+    position = next((i for i, x in enumerate(loss.operands) if i and x.integer), 0)
     if position == 0:
         return
     step = (1 << 32) + COLUMNS
@@ -176,19 +178,21 @@ def reads_beyond_32_bits(
     # merge.
     layouts = (((2, COLUMNS), (step, 1)), ((2, 3, COLUMNS), (step, 2 * COLUMNS, 1)))
     for (full, strides), (lead, reduction) in product(layouts, ((0, "none"), (1, "sum"))):
-        shapes = [full[lead:]] * position + [full]
-        dtypes = ["float32"] * position + ["int8"]
+        shapes = [full if i == position else full[lead:] for i in range(count)]
+        dtypes = ["int8" if i == position else "float32" for i in range(count)]
         near = samples.operands(loss, loss.values(case), dtypes, shapes, device)
         memory = torch.empty(step + 6 * COLUMNS, dtype=torch.int8, device=device)
         memory[: 6 * COLUMNS] = 0
-        far = [*near[:position], memory.as_strided(full, strides).copy_(near[position])]
+        far = list(near)
+        far[position] = memory.as_strided(full, strides).copy_(near[position])
         wanted = tuple(i != position for i in range(len(near)))
         a, b = (run(_bind(function, loss, case, reduction), operands, wanted, 1.5) for operands in (near, far))
-        require(same_bits(a.value, b.value), f"value, reduction {reduction}: {b.value}, not {a.value}")
+        # The order in which elements are added up depends on where they lie.
+        close = partial(torch.allclose, rtol=1e-5, atol=1e-5)
+        same: Callable[..., bool] = equal_bits if reduction == "none" else close
+        require(same(a.value, b.value), f"value, reduction {reduction}: {b.value}, not {a.value}")
         for operand, w, x, y in zip(loss.operands, wanted, a.gradients, b.gradients, strict=True):
-            # The order in which gradients of a broadcast operand are summed depends on where elements lie.
-            same = not w or (equal_bits(x, y) if reduction == "none" else torch.allclose(x, y, rtol=1e-5, atol=1e-5))
-            require(same, f"gradient of {operand.name}, reduction {reduction}: {y}, not {x}")
+            require(not w or same(x, y), f"gradient of {operand.name}, reduction {reduction}: {y}, not {x}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
