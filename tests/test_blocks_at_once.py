@@ -24,7 +24,7 @@ class Launched(NamedTuple):
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
-    """What is launched from now on, in the order of first launches."""
+    """Kernels that are launched from now on, with their blocks, in the order of their first launches."""
     found: list[Launched] = []
     locate = compiler.Launcher.locate
 
