@@ -583,17 +583,17 @@ def test_gradient_over_logits_with_gaps_is_a_new_one() -> None:
 
 
 #: Layouts with more memory of the size of the logits: a copy, and four coefficients for each row of four classes.
-NEARLY_LOGITS = ("subwarp, copied", "thread_per_row_packed")
+MORE_LARGE_MEMORY = ("subwarp, copied", "thread_per_row_packed")
 
 
 @pytest.mark.parametrize(
     ("layout", "chosen", "full"),
     [
-        *((x, {"reduction": y}, 1) for x, y in in_turn([x for x in LAYOUTS if x not in NEARLY_LOGITS], REDUCTIONS)),
+        *((x, {"reduction": y}, 1) for x, y in in_turn([x for x in LAYOUTS if x not in MORE_LARGE_MEMORY], REDUCTIONS)),
         *(
             (x, {"inplace_backward": True}, 0)
             for x in short_or_full(("subwarp", "block, cluster", "thread_per_row"), SOFTMAX_LAYOUTS)
-            if x not in NEARLY_LOGITS
+            if x not in MORE_LARGE_MEMORY
         ),
     ],
     ids=str,

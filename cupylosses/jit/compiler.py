@@ -232,7 +232,7 @@ class Launcher:
         if getattr(_background, "active", False) and not is_compiled(variant):
             self._launch: Callable[..., None] = _Loading(self, variant, geometry)
         else:
-            self._launch = self.locate(variant, self.load(variant, shared), geometry)
+            self._launch = self.bind(variant, self.load(variant, shared), geometry)
         #: Format of the variable arguments for :mod:`struct`; `pack` writes them into a buffer.
         self.format = variant.argument_format
         self.pack = struct.Struct("=" + self.format).pack_into
@@ -267,7 +267,7 @@ class Launcher:
         processors = runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, runtime.getDevice())
         return int(processors * max(1, driver.occupancyMaxActiveBlocksPerMultiprocessor(function, block, shared)))
 
-    def locate(
+    def bind(
         self, variant: Kernel, loaded: tuple[Callable[..., Any], Any], geometry: tuple[int, ...]
     ) -> Callable[..., None]:
         """The launch of a loaded kernel: as many blocks of the planned ``geometry`` as the kernel wants."""
@@ -324,15 +324,15 @@ class _Loading:
     """The launch of a kernel that is being compiled. It puts the launch of the compiled one in its place."""
 
     def __init__(self, launcher: Launcher, variant: Kernel, geometry: tuple[int, ...]) -> None:
-        self._locate, self._loaded = partial(launcher.locate, variant), Future[Any]()
-        self._launcher, self._geometry = launcher, geometry
+        self._launcher, self._variant, self._geometry = launcher, variant, geometry
+        self._loaded = Future[Any]()
         # Here, because threads begin in any order.
         first = first_begun.acquire(blocking=False)
         arguments = launcher.load, variant, geometry[-1], self._loaded, current_device(), first
         threading.Thread(target=_load, args=arguments).start()
 
     def __call__(self, *arguments: int) -> None:
-        launch = self._launcher._launch = self._locate(self._loaded.result(), self._geometry)
+        launch = self._launcher._launch = self._launcher.bind(self._variant, self._loaded.result(), self._geometry)
         launch(*arguments)
 
 

@@ -140,9 +140,9 @@ class RowKernel(Kernel):
         by what fits.
         """
         adds = self.kind in ("value", "value_and_gradient") or (self.has_tangent and self.width == 1)
-        gains = self.layout == "lanes" and self.copied
-        stays = adds and not gains and self.layout != PART and self.cluster == 1
-        return min(planned, at_once()) if stays else planned
+        gains_by_waiting = self.layout == "lanes" and self.copied
+        fits = self.layout == PART or self.cluster > 1
+        return min(planned, at_once()) if adds and not (gains_by_waiting or fits) else planned
 
     @property
     def entry(self) -> str:

@@ -216,10 +216,12 @@ class SoftmaxKernel(Kernel):
         Rows that a lane takes from columns gain by such blocks (measured), and so do those that it takes whole without
         adding up losses, and second derivatives of divergences. Clusters are planned by what fits.
         """
-        gains = self.layout == "columns" or (self.layout == "packed_rows" and self.kind in ("gradient", "hvp"))
-        gains |= self.kind == "hvp" and not (self.indices or self.loss.affine)
-        claims = self.kind in CLAIMING_STAGES and not (gains or self.sliced or self.cluster > 1)
-        return min(planned, at_once()) if claims else planned
+        gains_by_waiting = self.layout == "columns" or (
+            self.layout == "packed_rows" and self.kind in ("gradient", "hvp")
+        )
+        gains_by_waiting |= self.kind == "hvp" and not (self.indices or self.loss.affine)
+        claims = self.kind in CLAIMING_STAGES and not (self.sliced or self.cluster > 1)
+        return min(planned, at_once()) if claims and not gains_by_waiting else planned
 
     @property
     def entry(self) -> str:
