@@ -494,6 +494,11 @@ struct PositionPosteriors {
   Mantissa blank = 0, label = 0, others = 0;
 };
 
+// Classes outside of vectors that a lane loads before it writes the gradient of the first. Where vectors of logits do
+// not lie as those of gradients do, these are all classes, and one at a time would wait for memory each.
+template <GradientKind kKind>
+constexpr int kSingles = kKind == kPlain ? 1 : 4;
+
 constexpr int kLongThreads = 128;
 // Blocks for frames of many classes that a multiprocessor is to hold, and those that find sums too. Others than those
 // of compute capability 9.0 would spill registers with more.
@@ -848,12 +853,24 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
       rows.write(x + head + rank * kVec, g + head + rank * kVec, occ + (rank + 1) * kVec, vectors,
                  x + of_step_x + next_head + rank * kVec, t + step < end ? (count - next_head) / kVec : 0, gradient);
     }
+    const int singles = count - vectors * kVec;
 #pragma unroll 1
-    for (int i = rank; i < count - vectors * kVec; i += kLongThreads) {
-      const int c = i < head ? i : i + vectors * kVec;
-      Storage stored = Storage();
-      if constexpr (kKind != kPlain) stored = x[c * shape.x_class];
-      g[c * shape.g_class] = Narrow<Storage>::from(softmax.of(stored, multiple) - occ[origin + c]);
+    for (int first_single = rank; first_single < singles; first_single += kLongThreads * kSingles<kKind>) {
+      Storage stored[kSingles<kKind>] = {};
+      auto class_of = [&](int i) { return i < head ? i : i + vectors * kVec; };
+#pragma unroll
+      for (int k = 0; k < kSingles<kKind>; ++k) {
+        const int i = first_single + kLongThreads * k;
+        if constexpr (kKind != kPlain) {
+          if (i < singles) stored[k] = x[class_of(i) * shape.x_class];
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kSingles<kKind>; ++k) {
+        const int i = first_single + kLongThreads * k, c = class_of(i);
+        if (i < singles)
+          g[c * shape.g_class] = Narrow<Storage>::from(softmax.of(stored[k], multiple) - occ[origin + c]);
+      }
     }
     if (rewritten >= 0) g[rewritten * shape.g_class] = Narrow<Storage>::from(rest);
     x += of_step_x;
@@ -1072,13 +1089,26 @@ __device__ __forceinline__ void write_short_frames(const Sequences& shape, const
     }
   }
 #pragma unroll 1
-  for (int c = run.vectors * kVec + rank; c < classes; c += lanes) {
+  for (int first_single = run.vectors * kVec + rank; first_single < classes; first_single += lanes * kSingles<kKind>) {
+    Storage raw[kSingles<kKind>][kAtOnce] = {};
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (!run.exists(i)) continue;
-      Storage raw = Storage();
-      if constexpr (kKind != kPlain) raw = x[i * step * shape.x_frame + c * shape.x_class];
-      g[i * step * shape.g_frame + c * shape.g_class] = Narrow<Storage>::from(gradient(i, c, few.head[c], raw));
+    for (int k = 0; k < kSingles<kKind>; ++k) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int c = first_single + lanes * k;
+        if constexpr (kKind != kPlain) {
+          if (c < classes && run.exists(i)) raw[k][i] = x[i * step * shape.x_frame + c * shape.x_class];
+        }
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kSingles<kKind>; ++k) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int c = first_single + lanes * k;
+        if (c >= classes || !run.exists(i)) continue;
+        g[i * step * shape.g_frame + c * shape.g_class] = Narrow<Storage>::from(gradient(i, c, few.head[c], raw[k][i]));
+      }
     }
   }
 }
