@@ -156,8 +156,10 @@ def test_large_weights_are_copied_where_products_would_take_longer() -> None:
     assert is_copied(large, (1025, 1)) and is_copied(large, (1, 4097)) and is_copied(large, (1032, 1), 2)
     assert is_copied(large, (2048, 2)) and is_copied(large, (0, 1))
     assert not is_copied((128, 1024), (1025, 1), dtype="float32") and not is_copied((128, 1024), (1024, 1), 2)
-    # Of 16 bits small ones are copied if only the copy is aligned.
+    # Of 16 bits small ones are copied if only the copy is aligned, large ones if it has more alignment.
     assert is_copied((128, 1024), (1025, 1)) and not is_copied((128, 1020), (1021, 1))
+    assert is_copied((512, 884), (1, 512), 2) and not is_copied((512, 884), (1, 512))
+    assert not is_copied((512, 882), (1, 512), 2) and not is_copied((512, 884), (1, 512), 4, "float32")
 
 
 @pytest.mark.parametrize(
@@ -183,9 +185,11 @@ def test_inputs_are_copied_where_products_of_many_classes_would_take_longer(
         assert (0 in contiguous_copies((inputs, weight, labels))) == (classes > most)
 
 
-def test_inputs_are_not_copied_where_the_copy_is_not_aligned_either() -> None:
-    inputs, weight = TensorSpec("bfloat16", (4093, 1021), (1, 4093)), TensorSpec("bfloat16", (1000, 1021), (1021, 1))
-    assert not contiguous_copies((inputs, weight, TensorSpec("int64", (4093,), (1,))))
+@pytest.mark.parametrize(("depth", "copied"), [(1021, False), (1022, False), (1020, True)])
+def test_inputs_are_copied_where_the_copy_has_more_alignment(depth: int, copied: bool) -> None:
+    inputs = TensorSpec("bfloat16", (4093, depth), (1, 4093))
+    weight = TensorSpec("bfloat16", (1000, depth), (depth, 1))
+    assert (0 in contiguous_copies((inputs, weight, TensorSpec("int64", (4093,), (1,))))) == copied
 
 
 @pytest.mark.parametrize(("dtype", "copied"), [("bfloat16", True), ("float32", False)])

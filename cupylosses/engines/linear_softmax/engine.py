@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import gcd, prod
 from typing import Any, NamedTuple
 
 from cupylosses import checks, interop
@@ -38,6 +38,9 @@ from cupylosses.interop import ITEMSIZE
 #: Elements of a matrix that is read where it lies though gaps leave it unaligned, at most, unless it has 16 bits and a
 #: copy would be aligned.
 SMALL_MATRIX = 1 << 17
+#: Bytes of which the addresses of lines are multiples where products of 16 bits gain by a copy that has so many; of
+#: small matrices by no fewer than 16.
+LEAST_ALIGNMENT = 8
 #: Classes up to which products of inputs that are not contiguous take no longer than a copy and its products, by bytes
 #: of an element; of 16 bits only where the copy would be aligned and they are not, and otherwise of any number.
 FEW_CLASSES = {2: 128, 4: 1024, 8: 1024}
@@ -294,7 +297,8 @@ class _Lines(NamedTuple):
     """The rows or columns of a matrix, in whichever elements are next to each other."""
 
     have_gaps: bool
-    are_aligned: bool
+    #: Bytes of which their addresses are multiples, 16 at most.
+    alignment: int
 
 
 def _lines_of(x: TensorSpec) -> _Lines | None:
@@ -305,18 +309,17 @@ def _lines_of(x: TensorSpec) -> _Lines | None:
     step, length = x.strides[1 - inner], x.shape[inner]
     if step < length:
         return None
-    return _Lines(step > length, x.misalignment == 0 and step * ITEMSIZE[x.dtype] % 16 == 0)
+    return _Lines(step > length, gcd(16, x.misalignment, step * ITEMSIZE[x.dtype]))
 
 
 def _weight_is_read_in_place(x: TensorSpec) -> bool:
-    """True of a weight without gaps, of aligned lines, and of a small one: a copy takes longer than what its products
-    lose.
+    """True of a weight of aligned lines, and of others without gaps and small ones, unless a copy of 16 bits has more
+    alignment: it takes longer than what their products lose.
     """
     lines = _lines_of(x)
-    if lines is None:
+    if lines is None or _is_aligned_by_a_copy(x, lines):
         return False
-    is_small = prod(x.shape) <= SMALL_MATRIX and not _is_aligned_by_a_copy(x, lines)
-    return not lines.have_gaps or lines.are_aligned or is_small
+    return lines.alignment == 16 or not lines.have_gaps or prod(x.shape) <= SMALL_MATRIX
 
 
 def _input_is_read_in_place(x: TensorSpec, classes: int) -> bool:
@@ -333,8 +336,9 @@ def _input_is_read_in_place(x: TensorSpec, classes: int) -> bool:
 
 
 def _is_aligned_by_a_copy(x: TensorSpec, lines: _Lines) -> bool:
-    """True of 16 bits that have no aligned lines, but would have in a copy."""
-    return ITEMSIZE[x.dtype] == 2 and not lines.are_aligned and x.shape[1] * 2 % 16 == 0
+    """True of 16 bits whose lines have less alignment than those of a copy, which have enough."""
+    least, of_copy = 16 if prod(x.shape) <= SMALL_MATRIX else LEAST_ALIGNMENT, gcd(16, x.shape[1] * 2)
+    return ITEMSIZE[x.dtype] == 2 and lines.alignment < of_copy and of_copy >= least
 
 
 LINEAR_SOFTMAX = LinearSoftmaxEngine()
