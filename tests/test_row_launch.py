@@ -576,3 +576,37 @@ def test_affine_terms_of_few_classes_in_registers(
     else:
         assert layouts[0].shared == 2 * rows * layouts[1].shared
     assert layouts[1] == layouts[2] != layouts[0]
+
+
+def contiguous_or_apart(rows: int, classes: int, itemsize: int, apart: bool) -> RowStrides:
+    """Rows whose classes are next to each other, or as far apart as there are rows."""
+    return RowStrides((1,), rows, itemsize, 0) if apart else RowStrides((classes,), 1, itemsize, 0)
+
+
+def test_lanes_share_few_rows_of_long_terms() -> None:
+    def kind(rows: int, itemsize: int, long_terms: bool) -> str:
+        operand = contiguous_or_apart(rows, 16, itemsize, False)
+        given = (rows,), 16, [operand] * 4, [(1,)] * 2, CHIPS[0], False
+        return softmax_layout.dense_layout(*given, long_terms=long_terms).kind
+
+    for itemsize in (4, 8):
+        assert kind(MANY_ROWS // 2, itemsize, True) == "subwarp"
+        assert kind(MANY_ROWS // 2, itemsize, False).startswith("thread_per_row")
+    assert kind(MANY_ROWS // 2, 2, True).startswith("thread_per_row")
+    assert kind(MANY_ROWS, 4, True) != "subwarp"
+
+
+def test_two_blocks_of_a_multiprocessor_take_rows_of_float64() -> None:
+    def threads(itemsize: int) -> int:
+        operand = contiguous_or_apart(4096, 18776, itemsize, False)
+        return softmax_layout.dense_layout((4096,), 18776, [operand] * 4, [(1,)] * 2, CHIPS[0], True).threads
+
+    assert threads(8) == 512 and threads(4) == 1024
+
+
+@pytest.mark.parametrize(("itemsize", "classes"), [(2, 48), (4, 80), (8, 80)])
+def test_few_rows_of_some_classes_are_copied(itemsize: int, classes: int) -> None:
+    """A thread has no asynchronous copies of single elements of 16 bits."""
+    for count, copied in ((classes, False), (classes + 8, True)):
+        logits = contiguous_or_apart(1000, count, itemsize, True)
+        assert softmax_layout.copied((1000,), count, [logits] * 2, 1, True) == copied

@@ -28,6 +28,9 @@ from cupylosses.testing.tolerance import same_bits
 
 F: Any = cupylosses.functional
 
+#: Settings of a call with a target per class.
+WITH_TERMS = Static(**dict.fromkeys(Static._fields, False) | {"kind": "probabilities", "class_dim": 1})
+
 #: More classes than warps keep of a row with a target for each, and few enough to be quick.
 SHAPE = (6, 433)
 
@@ -119,9 +122,43 @@ def test_short_columns_that_are_read_again_are_not_copied(reduction: str, writes
     assert (0 in call.loss.engine.copies(call, tensors, Machine(132, Chip()), writes)) == is_copied
 
 
+@pytest.mark.parametrize(
+    ("plain", "dtype", "rows", "classes", "apart", "writes", "copied"),
+    [
+        (False, "float32", 1000, 16, (True, True), True, (0, 1)),
+        (False, "float32", 1000, 8, (True, True), True, ()),
+        (False, "float32", 1000, 16, (True, True), False, ()),
+        (False, "float32", 1000, 8, (True, False), True, (0,)),
+        (False, "float32", 1000, 8, (False, True), False, (1,)),
+        (False, "float64", 1000, 8, (True, True), False, (0, 1)),
+        (False, "float32", 1000, 16, (False, False), True, ()),
+        (False, "bfloat16", 1000, 16, (True, True), True, ()),
+        (False, "bfloat16", 1000, 16, (True, False), True, (1,)),
+        (False, "float32", softmax_layout.MANY_ROWS, 16, (True, True), True, ()),
+        (True, "float32", 1000, 16, (True, True), True, ()),
+        (True, "float32", 1000, 16, (True, False), True, (1,)),
+    ],
+)
+def test_few_rows_of_long_terms_are_copied(
+    plain: bool,
+    dtype: str,
+    rows: int,
+    classes: int,
+    apart: tuple[bool, bool],
+    writes: bool,
+    copied: tuple[int, ...],
+) -> None:
+    """Where lanes that share a row of a copy take less time than a thread that has it alone: the operands whose classes
+    lie apart. Otherwise those that lie differently from the first.
+    """
+    loss = registry(SoftmaxLoss)["distillation_loss"]
+    operands = [TensorSpec(dtype, (rows, classes), (1, rows) if x else (classes, 1)) for x in apart]
+    static = WITH_TERMS._replace(kind="logits", plain=plain)
+    assert {*copies(static, operands, loss, Chip(), writes)} == {*copied}
+
+
 def test_copies_lie_as_kernels_read_fast() -> None:
     """In the order of the operands where that is enough, and not all of them."""
-    static = Static(**dict.fromkeys(Static._fields, False) | {"kind": "probabilities", "class_dim": 1})
     losses = registry(SoftmaxLoss)
 
     def strides_of_copies(
@@ -132,7 +169,7 @@ def test_copies_lie_as_kernels_read_fast() -> None:
         dtype: str = "float32",
     ) -> dict[int, tuple[int, ...]]:
         operands = [TensorSpec(dtype, shape, x) for x in strides]
-        given = static if len(strides) > 1 else static._replace(kind="indices")
+        given = WITH_TERMS if len(strides) > 1 else WITH_TERMS._replace(kind="indices")
         return dict(copies(given._replace(has_tangent=has_tangent), operands, losses[loss], Chip(), writes=True))
 
     image, plain = (8, 3, 40, 40), (4800, 1600, 40, 1)

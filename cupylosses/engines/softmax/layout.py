@@ -107,6 +107,9 @@ TWO_PASS_VECTORS = 4
 DENSE_VECTORS = 4
 DENSE_EDGES = 32
 TWO_PASS_DENSE_VECTORS = 2
+#: Threads of a block that takes a row of float64 with a target per class, at most: of two blocks of a multiprocessor
+#: one computes while the other loads, or waits for its cluster.
+DENSE_DOUBLE_THREADS = 512
 #: Blocks of a cluster, at most, as many as every GPU that has clusters can run at once.
 MAX_CLUSTER = 8
 #: Blocks of a cluster of which some more run at once, and how many clusters do, with one, two or three blocks on each
@@ -158,8 +161,13 @@ SUBWARP_BLOCKS = 8
 DENSE_SUBWARP_BLOCKS = 3
 #: Rows from which on they are many: kernels of their own for a number of classes are worth their compilation.
 MANY_ROWS = 1 << 14
-#: Classes that lie apart, up to which a thread of few takes a row alone: it goes through them one by one.
-APART_CLASSES = 80
+#: Classes that lie apart, up to which a thread of few takes a row alone, by bytes of a logit: it goes through them one
+#: by one, and loads those of 16 bits a few at a time.
+APART_CLASSES = {2: 48, 4: 80, 8: 80}
+#: Rows with a target per class below which lanes share those whose terms take many instructions, copied if their
+#: classes lie apart: a thread alone evaluates one class after another. And such classes of 32 bits that are apart in
+#: both operands, up to which a thread takes as long as copies.
+LONG_TERM_ROWS, LONG_TERM_CLASSES = MANY_ROWS, 8
 #: Classes that lie apart of rows with gaps, with a target for each, that are copied for wider words, at least.
 WORD_CLASSES = 16
 #: Rows of few classes that are copied if there are gaps between them, at least. Classes of two operands that are
@@ -785,6 +793,8 @@ def copied(
     tile: int = 0,
     lane: int = 0,
     again: bool = False,
+    long_terms: bool = False,
+    writes: bool = True,
 ) -> bool:
     """True of rows that are copied, their classes next to each other, before kernels take them.
 
@@ -799,6 +809,7 @@ def copied(
     more that warps share, if there are kernels of ``columns``, or if 32 of two operands have up to ``tile`` bytes. Of
     two operands a lane takes up to ``lane`` classes to registers though neighbouring rows are a few elements apart, or
     fewer where more than 16 bits are read ``again``; of many others those of 16 bits are copied, and 32 read again.
+    With ``long_terms`` a class takes many instructions; ``writes`` is False of a value alone.
     """
     rows = prod(shape)
     if not softmax:
@@ -815,8 +826,11 @@ def copied(
         return False
     if softmax and read == 1 and shares and spread_columns(rows, classes, sizes, strides):
         return False
+    widest = max(x.itemsize for x in tensors[:read])
+    if read == 2 and long_terms and _copied_for_lanes(rows, classes, widest, writes):
+        return True
     if rows >= MANY_ROWS and read == 2 and not second and spread(sizes, strides[:2], strides[2:]):
-        farthest, widest = max(x[0] for x in strides[:2]), max(x.itemsize for x in tensors[:2])
+        farthest = max(x[0] for x in strides[:2])
         if classes <= lane:
             few = _in_few_tiles(classes, sum([x.itemsize for x in tensors[:2]]))
             return farthest > (NEAR if few else NEAR_COLUMNS - (again and widest > 2))
@@ -828,7 +842,6 @@ def copied(
             return False
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
-    widest = max(x.itemsize for x in tensors[:read])
     # Elements of 16 bits would be read one by one.
     if rows >= MANY_ROWS and widest == 2 and not second and len({x.class_stride == 1 for x in tensors[:read]}) > 1:
         return True
@@ -847,7 +860,7 @@ def copied(
             return False
     if not softmax:
         return False
-    if read == 1 and shares and rows < TILE_ROWS and classes > APART_CLASSES:
+    if read == 1 and shares and rows < TILE_ROWS and classes > APART_CLASSES[widest]:
         return True
     if second and read == 1 and rows >= MANY_ROWS and SECOND_FEW_CLASSES < classes <= FEW_CLASSES:
         # Threads that stage their rows copy 16 bits one by one.
@@ -858,6 +871,18 @@ def copied(
     if read == 2 and not second and size * WARP <= tile:
         return False
     return size * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
+
+
+def lanes_share(rows: int, itemsize: int) -> bool:
+    """True of rows of long terms that take lanes that share them less time than a thread each; terms of 16 bits are
+    evaluated in fewer instructions.
+    """
+    return rows < LONG_TERM_ROWS and itemsize > 2
+
+
+def _copied_for_lanes(rows: int, classes: int, itemsize: int, writes: bool) -> bool:
+    """True if they do though rows whose classes lie apart in both operands are copied for it."""
+    return lanes_share(rows, itemsize) and (itemsize > 4 or (writes and classes > LONG_TERM_CLASSES))
 
 
 def _has_words_in_copies_alone(
@@ -1009,11 +1034,12 @@ def dense_layout(
     affine: bool = False,
     capped: bool = False,
     shifts: bool = True,
+    long_terms: bool = False,
 ) -> RowLayout:
     """The layout of rows with a target per class. ``operands`` are the logits, their gradients, the targets and theirs;
     ``others`` the strides of mask and results; ``affine`` whether the threads of a row exchange but once; ``capped``
     whether logits have a cap; ``shifts`` whether operands may lie otherwise than gradients, if that takes wider
-    vectors.
+    vectors; ``long_terms`` whether a class takes many instructions.
     """
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
@@ -1027,8 +1053,9 @@ def dense_layout(
     if packed:
         kind, width, per_thread = "packed_rows", 1, classes
         vec_size, threads, shared = packed
-    elif together and classes > _classes_alone(rows, classes):
+    elif together and classes > _classes_alone(rows, classes, long_terms and lanes_share(rows, widest)):
         part = PART_BYTES if classes * size <= 2 * PART_BYTES and not affine else DENSE_PART_BYTES
+        most = DENSE_DOUBLE_THREADS if widest == 8 else MAX_THREADS
         # Two exchanges take more of a thread's time, which more vectors make up for.
         each = DENSE_VECTORS if affine else 2 * DENSE_VECTORS
         alike = _alike(sizes, of_operands, operands)
@@ -1038,7 +1065,7 @@ def dense_layout(
         alike = _without_edges(classes, alike, operands, sizes, of_operands, DENSE_EDGES)
         for vec_size in (wide, alike) if shifted else (alike,):
             kind, width, threads, cluster = _on_chip(
-                classes, vec_size, vec_size * size, rows, chip, (THREADS, MAX_THREADS), each, part
+                classes, vec_size, vec_size * size, rows, chip, (THREADS, most), each, part
             )
             if kind != "two_pass":
                 break
@@ -1122,10 +1149,12 @@ def dense_register_classes(kind: str, affine: bool, capped: bool) -> int:
     return DENSE_PACKED_CLASSES if kind == "packed_rows" else DENSE_COLUMN_CLASSES if kind == "columns" else 0
 
 
-def _classes_alone(rows: int, classes: int) -> int:
+def _classes_alone(rows: int, classes: int, shared: bool) -> int:
     """Classes of a row with a target for each that a thread takes alone: its time grows with them, that of lanes that
-    share a row with the rows.
+    share a row with the rows. Rows that better are ``shared`` have few.
     """
+    if shared:
+        return DENSE_ALONE_FEW
     if rows >= MANY_ROWS:
         return FEW_CLASSES
     return DENSE_ALONE_FEW if rows * classes <= DENSE_FEW_ELEMENTS else DENSE_ALONE
