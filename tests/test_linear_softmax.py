@@ -16,8 +16,9 @@ from grids import in_turn
 import cupylosses.functional
 from cupylosses import interop, nn
 from cupylosses.backends.torch import device as torch_device
-from cupylosses.backends.torch import formulas
+from cupylosses.backends.torch import formulas, plans
 from cupylosses.engines.base import TensorSpec
+from cupylosses.engines.linear_softmax import chunks
 from cupylosses.engines.linear_softmax.engine import contiguous_copies
 from cupylosses.engines.linear_softmax.plan import LinearPlan
 
@@ -142,6 +143,73 @@ def test_inputs_with_gaps(gap: int, reduction: str) -> None:
         agrees(given, reduction=reduction, dtype="bfloat16", max_memory=SMALL)
 
 
+@pytest.fixture
+def padded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """Layers of any size are padded: the shapes of what was, in turn."""
+    monkeypatch.setattr(chunks, "LEAST_PADDED", 1)
+    monkeypatch.setattr(chunks, "LEAST_MEAN", 1)
+    found, pad = [], torch_device.TorchDevice.padded
+
+    def noted(device: Any, matrix: torch.Tensor, columns: int) -> torch.Tensor:
+        found.append(tuple(matrix.shape))
+        return pad(device, matrix, columns)
+
+    monkeypatch.setattr(torch_device.TorchDevice, "padded", noted)
+    plans.forget()
+    yield found
+    plans.forget()
+
+
+@kernels
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reduction": "none"},
+        {"max_memory": SMALL},
+        {"max_memory": SMALL, "reduction": "none"},
+        {"max_memory": SMALL, "logits_dtype": "float32", "accumulate_dtype": "float32"},
+    ],
+    ids=str,
+)
+def test_features_that_are_padded(dtype: str, options: dict[str, Any], padded: list[tuple[int, int]]) -> None:
+    """With weights and inputs in any layout."""
+    given = operands(features=21, dtype=dtype)
+    agrees(given, dtype=dtype, **options)
+    assert (300, 21) in padded and sum(n for n, _ in padded if n != 300) % 41 == 0
+    turned = {x: given[x].detach().t().contiguous().t().requires_grad_() for x in ("input", "linear_weight")}
+    agrees(given | turned, dtype=dtype, **options)
+
+
+@kernels
+def test_a_padded_layer_adds_to_main_grad(padded: list[tuple[int, int]]) -> None:
+    given = operands(features=21, dtype="bfloat16")
+    exact = truth(given, 3.0)[1]["linear_weight"]
+    found = added(F.linear_cross_entropy, given, max_memory=SMALL).cpu().double()
+    assert padded and float((found - exact).norm() / exact.norm()) <= 4e-3
+
+
+@pytest.mark.parametrize(
+    ("rows", "features", "classes", "dtype", "is_padded"),
+    [
+        (4096, 1022, 32000, "bfloat16", True),
+        (1024, 1001, 1000, "float16", True),
+        (4096, 1024, 32000, "bfloat16", False),
+        (4096, 1022, 32000, "float32", False),
+        (64, 1022, 32000, "bfloat16", False),
+        (4808, 20, 1000, "bfloat16", False),
+    ],
+)
+def test_large_layers_are_padded(rows: int, features: int, classes: int, dtype: str, is_padded: bool) -> None:
+    """If products take longer than copies. They have any layout already."""
+    assert chunks.pads(rows, features, classes, dtype) == is_padded
+    inputs = TensorSpec(dtype, (rows, features), (1, rows + 1))
+    weight = TensorSpec(dtype, (classes, features), (1, classes + 1))
+    found = contiguous_copies((inputs, weight, TensorSpec("int64", (rows,), (1,))))
+    assert not (is_padded and found)
+
+
 def test_large_weights_are_copied_where_products_would_take_longer() -> None:
     """Products of a weight that gaps leave unaligned take longer."""
     rows, labels = TensorSpec("bfloat16", (8, 1024), (1024, 1)), TensorSpec("int64", (8,), (1,))
@@ -187,9 +255,9 @@ def test_inputs_are_copied_where_products_of_many_classes_would_take_longer(
 
 @pytest.mark.parametrize(("depth", "copied"), [(1021, False), (1022, False), (1020, True)])
 def test_inputs_are_copied_where_the_copy_has_more_alignment(depth: int, copied: bool) -> None:
-    inputs = TensorSpec("bfloat16", (4093, depth), (1, 4093))
+    inputs = TensorSpec("bfloat16", (493, depth), (1, 493))
     weight = TensorSpec("bfloat16", (1000, depth), (depth, 1))
-    assert (0 in contiguous_copies((inputs, weight, TensorSpec("int64", (4093,), (1,))))) == copied
+    assert (0 in contiguous_copies((inputs, weight, TensorSpec("int64", (493,), (1,))))) == copied
 
 
 @pytest.mark.parametrize(("dtype", "copied"), [("bfloat16", True), ("float32", False)])
@@ -1051,7 +1119,20 @@ def as_arrays(cupy: Any, given: dict[str, torch.Tensor]) -> dict[str, Any]:
 def test_cupy_arrays(cupy: Any, dtype: str, options: dict[str, Any]) -> None:
     if dtype == "float64":
         options = {k: x for k, x in options.items() if k != "accumulate_dtype"}
-    given = operands(dtype=dtype)
+    arrays_agree(cupy, operands(dtype=dtype), dtype, options)
+
+
+@kernels
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_cupy_arrays_that_are_padded(cupy: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "LEAST_PADDED", 1)
+    monkeypatch.setattr(chunks, "LEAST_MEAN", 1)
+    # No other test has these features, whose plan would be kept.
+    for options in ({}, {"max_memory": SMALL, "accumulate_dtype": "float32"}):
+        arrays_agree(cupy, operands(features=19, dtype=dtype), dtype, options)
+
+
+def arrays_agree(cupy: Any, given: dict[str, torch.Tensor], dtype: str, options: dict[str, Any]) -> None:
     names = ("input", "linear_weight", "linear_bias")
     found = cupylosses.value_and_grad(F.linear_cross_entropy, **as_arrays(cupy, given), argnums=names, **options)
     exact = {k: x for k, x in options.items() if k not in LAYER_OPTIONS}

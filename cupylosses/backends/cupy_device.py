@@ -53,8 +53,7 @@ class CupyDevice(engine_device.Device):
         source = array.data.ptr, self.strides(array)
         if relayout.copy(self, array.shape, source, (found.data.ptr, strides), array.itemsize):
             return found
-        bits = f"uint{8 * array.itemsize}"  # one kernel of CuPy's for all dtypes of this size, bfloat16 included
-        found.view(bits)[...] = array.view(bits)
+        self.assign(found, array)
         return found
 
     def counted(self, target: Any, ignored: int | None, mask: Any) -> Any:
@@ -76,6 +75,16 @@ class CupyDevice(engine_device.Device):
 
     def converted(self, array: Any, dtype: str) -> Any:
         return array.astype(dtype_of(dtype))
+
+    def padded(self, matrix: Any, columns: int) -> Any:
+        rows, own = matrix.shape
+        found = self.empty((rows, columns), (columns, 1), matrix.dtype.name)
+        self.assign(found[:, :own], matrix)
+        found.view(_bits(matrix))[:, own:] = 0
+        return found
+
+    def assign(self, to: Any, array: Any) -> None:
+        to.view(_bits(to))[...] = array.view(_bits(array))
 
     def matmul(self, a: Any, b: Any, out: Any, add: Any = None) -> None:
         if add is not None and add is not out:
@@ -125,6 +134,11 @@ class CupyDevice(engine_device.Device):
 
 def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+
+
+def _bits(array: Any) -> str:
+    """Integers as wide as the elements: CuPy has one kernel for all dtypes of a width, bfloat16 included."""
+    return f"uint{8 * array.itemsize}"
 
 
 def dtype_of(name: str) -> Any:

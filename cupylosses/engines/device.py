@@ -120,6 +120,14 @@ class Device(ABC):
         """A copy in another dtype."""
         raise NotImplementedError
 
+    def padded(self, matrix: Any, columns: int) -> Any:
+        """A contiguous copy of a matrix with ``columns`` columns, zeros behind its own."""
+        raise NotImplementedError
+
+    def assign(self, to: Any, array: Any) -> None:
+        """Copies the elements of an array of the same shape and dtype."""
+        raise NotImplementedError
+
     def matmul(self, a: Any, b: Any, out: Any, add: Any = None) -> None:
         """``out = a @ b + add``, on the current stream, by the library's matrix product. ``add`` is None, ``out``
         itself, or a row that is added to each; ``out`` may have a wider dtype than ``a`` and ``b``. One dimension of

@@ -84,6 +84,12 @@ class _NoDevice(Device):
     def converted(self, array: Any, dtype: str) -> Any:
         return array
 
+    def padded(self, matrix: Any, columns: int) -> Any:
+        return matrix
+
+    def assign(self, to: Any, array: Any) -> None:
+        pass
+
     def counted(self, target: Any, ignored: int | None, mask: Any) -> Any:
         return placeholder("int64", (0,))  # as if no row was left out
 

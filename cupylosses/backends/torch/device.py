@@ -102,6 +102,16 @@ class TorchDevice(Device):
     def converted(self, array: torch.Tensor, dtype: str) -> torch.Tensor:
         return array.detach().to(DTYPES[dtype])
 
+    def padded(self, matrix: torch.Tensor, columns: int) -> torch.Tensor:
+        rows, own = matrix.shape
+        found = matrix.new_empty((rows, columns))
+        found[:, :own].copy_(matrix.detach())
+        found[:, own:].zero_()
+        return found
+
+    def assign(self, to: torch.Tensor, array: torch.Tensor) -> None:
+        to.copy_(array)
+
     def matmul(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: torch.Tensor | None = None) -> None:
         a, b = a.detach(), b.detach()
         if out.dtype == a.dtype:

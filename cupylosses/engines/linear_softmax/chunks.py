@@ -3,6 +3,10 @@ between them.
 
     Z = X W^T + b      a row kernel reads Z, or writes its gradient G      dX = G W      dW += G^T X      db += sum_n G
 
+Products of 16 bits whose features are no multiple of eight take more than twice as long as the others, as no row of X
+or W is aligned. Large ones read copies of X and W with zeros behind their features, and gradients are copied from such
+rows (`pads`).
+
 A :class:`ChunkedPlan` chooses the chunks, owns their workspace and multiplies; what the row kernel is, its subclasses
 say.
 """
@@ -34,6 +38,9 @@ MAX_ROUNDED = 4
 ROWS = 1024
 #: Rows of a chunk that is kept for backward are a multiple of this: a tile of matrix products.
 KEPT_ROWS = 128
+#: Features of products of 16 bits are padded to a multiple of this, where they are large: so many multiplications at
+#: least, and so many rows and classes, in the harmonic mean, that products take longer than copies.
+PADDED, LEAST_PADDED, LEAST_MEAN = 8, 1 << 29, 768
 #: A row of logits begins at a multiple of so many bytes, whatever the number of classes, so that matrix products and
 #: vectors of the row kernels are aligned.
 PITCH_BYTES = 64
@@ -51,6 +58,14 @@ def chunk_memory(static: Any, weight: int) -> int:
 def most_rows(static: Any, row: int, weight: int) -> int:
     """Rows that a chunk may have, at ``row`` bytes of logits each, beside a weight of so many bytes."""
     return max(1, chunk_memory(static, weight) // row)
+
+
+def pads(rows: int, features: int, classes: int, dtype: str) -> bool:
+    """True of a layer whose products read padded copies."""
+    if ITEMSIZE[dtype] != 2 or features % PADDED == 0:
+        return False
+    large = rows * features * classes >= LEAST_PADDED
+    return large and 2 * rows * classes >= LEAST_MEAN * (rows + classes)
 
 
 class LogitsSpec(TensorSpec):
@@ -91,6 +106,9 @@ class ChunkedPlan(CompositePlan):
         #: Elements from a row of logits to the next one.
         step = PITCH_BYTES // ITEMSIZE[self.logits]
         self.pitch = -(-self.classes // step) * step
+        self.pads = pads(self.rows, self.depth, self.classes, self.input.dtype)
+        #: Features of products: those of the layer, or more.
+        self.features = -(-self.depth // PADDED) * PADDED if self.pads else self.depth
         #: True if backward adds the gradient of the weight to a `main_grad`.
         self.adds = "main_grad" in at
         self.updated = int(self.adds)
@@ -177,7 +195,7 @@ class ChunkedPlan(CompositePlan):
         """
         at, biased = self.at, "linear_bias" in self.at
         inputs = device.matrix(arrays[0], self.rows, self.depth)
-        weight = arrays[1]
+        weight = device.padded(arrays[1], self.features) if self.pads else arrays[1]
         bias = arrays[at["linear_bias"]] if biased else None
         if bias is not None and self.logits != self.input.dtype:
             bias = device.converted(bias, self.logits)
@@ -185,10 +203,18 @@ class ChunkedPlan(CompositePlan):
         of_bias = gradients[at["linear_bias"]] if gradients and biased else None
         if of_input is not None:
             of_input = device.matrix(of_input, self.rows, self.depth)
-        total = of_weight
+        total = narrow = of_weight
+        # What is added to `main_grad` is not padded.
+        pads_total = self.pads and total is not None and not self.adds
+        shape, strides = (self.classes, self.features), (self.features, 1)
+        if pads_total:
+            total = narrow = device.empty(shape, strides, self.weight.dtype)
         widened = total is not None and not self.adds and self.accumulated != self.weight.dtype
         if widened:
-            total = device.empty((self.classes, self.depth), (self.depth, 1), self.accumulated)
+            total = device.empty(shape, strides, self.accumulated)
+        moved = None
+        if self.pads and of_input is not None:
+            moved = device.empty((self.chunk_rows, self.features), strides, self.input.dtype)
         sums = device.empty((self.classes,), (1,), "float64") if of_bias is not None else None
         found = kept is not None and bool(gradients)
         workspace = kept
@@ -204,7 +230,9 @@ class ChunkedPlan(CompositePlan):
         place, apart = device.address(workspace), device.address(narrowed)
         order = list(enumerate(self.spans))
         for i, (first, rows) in order if kept is None or found else reversed(order):
-            part = device.rows(inputs, first, rows)
+            part = unpadded = device.rows(inputs, first, rows)
+            if self.pads:
+                part = device.padded(unpadded, self.features)
             if rows != seen:
                 # Views take the host as long as launches; all chunks but the last are alike.
                 seen, logits = rows, device.corner(workspace, rows, self.classes)
@@ -218,16 +246,21 @@ class ChunkedPlan(CompositePlan):
             if differs and not self.overlays and not self.separate:
                 count = rows * self.pitch
                 self.kernel("narrow", self.logits, self.input.dtype, self.grid(count))(stream, place, apart, count)
-            if of_input is not None:
+            if moved is not None:
+                device.matmul(of_logits, weight, device.rows(moved, 0, rows))
+                device.assign(device.rows(of_input, first, rows), device.corner(moved, rows, self.depth))
+            elif of_input is not None:
                 device.matmul(of_logits, weight, device.rows(of_input, first, rows))
             if total is not None:
-                device.matmul(turned, part, total, total if i or onto else None)
+                device.matmul(turned, unpadded if self.adds else part, total, total if i or onto else None)
             if sums is not None:
                 blocks = -(-self.classes // codegen.BIAS_COLUMNS)
                 add = self.kernel("bias", self.input.dtype, self.input.dtype, blocks, (self.classes, pitch))
                 add(stream, device.address(of_logits), device.address(sums), device.address(of_bias), rows, int(i == 0),
                     int(i == len(self.spans) - 1))  # fmt: skip
         if widened:
-            count = self.classes * self.depth
-            narrow = self.kernel("narrow", self.accumulated, self.weight.dtype, self.grid(count))
-            narrow(stream, device.address(total), device.address(of_weight), count)
+            count = self.classes * self.features
+            launcher = self.kernel("narrow", self.accumulated, self.weight.dtype, self.grid(count))
+            launcher(stream, device.address(total), device.address(narrow), count)
+        if pads_total:
+            device.assign(of_weight, device.corner(narrow, self.classes, self.depth))
