@@ -198,6 +198,8 @@ def test_a_padded_layer_adds_to_main_grad(padded: list[tuple[int, int]]) -> None
         (4096, 1024, 32000, "bfloat16", False),
         (4096, 1022, 32000, "float32", False),
         (64, 1022, 32000, "bfloat16", False),
+        (4096, 100, 5000, "bfloat16", True),
+        (2048, 884, 512, "bfloat16", False),
         (4808, 20, 1000, "bfloat16", False),
     ],
 )

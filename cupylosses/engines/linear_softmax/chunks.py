@@ -38,9 +38,10 @@ MAX_ROUNDED = 4
 ROWS = 1024
 #: Rows of a chunk that is kept for backward are a multiple of this: a tile of matrix products.
 KEPT_ROWS = 128
-#: Features of products of 16 bits are padded to a multiple of this, where they are large: so many multiplications at
-#: least, and so many rows and classes, in the harmonic mean, that products take longer than copies.
-PADDED, LEAST_PADDED, LEAST_MEAN = 8, 1 << 29, 768
+#: Features of products of 16 bits are padded to a multiple of this where products are large enough to gain more than
+#: copies take: multiplications of a product, at least, of features that are multiples of four, which lose less, and of
+#: others; and rows and classes, in the harmonic mean.
+PADDED, LEAST_BY_FOUR, LEAST_PADDED, LEAST_MEAN = 8, 2 * 10**9, 1 << 29, 768
 #: A row of logits begins at a multiple of so many bytes, whatever the number of classes, so that matrix products and
 #: vectors of the row kernels are aligned.
 PITCH_BYTES = 64
@@ -64,8 +65,8 @@ def pads(rows: int, features: int, classes: int, dtype: str) -> bool:
     """True of a layer whose products read padded copies."""
     if ITEMSIZE[dtype] != 2 or features % PADDED == 0:
         return False
-    large = rows * features * classes >= LEAST_PADDED
-    return large and 2 * rows * classes >= LEAST_MEAN * (rows + classes)
+    least = LEAST_PADDED if features % 4 else LEAST_BY_FOUR
+    return rows * features * classes >= least and 2 * rows * classes >= LEAST_MEAN * (rows + classes)
 
 
 class LogitsSpec(TensorSpec):
