@@ -204,12 +204,12 @@ class ChunkedPlan(CompositePlan):
         of_bias = gradients[at["linear_bias"]] if gradients and biased else None
         if of_input is not None:
             of_input = device.matrix(of_input, self.rows, self.depth)
-        total = narrow = of_weight
+        total = rounded = of_weight
         # What is added to `main_grad` is not padded.
         pads_total = self.pads and total is not None and not self.adds
         shape, strides = (self.classes, self.features), (self.features, 1)
         if pads_total:
-            total = narrow = device.empty(shape, strides, self.weight.dtype)
+            total = rounded = device.empty(shape, strides, self.weight.dtype)
         widened = total is not None and not self.adds and self.accumulated != self.weight.dtype
         if widened:
             total = device.empty(shape, strides, self.accumulated)
@@ -261,7 +261,7 @@ class ChunkedPlan(CompositePlan):
                     int(i == len(self.spans) - 1))  # fmt: skip
         if widened:
             count = self.classes * self.features
-            launcher = self.kernel("narrow", self.accumulated, self.weight.dtype, self.grid(count))
-            launcher(stream, device.address(total), device.address(narrow), count)
+            narrow = self.kernel("narrow", self.accumulated, self.weight.dtype, self.grid(count))
+            narrow(stream, device.address(total), device.address(rounded), count)
         if pads_total:
-            device.assign(of_weight, device.corner(narrow, self.classes, self.depth))
+            device.assign(of_weight, device.corner(rounded, self.classes, self.depth))

@@ -165,8 +165,8 @@ MANY_ROWS = 1 << 14
 #: by one, and loads those of 16 bits a few at a time.
 APART_CLASSES = {2: 48, 4: 80, 8: 80}
 #: Rows with a target per class below which lanes share those whose terms take many instructions, copied if their
-#: classes lie apart: a thread alone evaluates one class after another. And such classes of 32 bits that are apart in
-#: both operands, up to which a thread takes as long as copies.
+#: classes lie apart: a thread alone evaluates one class after another. And classes of 32 bits, apart in both operands,
+#: up to which a thread takes no longer than copies and lanes.
 LONG_TERM_ROWS, LONG_TERM_CLASSES = MANY_ROWS, 8
 #: Classes that lie apart of rows with gaps, with a target for each, that are copied for wider words, at least.
 WORD_CLASSES = 16
@@ -874,14 +874,14 @@ def copied(
 
 
 def lanes_share(rows: int, itemsize: int) -> bool:
-    """True of rows of long terms that take lanes that share them less time than a thread each; terms of 16 bits are
-    evaluated in fewer instructions.
+    """True of rows of long terms that lanes which share a row evaluate in less time than a thread that has it alone.
+    Terms of 16 bits take fewer instructions.
     """
     return rows < LONG_TERM_ROWS and itemsize > 2
 
 
 def _copied_for_lanes(rows: int, classes: int, itemsize: int, writes: bool) -> bool:
-    """True if they do though rows whose classes lie apart in both operands are copied for it."""
+    """True of rows of long terms, with classes that lie apart in both operands, that are copied for lanes to share."""
     return lanes_share(rows, itemsize) and (itemsize > 4 or (writes and classes > LONG_TERM_CLASSES))
 
 
@@ -1151,7 +1151,7 @@ def dense_register_classes(kind: str, affine: bool, capped: bool) -> int:
 
 def _classes_alone(rows: int, classes: int, shared: bool) -> int:
     """Classes of a row with a target for each that a thread takes alone: its time grows with them, that of lanes that
-    share a row with the rows. Rows that better are ``shared`` have few.
+    share a row with the rows. If rows are to be ``shared``, few.
     """
     if shared:
         return DENSE_ALONE_FEW
