@@ -148,8 +148,8 @@ def test_few_rows_of_long_terms_are_copied(
     writes: bool,
     copied: tuple[int, ...],
 ) -> None:
-    """Where lanes that share a row of a copy take less time than a thread that has it alone: the operands whose classes
-    lie apart. Otherwise those that lie differently from the first.
+    """Operands whose classes lie apart are, where lanes that share a row of a copy take less time than a thread with
+    all of it; elsewhere those that lie differently from the first.
     """
     loss = registry(SoftmaxLoss)["distillation_loss"]
     operands = [TensorSpec(dtype, (rows, classes), (1, rows) if x else (classes, 1)) for x in apart]

@@ -205,7 +205,7 @@ class ChunkedPlan(CompositePlan):
         if of_input is not None:
             of_input = device.matrix(of_input, self.rows, self.depth)
         total = rounded = of_weight
-        # What is added to `main_grad` is not padded.
+        # The gradient that `main_grad` takes is not padded.
         pads_total = self.pads and total is not None and not self.adds
         shape, strides = (self.classes, self.features), (self.features, 1)
         if pads_total:
