@@ -583,11 +583,11 @@ def contiguous_or_apart(rows: int, classes: int, itemsize: int, apart: bool) -> 
     return RowStrides((1,), rows, itemsize, 0) if apart else RowStrides((classes,), 1, itemsize, 0)
 
 
-def test_lanes_share_few_rows_of_long_terms() -> None:
-    def kind(rows: int, itemsize: int, long_terms: bool) -> str:
+def test_lanes_share_few_rows_of_heavy_terms() -> None:
+    def kind(rows: int, itemsize: int, heavy_terms: bool) -> str:
         operand = contiguous_or_apart(rows, 16, itemsize, False)
         given = (rows,), 16, [operand] * 4, [(1,)] * 2, CHIPS[0], False
-        return softmax_layout.dense_layout(*given, long_terms=long_terms).kind
+        return softmax_layout.dense_layout(*given, heavy_terms=heavy_terms).kind
 
     for itemsize in (4, 8):
         assert kind(MANY_ROWS // 2, itemsize, True) == "subwarp"

@@ -139,7 +139,7 @@ def test_short_columns_that_are_read_again_are_not_copied(reduction: str, writes
         (True, "float32", 1000, 16, (True, False), True, (1,)),
     ],
 )
-def test_few_rows_of_long_terms_are_copied(
+def test_few_rows_of_heavy_terms_are_copied(
     plain: bool,
     dtype: str,
     rows: int,

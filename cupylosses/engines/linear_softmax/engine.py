@@ -116,7 +116,8 @@ class LinearSoftmaxEngine(SoftmaxEngine):
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
         """Everything is contiguous, but a matrix of inputs, and a weight, may be transposed, or have gaps."""
-        return contiguous_copies(tensors)
+        # Second derivatives multiply operands as they are.
+        return contiguous_copies(tensors, pads_products=not any(call.static.has_tangent))
 
     # Formulas
 
@@ -275,14 +276,14 @@ def layer_of(at: Mapping[str, int], arrays: Sequence[Any]) -> dict[str, Any]:
     return {name: arrays[at[name]] for name in ("input", "linear_weight", "linear_bias") if name in at}
 
 
-def contiguous_copies(tensors: tuple[TensorSpec, ...]) -> dict[int, tuple[int, ...]]:
+def contiguous_copies(tensors: tuple[TensorSpec, ...], pads_products: bool = True) -> dict[int, tuple[int, ...]]:
     """The arrays of a linear layer and its rows that are copied: everything is contiguous, but the factors of products,
     a matrix of inputs and a weight, may be transposed, and have gaps between their rows or columns where products of
-    them take no longer for that, or read copies anyway.
+    them take no longer for that, or read padded copies anyway (``pads_products``).
     """
     found = {}
     rows, features, classes = prod(tensors[0].shape[:-1]), tensors[0].shape[-1], tensors[1].shape[0]
-    padded = tensors[1].ndim == 2 and pads(rows, features, classes, tensors[0].dtype)
+    padded = pads_products and tensors[1].ndim == 2 and pads(rows, features, classes, tensors[0].dtype)
     for i, x in enumerate(tensors):
         wanted = dense_strides(x.shape, (0,) * len(x.shape))
         in_place = x.strides == wanted or 0 in x.shape

@@ -167,7 +167,7 @@ APART_CLASSES = {2: 48, 4: 80, 8: 80}
 #: Rows with a target per class below which lanes share those whose terms take many instructions, copied if their
 #: classes lie apart: a thread alone evaluates one class after another. And classes of 32 bits, apart in both operands,
 #: up to which a thread takes no longer than copies and lanes.
-LONG_TERM_ROWS, LONG_TERM_CLASSES = MANY_ROWS, 8
+HEAVY_TERM_ROWS, HEAVY_TERM_CLASSES = MANY_ROWS, 8
 #: Classes that lie apart of rows with gaps, with a target for each, that are copied for wider words, at least.
 WORD_CLASSES = 16
 #: Rows of few classes that are copied if there are gaps between them, at least. Classes of two operands that are
@@ -793,7 +793,7 @@ def copied(
     tile: int = 0,
     lane: int = 0,
     again: bool = False,
-    long_terms: bool = False,
+    heavy_terms: bool = False,
     writes: bool = True,
 ) -> bool:
     """True of rows that are copied, their classes next to each other, before kernels take them.
@@ -809,7 +809,7 @@ def copied(
     more that warps share, if there are kernels of ``columns``, or if 32 of two operands have up to ``tile`` bytes. Of
     two operands a lane takes up to ``lane`` classes to registers though neighbouring rows are a few elements apart, or
     fewer where more than 16 bits are read ``again``; of many others those of 16 bits are copied, and 32 read again.
-    With ``long_terms`` a class takes many instructions; ``writes`` is False of a value alone.
+    With ``heavy_terms`` a class takes many instructions; ``writes`` is False of a value alone.
     """
     rows = prod(shape)
     if not softmax:
@@ -827,7 +827,7 @@ def copied(
     if softmax and read == 1 and shares and spread_columns(rows, classes, sizes, strides):
         return False
     widest = max(x.itemsize for x in tensors[:read])
-    if read == 2 and long_terms and _copied_for_lanes(rows, classes, widest, writes):
+    if read == 2 and heavy_terms and _copied_for_lanes(rows, classes, widest, writes):
         return True
     if rows >= MANY_ROWS and read == 2 and not second and spread(sizes, strides[:2], strides[2:]):
         farthest = max(x[0] for x in strides[:2])
@@ -874,15 +874,15 @@ def copied(
 
 
 def lanes_share(rows: int, itemsize: int) -> bool:
-    """True of rows of long terms that lanes which share a row evaluate in less time than a thread that has it alone.
+    """True of rows of heavy terms that lanes which share a row evaluate in less time than a thread that has it alone.
     Terms of 16 bits take fewer instructions.
     """
-    return rows < LONG_TERM_ROWS and itemsize > 2
+    return rows < HEAVY_TERM_ROWS and itemsize > 2
 
 
 def _copied_for_lanes(rows: int, classes: int, itemsize: int, writes: bool) -> bool:
-    """True of rows of long terms, with classes that lie apart in both operands, that are copied for lanes to share."""
-    return lanes_share(rows, itemsize) and (itemsize > 4 or (writes and classes > LONG_TERM_CLASSES))
+    """True of rows of heavy terms, with classes that lie apart in both operands, that are copied for lanes to share."""
+    return lanes_share(rows, itemsize) and (itemsize > 4 or (writes and classes > HEAVY_TERM_CLASSES))
 
 
 def _has_words_in_copies_alone(
@@ -1034,12 +1034,12 @@ def dense_layout(
     affine: bool = False,
     capped: bool = False,
     shifts: bool = True,
-    long_terms: bool = False,
+    heavy_terms: bool = False,
 ) -> RowLayout:
     """The layout of rows with a target per class. ``operands`` are the logits, their gradients, the targets and theirs;
     ``others`` the strides of mask and results; ``affine`` whether the threads of a row exchange but once; ``capped``
     whether logits have a cap; ``shifts`` whether operands may lie otherwise than gradients, if that takes wider
-    vectors; ``long_terms`` whether a class takes many instructions.
+    vectors; ``heavy_terms`` whether a class takes many instructions.
     """
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
@@ -1053,7 +1053,7 @@ def dense_layout(
     if packed:
         kind, width, per_thread = "packed_rows", 1, classes
         vec_size, threads, shared = packed
-    elif together and classes > _classes_alone(rows, classes, long_terms and lanes_share(rows, widest)):
+    elif together and classes > _classes_alone(rows, classes, heavy_terms and lanes_share(rows, widest)):
         part = PART_BYTES if classes * size <= 2 * PART_BYTES and not affine else DENSE_PART_BYTES
         most = DENSE_DOUBLE_THREADS if widest == 8 else MAX_THREADS
         # Two exchanges take more of a thread's time, which more vectors make up for.

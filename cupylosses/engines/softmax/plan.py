@@ -178,8 +178,8 @@ class SoftmaxPlan(Plan):
                 self._second_in_registers = softmax_layout.register_second_layout(*given, directions[0])
             return softmax_layout.dense_second_layout(*given, directions, self.machine.chip)
         affine, capped, shifts = self.loss.affine, self.static.capped, not self.input.in_place
-        long_terms = has_long_terms(self.loss, self.static)
-        return softmax_layout.dense_layout(*given, self.machine.chip, affine, capped, shifts, long_terms)
+        heavy_terms = has_heavy_terms(self.loss, self.static)
+        return softmax_layout.dense_layout(*given, self.machine.chip, affine, capped, shifts, heavy_terms)
 
     def _shared_misalignment(self) -> int:
         """The misalignment of gradients that lie as the operands do, so that one split of a row into vectors and edges
@@ -390,7 +390,7 @@ def copies(
     # Warps share rows whose classes are next to each other, in one operand already; a thread alone is slower.
     together = [[x.gradient.strides] for x in operands if x.gradient.strides[dim] == 1]
     count, size = prod(without(first.shape, dim)), max([ITEMSIZE[x.dtype] for x in operands])
-    shared = has_long_terms(loss, static) and softmax_layout.lanes_share(count, size)
+    shared = has_heavy_terms(loss, static) and softmax_layout.lanes_share(count, size)
     if len(operands) > 1 and (first.shape[dim] > softmax_layout.FEW_CLASSES or shared):
         orders = [*together, *orders]
     for order in ([x.gradient.strides for x in operands], *orders):
@@ -410,7 +410,7 @@ def copies(
     }
 
 
-def has_long_terms(loss: SoftmaxLoss, static: Static) -> bool:
+def has_heavy_terms(loss: SoftmaxLoss, static: Static) -> bool:
     """True if the term of a class may take many instructions: it is neither affine nor its plain expression. Second
     derivatives are laid out in other ways.
     """
@@ -436,7 +436,7 @@ def copied(static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chi
     columns = registers or (second and static.kind == "indices" and not static.capped)
     tile = softmax_layout.room_of_tiles(chip)
     lane = 0 if second else softmax_layout.dense_register_classes("columns", loss.affine, static.capped)
-    long_terms = has_long_terms(loss, static)
+    heavy_terms = has_heavy_terms(loss, static)
     return softmax_layout.copied(
-        *given, shares, gathers, second, room, registers, columns, tile, lane, again, long_terms, writes
+        *given, shares, gathers, second, room, registers, columns, tile, lane, again, heavy_terms, writes
     )
