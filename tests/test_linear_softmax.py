@@ -132,6 +132,27 @@ def test_weight_with_gaps(gap: int) -> None:
 
 
 @kernels
+def test_transposed_weight_in_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradient lies as it does, and so do the sums in float32 from which it is rounded."""
+    given = operands(classes=304, dtype="bfloat16")
+    turned = given["linear_weight"].detach().t().contiguous().t()
+    options = {"max_memory": SMALL, "accumulate_dtype": "float32"}
+    agrees(given | {"linear_weight": turned.requires_grad_()}, dtype="bfloat16", **options)
+    x, w = given["input"].detach(), given["linear_weight"].detach()
+    along = torch.randn_like(x), torch.randn_like(w)
+
+    def gradients(x: torch.Tensor, w: torch.Tensor) -> Any:
+        loss = lambda x, w: F.linear_cross_entropy(x, w, given["target"], max_memory=SMALL)  # noqa: E731
+        return torch.func.grad(loss, (0, 1))(x, w)
+
+    expected = torch.func.jvp(gradients, (x, w), along)[1]
+    monkeypatch.setattr(formulas, "hvp", None)
+    found = torch.func.jvp(gradients, (x, turned.detach()), (along[0], along[1].t().contiguous().t()))[1]
+    for a, b in zip(found, expected, strict=True):
+        assert float((a - b).norm() / b.norm()) <= 1e-2
+
+
+@kernels
 @pytest.mark.parametrize(("gap", "reduction"), in_turn([0, 8, 3], ["mean", "none"]))
 def test_inputs_with_gaps(gap: int, reduction: str) -> None:
     """As a weight, in several chunks."""

@@ -110,6 +110,8 @@ class ChunkedPlan(CompositePlan):
         self.pads = pads(self.rows, self.depth, self.classes, self.input.dtype)
         #: Features of products: those of the layer, or more.
         self.features = -(-self.depth // PADDED) * PADDED if self.pads else self.depth
+        #: True of a gradient of the weight whose features are neighbours; otherwise its classes are.
+        self.by_rows = self.weight.gradient.strides[-1] == 1
         #: True if backward adds the gradient of the weight to a `main_grad`.
         self.adds = "main_grad" in at
         self.updated = int(self.adds)
@@ -207,7 +209,8 @@ class ChunkedPlan(CompositePlan):
         total = rounded = of_weight
         # The gradient that `main_grad` takes is not padded.
         pads_total = self.pads and total is not None and not self.adds
-        shape, strides = (self.classes, self.features), (self.features, 1)
+        shape = self.classes, self.features
+        strides = (self.features, 1) if pads_total or self.by_rows else (1, self.classes)
         if pads_total:
             total = rounded = device.empty(shape, strides, self.weight.dtype)
         widened = total is not None and not self.adds and self.accumulated != self.weight.dtype
@@ -215,7 +218,7 @@ class ChunkedPlan(CompositePlan):
             total = device.empty(shape, strides, self.accumulated)
         moved = None
         if self.pads and of_input is not None:
-            moved = device.empty((self.chunk_rows, self.features), strides, self.input.dtype)
+            moved = device.empty((self.chunk_rows, self.features), (self.features, 1), self.input.dtype)
         sums = device.empty((self.classes,), (1,), "float64") if of_bias is not None else None
         found = kept is not None and bool(gradients)
         workspace = kept

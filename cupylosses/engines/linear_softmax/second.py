@@ -138,7 +138,8 @@ class LinearHvpPlan(LinearPlan):
             of_input = device.matrix(of_input, self.rows, self.depth)
         total, widened = of_weight, of_weight is not None and self.accumulated != self.weight.dtype
         if widened:
-            total = device.empty((self.classes, self.depth), (self.depth, 1), self.accumulated)
+            strides = (self.depth, 1) if self.by_rows else (1, self.classes)
+            total = device.empty((self.classes, self.depth), strides, self.accumulated)
         sums = device.empty((self.classes,), (1,), "float64") if of_bias is not None else None
         spaces = [device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.logits) for _ in range(3)]
         for i, (first, rows) in enumerate(self.spans):
