@@ -17,7 +17,7 @@ import cupylosses.functional
 from cupylosses import interop, nn
 from cupylosses.backends.torch import device as torch_device
 from cupylosses.backends.torch import formulas, plans
-from cupylosses.engines.base import TensorSpec
+from cupylosses.engines.base import TensorSpec, contiguous
 from cupylosses.engines.linear_softmax import chunks
 from cupylosses.engines.linear_softmax.engine import contiguous_copies
 from cupylosses.engines.linear_softmax.plan import LinearPlan
@@ -107,6 +107,12 @@ def agrees(given: dict[str, Any], upstream: float = 1.0, dtype: str = "float32",
             assert wrong <= 2 * TOLERANCE[dtype], (name, scale, wrong)
 
 
+def pad_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of 16 bits are padded whatever their sizes are."""
+    for name in ("LEAST_PADDED", "LEAST_BY_FOUR", "LEAST_MEAN", "LEAST_ROWS", "MORE_ROWS", "LEAST_PRODUCT"):
+        monkeypatch.setattr(chunks, name, 1)
+
+
 LAYER_OPTIONS = ("max_memory", "logits_dtype", "accumulate_dtype", "skip_ignored")
 
 
@@ -165,15 +171,14 @@ def test_inputs_with_gaps(gap: int, reduction: str) -> None:
 
 
 @pytest.fixture
-def padded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
-    """Layers of any size are padded: the shapes of what was, in turn."""
-    monkeypatch.setattr(chunks, "LEAST_PADDED", 1)
-    monkeypatch.setattr(chunks, "LEAST_MEAN", 1)
+def padded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int, int, int]]]:
+    """Layers of any size are padded: the sizes of what was, before and after, in turn."""
+    pad_all(monkeypatch)
     found, pad = [], torch_device.TorchDevice.padded
 
-    def noted(device: Any, matrix: torch.Tensor, columns: int) -> torch.Tensor:
-        found.append(tuple(matrix.shape))
-        return pad(device, matrix, columns)
+    def noted(device: Any, matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        found.append((*matrix.shape, rows, columns))
+        return pad(device, matrix, rows, columns)
 
     monkeypatch.setattr(torch_device.TorchDevice, "padded", noted)
     plans.forget()
@@ -194,21 +199,42 @@ def padded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
     ],
     ids=str,
 )
-def test_features_that_are_padded(dtype: str, options: dict[str, Any], padded: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize(("features", "classes"), [(21, 300), (21, 304), (24, 299), (24, 3)])
+def test_sizes_that_are_padded(
+    dtype: str, options: dict[str, Any], features: int, classes: int, padded: list[tuple[int, int, int, int]]
+) -> None:
     """With weights and inputs in any layout."""
-    given = operands(features=21, dtype=dtype)
+    given = operands(features=features, classes=classes, dtype=dtype)
     agrees(given, dtype=dtype, **options)
-    assert (300, 21) in padded and sum(n for n, _ in padded if n != 300) % 41 == 0
+    assert (classes, features, -(-classes // 8) * 8, 24) in padded
+    if features % 8:
+        assert sum([n for n, width, *_ in padded if width == features and n != classes]) % 41 == 0
     turned = {x: given[x].detach().t().contiguous().t().requires_grad_() for x in ("input", "linear_weight")}
     agrees(given | turned, dtype=dtype, **options)
 
 
 @kernels
-def test_a_padded_layer_adds_to_main_grad(padded: list[tuple[int, int]]) -> None:
-    given = operands(features=21, dtype="bfloat16")
+@pytest.mark.parametrize(("features", "classes"), [(21, 304), (24, 299)])
+def test_a_padded_layer_adds_to_main_grad(features: int, classes: int, padded: list[tuple[int, int, int, int]]) -> None:
+    given = operands(features=features, classes=classes, dtype="bfloat16")
     exact = truth(given, 3.0)[1]["linear_weight"]
     found = added(F.linear_cross_entropy, given, max_memory=SMALL).cpu().double()
     assert padded and float((found - exact).norm() / exact.norm()) <= 4e-3
+
+
+@kernels
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_infinite_inputs_of_padded_layers_stay_in_their_rows(
+    reduction: str, padded: list[tuple[int, int, int, int]]
+) -> None:
+    """Their logits are NaN, also those that are padded, but the row does not count."""
+    given = operands(classes=299, dtype="bfloat16")
+    assert int(given["target"][0]) == -100
+    with torch.no_grad():
+        given["input"][0] = float("inf")
+    value, gradients = run(given, 1.0, reduction=reduction)
+    assert padded and value.isfinite().all()
+    assert not gradients["input"][0].any() and gradients["input"][1:].isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -224,14 +250,42 @@ def test_a_padded_layer_adds_to_main_grad(padded: list[tuple[int, int]]) -> None
         (4808, 20, 1000, "bfloat16", False),
     ],
 )
-def test_large_layers_are_padded(rows: int, features: int, classes: int, dtype: str, is_padded: bool) -> None:
+def test_features_of_large_layers_are_padded(
+    rows: int, features: int, classes: int, dtype: str, is_padded: bool
+) -> None:
     """If products take longer than copies. They have any layout already."""
-    assert chunks.pads(rows, features, classes, dtype) == is_padded
+    assert chunks.pads_features(rows, features, classes, dtype) == is_padded
     inputs = TensorSpec(dtype, (rows, features), (1, rows + 1))
     weight = TensorSpec(dtype, (classes, features), (1, classes + 1))
     tensors = (inputs, weight, TensorSpec("int64", (rows,), (1,)))
     assert not (is_padded and contiguous_copies(tensors))
-    assert not is_padded or contiguous_copies(tensors, pads_products=False)
+
+
+@pytest.mark.parametrize(
+    ("rows", "features", "classes", "dtype", "is_padded"),
+    [
+        (4096, 1024, 50257, "bfloat16", True),
+        (1024, 256, 1001, "float16", True),
+        (1024, 256, 1002, "float16", False),
+        (16, 4096, 50257, "bfloat16", True),
+        (4, 4096, 50257, "bfloat16", False),
+        (16, 4096, 30522, "bfloat16", False),
+        (16384, 768, 9, "bfloat16", True),
+        (1024, 768, 10, "bfloat16", False),
+        (4096, 1024, 50256, "bfloat16", False),
+        (4096, 1024, 50257, "float32", False),
+        (4096, 1023, 50257, "bfloat16", True),
+        (16384, 1023, 9, "bfloat16", False),
+    ],
+)
+def test_classes_of_large_layers_are_padded(
+    rows: int, features: int, classes: int, dtype: str, is_padded: bool
+) -> None:
+    """If products take longer than a copy of the weight, which then may have any layout."""
+    assert chunks.pads_classes(rows, features, classes, dtype) == is_padded
+    weight = TensorSpec(dtype, (classes, features), (features + 1, 1))
+    inputs, target = contiguous(dtype, (rows, features)), contiguous("int64", (rows,))
+    assert not (is_padded and contiguous_copies((inputs, weight, target)))
 
 
 def test_large_weights_are_copied_where_products_would_take_longer() -> None:
@@ -429,8 +483,8 @@ def weighted(given: dict[str, Any], weights: torch.Tensor, **options: Any) -> to
 
 
 def named(x: Any) -> str:
-    """A dtype, or the names of options."""
-    return x if isinstance(x, str) else "-".join(x) or "defaults"
+    """A dtype, a size, or the names of options."""
+    return str(x) if isinstance(x, str | int) else "-".join(x) or "defaults"
 
 
 @kernels
@@ -708,7 +762,7 @@ def test_chunks_keep_to_the_memory(memory: int, reduction: str, monkeypatch: pyt
     # On the class: undone on the object, the method would stay behind as an attribute that hides the class's.
     monkeypatch.setattr(kind, "empty", empty)
     run(given, max_memory=memory, accumulate_dtype="bfloat16", reduction=reduction)
-    results = {(41, 24), (300, 24), (300,)}
+    results = {(41, 24), (304, 24), (300,)}
     assert max(size for shape, size in sizes if shape not in results) <= memory
     assert sum(len(shape) == 2 and shape not in results for shape, _ in sizes) == 1
 
@@ -859,13 +913,28 @@ MOVING = [
 
 @kernels
 @pytest.mark.parametrize(
-    ("moving", "options", "dtype"), [(*x, dtype) for x, dtype in in_turn(MOVING, ["float32", "bfloat16"])], ids=named
+    ("moving", "options", "dtype", "features", "classes"),
+    [(*x, dtype, 24, 300) for x, dtype in in_turn(MOVING, ["float32", "bfloat16"])]
+    + [(*MOVING[i], "bfloat16", features, 299) for i in (1, 2) for features in (21, 24)],
+    ids=named,
 )
 def test_hessian_vector_products_in_chunks(
-    moving: tuple[str, ...], options: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch
+    moving: tuple[str, ...],
+    options: dict[str, Any],
+    dtype: str,
+    features: int,
+    classes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By kernels, along tangents of some operands, with all gradients, and with no more logits than allowed."""
-    given = {k: x.detach() for k, x in operands(dtype=dtype).items()}
+    """By kernels, along tangents of some operands, with all gradients, and with no more logits than allowed; with 299
+    classes of layers that are padded.
+    """
+    if classes == 299:
+        pad_all(monkeypatch)
+        assert chunks.pads_classes(41, features, classes, dtype)
+    if "weight" in options:
+        options = options | {"weight": options["weight"][:classes]}
+    given = {k: x.detach() for k, x in operands(features=features, classes=classes, dtype=dtype).items()}
     names = ("input", "linear_weight", "linear_bias")
     tangents = {k: torch.randn_like(given[k]) for k in moving}
     wide = {k: x.cpu().double() if x.is_floating_point() else x.cpu() for k, x in given.items()}
@@ -885,7 +954,7 @@ def test_hessian_vector_products_in_chunks(
         of_logits = {k: x for k, x in options.items() if k != "token_weight"}
         value = F.cross_entropy(logits, given["target"], class_dim=-1, reduction="none", **of_logits)
         counts = (given["target"] != -100) & options.get("mask", torch.tensor(True))
-        share = counts * options.get("weight", torch.ones(300)).double()[given["target"].clamp(min=0)]
+        share = counts * options.get("weight", torch.ones(classes)).double()[given["target"].clamp(min=0)]
         weights = options.get("token_weight", torch.ones(41)).double()
         return (value * weights).sum() / (share * weights).sum()
 
@@ -1148,13 +1217,16 @@ def test_cupy_arrays(cupy: Any, dtype: str, options: dict[str, Any]) -> None:
 
 @kernels
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_cupy_arrays_that_are_padded(cupy: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "LEAST_PADDED", 1)
-    monkeypatch.setattr(chunks, "LEAST_MEAN", 1)
-    # No other test has these features, whose plan would be kept.
-    assert chunks.pads(41, 19, 300, dtype)
+@pytest.mark.parametrize(("features", "classes"), [(19, 304), (16, 298)])
+def test_cupy_arrays_that_are_padded(
+    cupy: Any, dtype: str, features: int, classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pad_all(monkeypatch)
+    # No other test has these sizes, whose plan would be kept.
+    assert chunks.pads_features(41, features, classes, dtype) == (features == 19)
+    assert chunks.pads_classes(41, features, classes, dtype) == (classes == 298)
     for options in ({}, {"max_memory": SMALL, "accumulate_dtype": "float32"}):
-        arrays_agree(cupy, operands(features=19, dtype=dtype), dtype, options)
+        arrays_agree(cupy, operands(features=features, classes=classes, dtype=dtype), dtype, options)
 
 
 def arrays_agree(cupy: Any, given: dict[str, torch.Tensor], dtype: str, options: dict[str, Any]) -> None:

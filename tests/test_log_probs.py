@@ -463,12 +463,16 @@ def test_chunks(dtype: str, logits: str | None, value: float, slope: float) -> N
 
 @kernels
 @pytest.mark.parametrize("logits", [None, "float32"])
-def test_features_that_are_padded(logits: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "LEAST_PADDED", 1)
-    monkeypatch.setattr(chunks, "LEAST_MEAN", 1)
-    # No other test has these features, whose plan would be kept.
-    given = layer(dtype="bfloat16", features=19)
-    assert chunks.pads(41, 19, 300, "bfloat16")
+@pytest.mark.parametrize(("features", "classes"), [(19, 304), (16, 298)])
+def test_sizes_that_are_padded(
+    logits: str | None, features: int, classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LEAST_PADDED", "LEAST_MEAN", "LEAST_ROWS", "MORE_ROWS", "LEAST_PRODUCT"):
+        monkeypatch.setattr(chunks, name, 1)
+    # No other test has these sizes, whose plan would be kept.
+    given = layer(dtype="bfloat16", features=features, classes=classes)
+    assert chunks.pads_features(41, features, classes, "bfloat16") == (features == 19)
+    assert chunks.pads_classes(41, features, classes, "bfloat16") == (classes == 298)
     options = {"logits_dtype": logits, "accumulate_dtype": logits}
     linear_agrees(given, *((4e-2, 2e-2) if logits is None else (1e-6, 4e-3)), max_memory=SMALL, **options)
 

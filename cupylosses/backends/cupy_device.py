@@ -76,12 +76,18 @@ class CupyDevice(engine_device.Device):
     def converted(self, array: Any, dtype: str) -> Any:
         return array.astype(dtype_of(dtype))
 
-    def padded(self, matrix: Any, columns: int) -> Any:
-        rows, own = matrix.shape
+    def padded(self, matrix: Any, rows: int, columns: int) -> Any:
+        height, width = matrix.shape
         found = self.empty((rows, columns), (columns, 1), matrix.dtype.name)
-        self.assign(found[:, :own], matrix)
-        found.view(_bits(matrix))[:, own:] = 0
+        self.assign(found[:height, :width], matrix)
+        if rows > height:
+            self.clear_columns(found[height:], 0)
+        if columns > width:
+            self.clear_columns(found[:height], width)
         return found
+
+    def clear_columns(self, matrix: Any, first: int) -> None:
+        matrix.view(_bits(matrix))[:, first:] = 0
 
     def assign(self, to: Any, array: Any) -> None:
         to.view(_bits(to))[...] = array.view(_bits(array))

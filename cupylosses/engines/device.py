@@ -120,8 +120,12 @@ class Device(ABC):
         """A copy in another dtype."""
         raise NotImplementedError
 
-    def padded(self, matrix: Any, columns: int) -> Any:
-        """A contiguous copy of a matrix with ``columns`` columns, zeros behind its own."""
+    def padded(self, matrix: Any, rows: int, columns: int) -> Any:
+        """A contiguous copy of a matrix with so many rows and columns, zeros behind its own."""
+        raise NotImplementedError
+
+    def clear_columns(self, matrix: Any, first: int) -> None:
+        """Sets the columns of a matrix from ``first`` on to 0."""
         raise NotImplementedError
 
     def assign(self, to: Any, array: Any) -> None:

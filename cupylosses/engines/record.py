@@ -84,8 +84,11 @@ class _NoDevice(Device):
     def converted(self, array: Any, dtype: str) -> Any:
         return array
 
-    def padded(self, matrix: Any, columns: int) -> Any:
+    def padded(self, matrix: Any, rows: int, columns: int) -> Any:
         return matrix
+
+    def clear_columns(self, matrix: Any, first: int) -> None:
+        pass
 
     def assign(self, to: Any, array: Any) -> None:
         pass

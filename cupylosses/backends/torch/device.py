@@ -102,12 +102,18 @@ class TorchDevice(Device):
     def converted(self, array: torch.Tensor, dtype: str) -> torch.Tensor:
         return array.detach().to(DTYPES[dtype])
 
-    def padded(self, matrix: torch.Tensor, columns: int) -> torch.Tensor:
-        rows, own = matrix.shape
+    def padded(self, matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        height, width = matrix.shape
         found = matrix.new_empty((rows, columns))
-        found[:, :own].copy_(matrix.detach())
-        found[:, own:].zero_()
+        found[:height, :width].copy_(matrix.detach())
+        if rows > height:
+            found[height:].zero_()
+        if columns > width:
+            found[:height, width:].zero_()
         return found
+
+    def clear_columns(self, matrix: torch.Tensor, first: int) -> None:
+        matrix[:, first:].zero_()
 
     def assign(self, to: torch.Tensor, array: torch.Tensor) -> None:
         to.copy_(array)

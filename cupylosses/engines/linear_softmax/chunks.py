@@ -3,9 +3,13 @@ between them.
 
     Z = X W^T + b      a row kernel reads Z, or writes its gradient G      dX = G W      dW += G^T X      db += sum_n G
 
-Products of 16 bits whose features are no multiple of eight take more than twice as long as the others, as no row of X
-or W is aligned. Large ones read copies of X and W with zeros behind their features, and gradients are copied from such
-rows (`pads`).
+cuBLAS takes several times as long for products of 16 bits whose sizes are no multiples of eight:
+
+- Features, as no row of X or W is aligned then. Large layers read copies of X and W with zeros behind their features,
+  and gradients are copied from such rows (`pads_features`).
+- Classes, though rows of Z are padded: it goes by the size. The gradient of W is written with rows for classes behind
+  the last one, from whatever G has there, and handed out without them. Large layers also read a copy of W with zeros
+  behind its rows, and dX zeros behind those of G (`pads_classes`).
 
 A :class:`ChunkedPlan` chooses the chunks, owns their workspace and multiplies; what the row kernel is, its subclasses
 say.
@@ -38,10 +42,19 @@ MAX_ROUNDED = 4
 ROWS = 1024
 #: Rows of a chunk that is kept for backward are a multiple of this: a tile of matrix products.
 KEPT_ROWS = 128
-#: Features of products of 16 bits are padded to a multiple of this where products are large enough to gain more than
-#: copies take: multiplications of a product, at least, of features that are multiples of four, which lose less, and of
+#: Sizes of products of 16 bits are padded to a multiple of this where products are large enough to gain more than
+#: copies take.
+PADDED = 8
+#: Of features: multiplications of a product, at least, of features that are multiples of four, which lose less, and of
 #: others; and rows and classes, in the harmonic mean.
-PADDED, LEAST_BY_FOUR, LEAST_PADDED, LEAST_MEAN = 8, 2 * 10**9, 1 << 29, 768
+LEAST_BY_FOUR, LEAST_PADDED, LEAST_MEAN = 2 * 10**9, 1 << 29, 768
+#: Of odd numbers of classes: rows, at least, and elements of the inputs or multiplications of a product; and how many
+#: times as many of even numbers, which lose less.
+LEAST_ROWS, LEAST_INPUTS, LEAST_PRODUCT = 8, 1 << 22, 1 << 26
+MORE_ROWS, MORE_WORK = 32, 4
+#: Rows of the gradient of a weight whose features are not padded, though they would have to be: cuBLAS takes up to five
+#: times as long for fewer.
+WEIGHT_ROWS = 32
 #: A row of logits begins at a multiple of so many bytes, whatever the number of classes, so that matrix products and
 #: vectors of the row kernels are aligned.
 PITCH_BYTES = 64
@@ -61,12 +74,28 @@ def most_rows(static: Any, row: int, weight: int) -> int:
     return max(1, chunk_memory(static, weight) // row)
 
 
-def pads(rows: int, features: int, classes: int, dtype: str) -> bool:
-    """True of a layer whose products read padded copies."""
+def pads_features(rows: int, features: int, classes: int, dtype: str) -> bool:
+    """True of a layer whose products read copies of its factors with more features."""
     if ITEMSIZE[dtype] != 2 or features % PADDED == 0:
         return False
     least = LEAST_PADDED if features % 4 else LEAST_BY_FOUR
     return rows * features * classes >= least and 2 * rows * classes >= LEAST_MEAN * (rows + classes)
+
+
+def pads_classes(rows: int, features: int, classes: int, dtype: str) -> bool:
+    """True of a layer whose products read a copy of its weight with more classes."""
+    if ITEMSIZE[dtype] != 2 or classes % PADDED == 0:
+        return False
+    if features % PADDED != 0 and not pads_features(rows, features, classes, dtype):
+        return False
+    more_rows, more = (1, 1) if classes % 2 else (MORE_ROWS, MORE_WORK)
+    if rows < LEAST_ROWS * more_rows:
+        return False
+    return rows * features >= LEAST_INPUTS * more or rows * features * classes >= LEAST_PRODUCT * more
+
+
+def _padded(size: int) -> int:
+    return -(-size // PADDED) * PADDED
 
 
 class LogitsSpec(TensorSpec):
@@ -107,11 +136,20 @@ class ChunkedPlan(CompositePlan):
         #: Elements from a row of logits to the next one.
         step = PITCH_BYTES // ITEMSIZE[self.logits]
         self.pitch = -(-self.classes // step) * step
-        self.pads = pads(self.rows, self.depth, self.classes, self.input.dtype)
+        sizes = self.rows, self.depth, self.classes, self.input.dtype
+        self.pads = pads_features(*sizes)
         #: Features of products: those of the layer, or more.
-        self.features = -(-self.depth // PADDED) * PADDED if self.pads else self.depth
+        self.features = _padded(self.depth) if self.pads else self.depth
+        #: Classes of the products for logits and for the gradient of the inputs, and of that for the gradient of the
+        #: weight, which costs no copies: those of the layer, or more.
+        self.logit_columns = _padded(self.classes) if pads_classes(*sizes) else self.classes
+        self.weight_rows = self.logit_columns
         #: True of a gradient of the weight whose features are neighbours; otherwise its classes are.
         self.by_rows = self.weight.gradient.strides[-1] == 1
+        if self.by_rows and ITEMSIZE[self.input.dtype] == 2:
+            self.weight_rows = _padded(self.classes)
+            if self.features % PADDED:
+                self.weight_rows = max(self.weight_rows, min(self.pitch, WEIGHT_ROWS))
         #: True if backward adds the gradient of the weight to a `main_grad`.
         self.adds = "main_grad" in at
         self.updated = int(self.adds)
@@ -169,6 +207,15 @@ class ChunkedPlan(CompositePlan):
         """Blocks for so many elements: no more than run at once."""
         return max(1, min(-(-count // (4 * codegen.THREADS["rescale"])), 8 * self.machine.processors))
 
+    def allocation(self, slot: int) -> tuple[Any, ...]:
+        found = super().allocation(slot)
+        return ((self.weight_rows, self.depth), *found[1:]) if slot == 1 and self._extends else found
+
+    @property
+    def _extends(self) -> bool:
+        """True if the gradient of the weight is written with more classes than it has."""
+        return self.by_rows and self.weight_rows > self.classes
+
     def buffers_onto(self, device: Device, arrays: Sequence[Any], wanted: Wanted) -> list[Any]:
         """New arrays for the wanted gradients, but `main_grad`, if there is one, for that of the weight."""
         if not (self.adds and wanted[1]):
@@ -177,9 +224,40 @@ class ChunkedPlan(CompositePlan):
         gradients[1] = arrays[self.at["main_grad"]]
         return gradients
 
-    def without_added(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients that autograd gets: not that of the weight if it is added to `main_grad`."""
-        return [None if self.adds and i == 1 else x for i, x in enumerate(gradients)]
+    def handed_out(self, device: Device, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients that autograd gets: that of the weight without the classes that it has not, and not if it is
+        added to `main_grad`.
+        """
+        found = list(gradients)
+        if self.adds:
+            found[1] = None
+        elif found[1] is not None and self._extends:
+            found[1] = device.rows(found[1], 0, self.classes)
+        return found
+
+    def padded_weight(self, device: Device, weight: Any) -> Any:
+        """The weight, or a tangent of it, as products read it."""
+        if self.pads or self.logit_columns > self.classes:
+            return device.padded(weight, self.logit_columns, self.features)
+        return weight
+
+    def padded_bias(self, device: Device, bias: Any) -> Any:
+        """The bias, or a tangent of it, as products add it; None stays None."""
+        if bias is None or self.logit_columns == self.classes:
+            return bias
+        return device.padded(device.matrix(bias, 1, self.classes), 1, self.logit_columns)
+
+    def clear(self, device: Device, of_logits: Any) -> None:
+        """Sets gradients of logits that are padded to 0. Logits of inputs that are not finite are NaN there, too, even
+        of rows that do not count.
+        """
+        if self.logit_columns > self.classes:
+            device.clear_columns(of_logits, self.classes)
+
+    @property
+    def copies_weight_gradient(self) -> bool:
+        """True if the gradient of the weight is copied from a larger matrix that products write."""
+        return self.pads or (self.weight_rows > self.classes and not self.by_rows)
 
     def sweep(
         self,
@@ -198,24 +276,24 @@ class ChunkedPlan(CompositePlan):
         """
         at, biased = self.at, "linear_bias" in self.at
         inputs = device.matrix(arrays[0], self.rows, self.depth)
-        weight = device.padded(arrays[1], self.features) if self.pads else arrays[1]
+        weight, columns = self.padded_weight(device, arrays[1]), self.logit_columns
         bias = arrays[at["linear_bias"]] if biased else None
         if bias is not None and self.logits != self.input.dtype:
             bias = device.converted(bias, self.logits)
+        bias = self.padded_bias(device, bias)
         of_input, of_weight = gradients[:2] if gradients else (None, None)
         of_bias = gradients[at["linear_bias"]] if gradients and biased else None
         if of_input is not None:
             of_input = device.matrix(of_input, self.rows, self.depth)
         total = rounded = of_weight
         # The gradient that `main_grad` takes is not padded.
-        pads_total = self.pads and total is not None and not self.adds
-        shape = self.classes, self.features
-        strides = (self.features, 1) if pads_total or self.by_rows else (1, self.classes)
-        if pads_total:
-            total = rounded = device.empty(shape, strides, self.weight.dtype)
+        copied = total is not None and not self.adds and self.copies_weight_gradient
+        height = self.classes if onto else self.weight_rows
+        if copied:
+            total = rounded = device.empty((height, self.features), (self.features, 1), self.weight.dtype)
         widened = total is not None and not self.adds and self.accumulated != self.weight.dtype
         if widened:
-            total = device.empty(shape, strides, self.accumulated)
+            total = device.empty((height, self.features), device.strides(total), self.accumulated)
         moved = None
         if self.pads and of_input is not None:
             moved = device.empty((self.chunk_rows, self.features), (self.features, 1), self.input.dtype)
@@ -236,12 +314,12 @@ class ChunkedPlan(CompositePlan):
         for i, (first, rows) in order if kept is None or found else reversed(order):
             part = unpadded = device.rows(inputs, first, rows)
             if self.pads:
-                part = device.padded(unpadded, self.features)
+                part = device.padded(unpadded, rows, self.features)
             if rows != seen:
                 # Views take the host as long as launches; all chunks but the last are alike.
-                seen, logits = rows, device.corner(workspace, rows, self.classes)
-                of_logits = logits if narrowed is workspace else device.corner(narrowed, rows, self.classes)
-                turned = device.transposed(of_logits)
+                seen, logits = rows, device.corner(workspace, rows, columns)
+                of_logits = logits if narrowed is workspace else device.corner(narrowed, rows, columns)
+                turned = device.transposed(device.corner(narrowed, rows, height))
             ready = found and i == 0
             if not ready:
                 device.matmul(part, transposed, logits, bias)
@@ -250,6 +328,8 @@ class ChunkedPlan(CompositePlan):
             if differs and not self.overlays and not self.separate:
                 count = rows * self.pitch
                 self.kernel("narrow", self.logits, self.input.dtype, self.grid(count))(stream, place, apart, count)
+            if of_input is not None:
+                self.clear(device, of_logits)
             if moved is not None:
                 device.matmul(of_logits, weight, device.rows(moved, 0, rows))
                 device.assign(device.rows(of_input, first, rows), device.corner(moved, rows, self.depth))
@@ -263,8 +343,8 @@ class ChunkedPlan(CompositePlan):
                 add(stream, device.address(of_logits), device.address(sums), device.address(of_bias), rows, int(i == 0),
                     int(i == len(self.spans) - 1))  # fmt: skip
         if widened:
-            count = self.classes * self.features
+            count = height * self.features
             narrow = self.kernel("narrow", self.accumulated, self.weight.dtype, self.grid(count))
             narrow(stream, device.address(total), device.address(rounded), count)
-        if pads_total:
-            device.assign(of_weight, device.corner(rounded, self.classes, self.depth))
+        if copied:
+            device.assign(device.rows(of_weight, 0, self.classes), device.corner(rounded, self.classes, self.depth))

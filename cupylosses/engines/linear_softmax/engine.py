@@ -24,7 +24,7 @@ from cupylosses.engines.cache import SettingsCache
 from cupylosses.engines.linear_softmax import checks as linear_checks
 from cupylosses.engines.linear_softmax import reference as linear_reference
 from cupylosses.engines.linear_softmax.call import Logits, Static, inner_rows, logits_shape, positions
-from cupylosses.engines.linear_softmax.chunks import most_rows, pads
+from cupylosses.engines.linear_softmax.chunks import most_rows, pads_classes, pads_features
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.linear_softmax.plan import LinearPlan, PackedPlan
 from cupylosses.engines.linear_softmax.second import LinearHvpPlan
@@ -116,8 +116,7 @@ class LinearSoftmaxEngine(SoftmaxEngine):
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
         """Everything is contiguous, but a matrix of inputs, and a weight, may be transposed, or have gaps."""
-        # Second derivatives multiply operands as they are.
-        return contiguous_copies(tensors, pads_products=not any(call.static.has_tangent))
+        return contiguous_copies(tensors)
 
     # Formulas
 
@@ -276,18 +275,20 @@ def layer_of(at: Mapping[str, int], arrays: Sequence[Any]) -> dict[str, Any]:
     return {name: arrays[at[name]] for name in ("input", "linear_weight", "linear_bias") if name in at}
 
 
-def contiguous_copies(tensors: tuple[TensorSpec, ...], pads_products: bool = True) -> dict[int, tuple[int, ...]]:
+def contiguous_copies(tensors: tuple[TensorSpec, ...]) -> dict[int, tuple[int, ...]]:
     """The arrays of a linear layer and its rows that are copied: everything is contiguous, but the factors of products,
     a matrix of inputs and a weight, may be transposed, and have gaps between their rows or columns where products of
-    them take no longer for that, or read padded copies anyway (``pads_products``).
+    them take no longer for that, or read padded copies anyway.
     """
     found = {}
     rows, features, classes = prod(tensors[0].shape[:-1]), tensors[0].shape[-1], tensors[1].shape[0]
-    padded = pads_products and tensors[1].ndim == 2 and pads(rows, features, classes, tensors[0].dtype)
+    sizes = rows, features, classes, tensors[0].dtype
+    inputs = tensors[1].ndim == 2 and pads_features(*sizes)
+    padded = inputs, inputs or (tensors[1].ndim == 2 and pads_classes(*sizes))
     for i, x in enumerate(tensors):
         wanted = dense_strides(x.shape, (0,) * len(x.shape))
         in_place = x.strides == wanted or 0 in x.shape
-        if i < 2 and padded and _lines_of(x) is not None:
+        if i < 2 and padded[i] and _lines_of(x) is not None:
             in_place = True
         elif i == 0:
             in_place = in_place or _input_is_read_in_place(x, classes)

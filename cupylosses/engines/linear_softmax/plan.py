@@ -353,7 +353,7 @@ class LinearPlan(ChunkedPlan):
             return self.run_value(inputs, auxiliary), None
         value, gradients, memory = self.write_ahead(inputs, written, auxiliary)
         check = ScaledGradients(self, device, arrays, gradients, memory, written == wanted)
-        return value, (check, self.without_added(gradients))
+        return value, (check, self.handed_out(device, gradients))
 
     def write_ahead(self, inputs: Inputs, written: Wanted, auxiliary: Sequence[int]) -> tuple[Any, list[Any], Any]:
         """The value, the gradients for the expected ``grad_output``, which is one number for all rows, and the memory
@@ -365,7 +365,7 @@ class LinearPlan(ChunkedPlan):
         ahead = self.adds and written[1]
         gradients, _ = gradient_buffers(self, device, (written[0], written[1] and not ahead, *written[2:]))
         if ahead:
-            gradients[1] = device.empty((self.classes, self.depth), (self.depth, 1), self.accumulated)
+            gradients[1] = device.empty((self.weight_rows, self.depth), (self.depth, 1), self.accumulated)
         memory, workspaces = self._memory(device)
         used = device.address(memory)
         shares, records = used + 8 * _SHARES, self._records(device)
@@ -426,7 +426,7 @@ class LinearPlan(ChunkedPlan):
                 inputs, CHECK, self.static.reduction, self.result,
                 _checked(grad_output), (), gradients, onto=self.adds, kept=kept,
             )  # fmt: skip
-            return self.without_added(gradients)
+            return self.handed_out(device, gradients)
         memory, _ = self._memory(device)
         used = device.address(memory)
         if not per_row:
@@ -440,19 +440,19 @@ class LinearPlan(ChunkedPlan):
                 inputs, "gradient", "none", self.compute, self._stored_at(upstream, device),
                 (), gradients, onto=self.adds,
             )  # fmt: skip
-            return self.without_added(gradients)
+            return self.handed_out(device, gradients)
         if per_row:
             size = ITEMSIZE[self.result]
             self._sweep(
                 inputs, "gradient", "none", self.result,
                 lambda i, chunk: (grad_output + size * chunk.first,), (), gradients, onto=self.adds, kept=kept,
             )  # fmt: skip
-            return self.without_added(gradients)
+            return self.handed_out(device, gradients)
         self._sweep(
             inputs, CHECK, "sum", "float64",
             _checked(used), (), gradients, onto=self.adds, kept=kept,
         )  # fmt: skip
-        return self.without_added(gradients)
+        return self.handed_out(device, gradients)
 
     def _memory(self, device: Device) -> tuple[Any, Any]:
         """The doubles of a call, and the workspace of each chunk's sum."""

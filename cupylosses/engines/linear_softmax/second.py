@@ -115,7 +115,7 @@ class LinearHvpPlan(LinearPlan):
         self._multiply(device, arrays, gradients, first_order, launch)
         if weights is not None:
             weights.weigh(device, arrays, values, 1, (self.compute, self.result), to=along)
-        return along, gradients[: len(wanted)]
+        return along, self.handed_out(device, gradients[: len(wanted)])
 
     def _read(self) -> list[tuple[str, int]]:
         """The arrays that row kernels read besides logits, and the bytes from a row to the next."""
@@ -130,48 +130,69 @@ class LinearHvpPlan(LinearPlan):
         bias_at, stream = self.at.get("linear_bias", -1), device.stream()
         inputs = device.matrix(arrays[0], self.rows, self.depth)
         along_inputs = device.matrix(moving[0], self.rows, self.depth) if 0 in moving else None
-        weight, along_weight = arrays[1], moving.get(1)
-        bias = arrays[bias_at] if bias_at >= 0 else None
+        weight = self.padded_weight(device, arrays[1])
+        along_weight = self.padded_weight(device, moving[1]) if 1 in moving else None
+        bias = self.padded_bias(device, arrays[bias_at] if bias_at >= 0 else None)
+        along_bias = self.padded_bias(device, moving.get(bias_at))
         of_input, of_weight = gradients[:2]
         of_bias = gradients[bias_at] if bias_at >= 0 else None
         if of_input is not None:
             of_input = device.matrix(of_input, self.rows, self.depth)
-        total, widened = of_weight, of_weight is not None and self.accumulated != self.weight.dtype
+        total, rounded, moved = of_weight, of_weight, None
+        copied = total is not None and self.copies_weight_gradient
+        if copied:
+            total = rounded = device.empty((self.weight_rows, self.features), (self.features, 1), self.weight.dtype)
+        widened = total is not None and self.accumulated != self.weight.dtype
         if widened:
-            strides = (self.depth, 1) if self.by_rows else (1, self.classes)
-            total = device.empty((self.classes, self.depth), strides, self.accumulated)
+            total = device.empty((self.weight_rows, self.features), device.strides(total), self.accumulated)
+        if self.pads and of_input is not None:
+            moved = device.empty((self.chunk_rows, self.features), (self.features, 1), self.input.dtype)
         sums = device.empty((self.classes,), (1,), "float64") if of_bias is not None else None
         spaces = [device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.logits) for _ in range(3)]
         for i, (first, rows) in enumerate(self.spans):
-            part = device.rows(inputs, first, rows)
-            z, along, change = (device.corner(x, rows, self.classes) for x in spaces)
+            part = self._part(device, inputs, first, rows)
+            z, along, change = (device.corner(x, rows, self.logit_columns) for x in spaces)
             device.matmul(part, device.transposed(weight), z, bias)
-            added = moving.get(bias_at)
+            added = along_bias
             if along_inputs is not None:
-                along_part = device.rows(along_inputs, first, rows)
+                along_part = self._part(device, along_inputs, first, rows)
                 device.matmul(along_part, device.transposed(weight), along, added)
                 added = along
             if along_weight is not None:
                 device.matmul(part, device.transposed(along_weight), along, added)
             launch(i, first, *map(device.address, spaces))
             if of_input is not None:
-                to = device.rows(of_input, first, rows)
+                to = own = device.rows(of_input, first, rows)
+                if moved is not None:
+                    to = device.rows(moved, 0, rows)
+                self.clear(device, change)
                 device.matmul(change, weight, to)
                 if along_weight is not None:
+                    self.clear(device, z)
                     device.matmul(z, along_weight, to, to)
+                if moved is not None:
+                    device.assign(own, device.corner(to, rows, self.depth))
             if total is not None:
-                device.matmul(device.transposed(change), part, total, total if i else None)
+                of_change, of_z = (device.transposed(device.corner(spaces[j], rows, self.weight_rows)) for j in (2, 0))
+                device.matmul(of_change, part, total, total if i else None)
                 if along_inputs is not None:
-                    device.matmul(device.transposed(z), along_part, total, total)
+                    device.matmul(of_z, along_part, total, total)
             if sums is not None:
                 blocks = -(-self.classes // BIAS_COLUMNS)
                 add = self.kernel("bias", self.input.dtype, self.input.dtype, blocks, (self.classes, self.pitch))
                 places = device.address(change), device.address(sums), device.address(of_bias)
                 add(stream, *places, rows, int(i == 0), int(i == len(self.spans) - 1))
         if widened:
-            count = self.classes * self.depth
+            count = self.weight_rows * self.features
             narrow = self.kernel("narrow", self.accumulated, self.weight.dtype, self.grid(count))
-            narrow(stream, device.address(total), device.address(of_weight), count)
+            narrow(stream, device.address(total), device.address(rounded), count)
+        if copied:
+            device.assign(device.rows(of_weight, 0, self.classes), device.corner(rounded, self.classes, self.depth))
+
+    def _part(self, device: Device, inputs: Any, first: int, rows: int) -> Any:
+        """Rows of the inputs, or of a tangent of them, as products read them."""
+        part = device.rows(inputs, first, rows)
+        return device.padded(part, rows, self.features) if self.pads else part
 
     def run_value(self, inputs: Inputs, auxiliary: Sequence[int]) -> Any:
         # The row kernel has no variant without H: its grad_outputs may be anything.

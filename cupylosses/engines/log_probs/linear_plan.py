@@ -131,7 +131,7 @@ class LinearLogProbPlan(ChunkedPlan):
             inputs, "from_residual", gradients,
             lambda first: (left + self._left * first, grad_output + step * first, int(per_row)),
         )  # fmt: skip
-        return self.without_added(gradients)
+        return self.handed_out(device, gradients)
 
     @property
     def _left(self) -> int:
