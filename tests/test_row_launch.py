@@ -583,17 +583,24 @@ def contiguous_or_apart(rows: int, classes: int, itemsize: int, apart: bool) -> 
     return RowStrides((1,), rows, itemsize, 0) if apart else RowStrides((classes,), 1, itemsize, 0)
 
 
-def test_lanes_share_few_rows_of_heavy_terms() -> None:
-    def kind(rows: int, itemsize: int, heavy_terms: bool) -> str:
-        operand = contiguous_or_apart(rows, 16, itemsize, False)
-        given = (rows,), 16, [operand] * 4, [(1,)] * 2, CHIPS[0], False
+def test_lanes_share_rows_of_heavy_terms() -> None:
+    """Few of them in 32 bits, and all in 64."""
+
+    def kind(rows: int, itemsize: int, heavy_terms: bool, classes: int = 16) -> str:
+        operand = contiguous_or_apart(rows, classes, itemsize, False)
+        given = (rows,), classes, [operand] * 4, [(1,)] * 2, CHIPS[0], False
         return softmax_layout.dense_layout(*given, heavy_terms=heavy_terms).kind
 
     for itemsize in (4, 8):
         assert kind(MANY_ROWS // 2, itemsize, True) == "subwarp"
         assert kind(MANY_ROWS // 2, itemsize, False).startswith("thread_per_row")
     assert kind(MANY_ROWS // 2, 2, True).startswith("thread_per_row")
-    assert kind(MANY_ROWS, 4, True) != "subwarp"
+    assert kind(MANY_ROWS, 4, True) != "subwarp" == kind(MANY_ROWS, 8, True)
+    assert (
+        kind(MANY_ROWS // 4, 2, True, 24).startswith("thread_per_row")
+        and kind(MANY_ROWS // 4, 2, True, 25) == "subwarp"
+    )
+    assert kind(MANY_ROWS // 4, 2, False, 5) == "subwarp"
 
 
 def test_two_blocks_of_a_multiprocessor_take_rows_of_float64() -> None:

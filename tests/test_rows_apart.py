@@ -135,6 +135,8 @@ def test_short_columns_that_are_read_again_are_not_copied(reduction: str, writes
         (False, "bfloat16", 1000, 16, (True, True), True, ()),
         (False, "bfloat16", 1000, 16, (True, False), True, (1,)),
         (False, "float32", softmax_layout.MANY_ROWS, 16, (True, True), True, ()),
+        (False, "float64", softmax_layout.HEAVY_VALUE_ROWS, 16, (True, True), True, (0, 1)),
+        (False, "float64", softmax_layout.HEAVY_VALUE_ROWS, 16, (True, True), False, ()),
         (True, "float32", 1000, 16, (True, True), True, ()),
         (True, "float32", 1000, 16, (True, False), True, (1,)),
     ],

@@ -164,10 +164,11 @@ MANY_ROWS = 1 << 14
 #: Classes that lie apart, up to which a thread of few takes a row alone, by bytes of a logit: it goes through them one
 #: by one, and loads those of 16 bits a few at a time.
 APART_CLASSES = {2: 48, 4: 80, 8: 80}
-#: Rows with a target per class below which lanes share those whose terms take many instructions, copied if their
-#: classes lie apart: a thread alone evaluates one class after another. And classes of 32 bits, apart in both operands,
-#: up to which a thread takes no longer than copies and lanes.
-HEAVY_TERM_ROWS, HEAVY_TERM_CLASSES = MANY_ROWS, 8
+#: Rows with a target per class below which lanes share those whose terms take many instructions, by bytes of the widest
+#: operand, copied if their classes lie apart: a thread alone evaluates one class after another. And classes of 32 bits,
+#: apart in both operands, up to which a thread takes no longer than copies and lanes; and rows of 64 bits from which on
+#: copies for a value alone take longer.
+HEAVY_TERM_ROWS, HEAVY_TERM_CLASSES, HEAVY_VALUE_ROWS = {2: 0, 4: MANY_ROWS, 8: 1 << 62}, 8, 1 << 15
 #: Classes that lie apart of rows with gaps, with a target for each, that are copied for wider words, at least.
 WORD_CLASSES = 16
 #: Rows of few classes that are copied if there are gaps between them, at least. Classes of two operands that are
@@ -875,14 +876,15 @@ def copied(
 
 def lanes_share(rows: int, itemsize: int) -> bool:
     """True of rows of heavy terms that lanes which share a row evaluate in less time than a thread that has it alone.
-    Terms of 16 bits take fewer instructions.
+    Terms of 16 bits take fewer instructions, those of 64 more.
     """
-    return rows < HEAVY_TERM_ROWS and itemsize > 2
+    return rows < HEAVY_TERM_ROWS[itemsize]
 
 
 def _copied_for_lanes(rows: int, classes: int, itemsize: int, writes: bool) -> bool:
     """True of rows of heavy terms, with classes that lie apart in both operands, that are copied for lanes to share."""
-    return lanes_share(rows, itemsize) and (itemsize > 4 or (writes and classes > HEAVY_TERM_CLASSES))
+    gains = writes and classes > HEAVY_TERM_CLASSES if itemsize == 4 else writes or rows < HEAVY_VALUE_ROWS
+    return lanes_share(rows, itemsize) and gains
 
 
 def _has_words_in_copies_alone(
@@ -1049,11 +1051,12 @@ def dense_layout(
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
     of_operands = [strides[0], strides[1], strides[2], strides[5]]
     registers = classes <= dense_register_classes("packed_rows", affine, capped)
-    packed = together and _packed_dense(rows, classes, operands, sizes, of_operands, registers)
+    by_lanes = heavy_terms and lanes_share(rows, widest)
+    packed = together and not by_lanes and _packed_dense(rows, classes, operands, sizes, of_operands, registers)
     if packed:
         kind, width, per_thread = "packed_rows", 1, classes
         vec_size, threads, shared = packed
-    elif together and classes > _classes_alone(rows, classes, heavy_terms and lanes_share(rows, widest)):
+    elif together and classes > _classes_alone(rows, classes, by_lanes, heavy_terms):
         part = PART_BYTES if classes * size <= 2 * PART_BYTES and not affine else DENSE_PART_BYTES
         most = DENSE_DOUBLE_THREADS if widest == 8 else MAX_THREADS
         # Two exchanges take more of a thread's time, which more vectors make up for.
@@ -1149,15 +1152,15 @@ def dense_register_classes(kind: str, affine: bool, capped: bool) -> int:
     return DENSE_PACKED_CLASSES if kind == "packed_rows" else DENSE_COLUMN_CLASSES if kind == "columns" else 0
 
 
-def _classes_alone(rows: int, classes: int, shared: bool) -> int:
+def _classes_alone(rows: int, classes: int, shared: bool, heavy_terms: bool) -> int:
     """Classes of a row with a target for each that a thread takes alone: its time grows with them, that of lanes that
-    share a row with the rows. If rows are to be ``shared``, few.
+    share a row with the rows, above all with ``heavy_terms``. If rows are to be ``shared``, few.
     """
     if shared:
         return DENSE_ALONE_FEW
     if rows >= MANY_ROWS:
         return FEW_CLASSES
-    return DENSE_ALONE_FEW if rows * classes <= DENSE_FEW_ELEMENTS else DENSE_ALONE
+    return DENSE_ALONE_FEW if rows * classes <= DENSE_FEW_ELEMENTS and not heavy_terms else DENSE_ALONE
 
 
 def _column_rows_of_lane(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> int:
