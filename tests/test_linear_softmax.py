@@ -17,10 +17,12 @@ import cupylosses.functional
 from cupylosses import interop, nn
 from cupylosses.backends.torch import device as torch_device
 from cupylosses.backends.torch import formulas, plans
-from cupylosses.engines.base import TensorSpec, contiguous
-from cupylosses.engines.linear_softmax import chunks
+from cupylosses.call import Call
+from cupylosses.engines.base import Machine, TensorSpec, contiguous
+from cupylosses.engines.linear_softmax import LINEAR_SOFTMAX, chunks
 from cupylosses.engines.linear_softmax.engine import contiguous_copies
 from cupylosses.engines.linear_softmax.plan import LinearPlan
+from cupylosses.jit.gpu import Chip
 
 F: Any = cupylosses.functional
 T: Any = torch.nn.functional
@@ -111,6 +113,16 @@ def pad_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers of 16 bits are padded whatever their sizes are."""
     for name in ("LEAST_PADDED", "LEAST_BY_FOUR", "LEAST_MEAN", "LEAST_ROWS", "MORE_ROWS", "LEAST_PRODUCT"):
         monkeypatch.setattr(chunks, name, 1)
+
+
+def plan(rows: int, features: int, classes: int, **options: Any) -> LinearPlan:
+    """The plan of a layer in bfloat16 for an H100."""
+    shapes = {"input": (rows, features), "linear_weight": (classes, features)}
+    given = {k: torch.empty(1, dtype=torch.bfloat16).expand(shape) for k, shape in shapes.items()}
+    labels = torch.empty(1, dtype=torch.int64).expand(rows)
+    call = F.linear_cross_entropy.prepare(**given, target=labels, **options)
+    tensors = tuple(contiguous(str(x.dtype).removeprefix("torch."), tuple(x.shape)) for x in call.arrays)
+    return LinearPlan(LINEAR_SOFTMAX, Call(*call), tensors, "bfloat16", Machine(132, Chip()))
 
 
 LAYER_OPTIONS = ("max_memory", "logits_dtype", "accumulate_dtype", "skip_ignored")
@@ -858,18 +870,6 @@ def test_rows_of_a_chunk() -> None:
     """A chunk is a multiple of 1024 rows where there are so many, and chunks are equal. Without a reduction all logits
     are kept, if their gradient fits beside them; otherwise a chunk, which is as large as it may be.
     """
-    from cupylosses.call import Call
-    from cupylosses.engines.base import Machine, contiguous
-    from cupylosses.engines.linear_softmax import LINEAR_SOFTMAX
-    from cupylosses.jit.gpu import Chip
-
-    def plan(rows: int, features: int, classes: int, **options: Any) -> LinearPlan:
-        shapes = {"input": (rows, features), "linear_weight": (classes, features)}
-        given = {k: torch.empty(1, dtype=torch.bfloat16).expand(shape) for k, shape in shapes.items()}
-        labels = torch.empty(1, dtype=torch.int64).expand(rows)
-        call = F.linear_cross_entropy.prepare(**given, target=labels, **options)
-        tensors = tuple(contiguous(str(x.dtype).removeprefix("torch."), tuple(x.shape)) for x in call.arrays)
-        return LinearPlan(LINEAR_SOFTMAX, Call(*call), tensors, "bfloat16", Machine(132, Chip()))
 
     def chunk(*sizes: int, **options: Any) -> int:
         return plan(*sizes, **options).chunk_rows
@@ -885,6 +885,21 @@ def test_rows_of_a_chunk() -> None:
     for sizes, rows in (((4096, 1024, 16384 + 32), 4096), ((1744, 136, 2 * 50896), 1280), ((5000, 136, 50896), 2560)):
         found = plan(*sizes, reduction="none")
         assert found.chunk_rows == rows and found.consumes_residual and found.residual.shape[0] == rows
+
+
+def test_gradients_of_weights_have_more_rows() -> None:
+    """As many as cuBLAS writes fast. Those of the inputs have as many as there are."""
+    for sizes, rows in (
+        ((1024, 768, 10), 16),
+        ((1024, 768, 16), 16),
+        ((4808, 20, 16), 32),
+        ((4808, 20, 50), 50),
+        ((1024, 20, 10), 10),
+        ((16384, 250, 5), 5),
+    ):
+        found = plan(*sizes)
+        assert found.weight_rows == rows and found.allocation(1)[0] == (rows, sizes[1])
+        assert found.allocation(0)[0] == sizes[:2]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

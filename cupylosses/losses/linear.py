@@ -28,8 +28,9 @@ linear_cross_entropy = define_linear(
     notes=(
         "The logits exist in chunks of rows, whose gradient is written over them; backward computes nothing again "
         "unless it is called twice or without a reduction. `max_memory` bounds the chunks. Logits of up to 4 MiB and "
-        "half of `max_memory` are kept for backward instead. Large layers of 16 bits whose features are no multiple of "
-        "eight take copies of the weight and of its gradient besides, whose features are: products are twice as fast."
+        "half of `max_memory` are kept for backward instead. Large layers of 16 bits whose features or classes are no "
+        "multiple of eight take a copy of the weight besides, whose sizes are, and with such features one of its "
+        "gradient: products take a half to a quarter of the time."
     ),
     source="E. Wijmans et al., Cut your losses in large-vocabulary language models, ICLR 2025.",
 )
