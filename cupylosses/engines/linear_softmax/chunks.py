@@ -255,10 +255,35 @@ class ChunkedPlan(CompositePlan):
         if self.logit_columns > self.classes:
             device.clear_columns(of_logits, self.classes)
 
-    @property
-    def copies_weight_gradient(self) -> bool:
-        """True if the gradient of the weight is copied from a larger matrix that products write."""
-        return self.pads or (self.weight_rows > self.classes and not self.by_rows)
+    def padded_inputs(self, device: Device, part: Any) -> Any:
+        """Rows of the inputs, or of a tangent of them, as products read them."""
+        return device.padded(part, part.shape[0], self.features) if self.pads else part
+
+    def weight_sums(self, device: Device, of_weight: Any) -> tuple[Any, Callable[[], None]]:
+        """The matrix to which products add up the gradient of the weight, and what turns it into that gradient. It is
+        the gradient itself unless it is larger or wider, which a `main_grad` never is.
+        """
+        if of_weight is None or self.adds:
+            return of_weight, lambda: None
+        total = rounded = of_weight
+        shape = self.weight_rows, self.features
+        copied = self.pads or (self.weight_rows > self.classes and not self.by_rows)
+        if copied:
+            total = rounded = device.empty(shape, (self.features, 1), self.weight.dtype)
+        widened = self.accumulated != self.weight.dtype
+        if widened:
+            total = device.empty(shape, device.strides(rounded), self.accumulated)
+
+        def finish() -> None:
+            if widened:
+                count = self.weight_rows * self.features
+                narrow = self.kernel("narrow", self.accumulated, self.weight.dtype, self.grid(count))
+                narrow(device.stream(), device.address(total), device.address(rounded), count)
+            if copied:
+                own = device.corner(rounded, self.classes, self.depth)
+                device.assign(device.rows(of_weight, 0, self.classes), own)
+
+        return total, finish
 
     def sweep(
         self,
@@ -286,15 +311,8 @@ class ChunkedPlan(CompositePlan):
         of_bias = gradients[at["linear_bias"]] if gradients and biased else None
         if of_input is not None:
             of_input = device.matrix(of_input, self.rows, self.depth)
-        total = rounded = of_weight
-        # The gradient that `main_grad` takes is not padded.
-        copied = total is not None and not self.adds and self.copies_weight_gradient
+        total, finish = self.weight_sums(device, of_weight)
         height = self.classes if onto else self.weight_rows
-        if copied:
-            total = rounded = device.empty((height, self.features), (self.features, 1), self.weight.dtype)
-        widened = total is not None and not self.adds and self.accumulated != self.weight.dtype
-        if widened:
-            total = device.empty((height, self.features), device.strides(total), self.accumulated)
         moved = None
         if self.pads and of_input is not None:
             moved = device.empty((self.chunk_rows, self.features), (self.features, 1), self.input.dtype)
@@ -313,9 +331,8 @@ class ChunkedPlan(CompositePlan):
         place, apart = device.address(workspace), device.address(narrowed)
         order = list(enumerate(self.spans))
         for i, (first, rows) in order if kept is None or found else reversed(order):
-            part = unpadded = device.rows(inputs, first, rows)
-            if self.pads:
-                part = device.padded(unpadded, rows, self.features)
+            unpadded = device.rows(inputs, first, rows)
+            part = self.padded_inputs(device, unpadded)
             if rows != seen:
                 # Views take the host as long as launches; all chunks but the last are alike.
                 seen, logits = rows, device.corner(workspace, rows, columns)
@@ -343,9 +360,4 @@ class ChunkedPlan(CompositePlan):
                 add = self.kernel("bias", self.input.dtype, self.input.dtype, blocks, (self.classes, pitch))
                 add(stream, device.address(of_logits), device.address(sums), device.address(of_bias), rows, int(i == 0),
                     int(i == len(self.spans) - 1))  # fmt: skip
-        if widened:
-            count = height * self.features
-            narrow = self.kernel("narrow", self.accumulated, self.weight.dtype, self.grid(count))
-            narrow(stream, device.address(total), device.address(rounded), count)
-        if copied:
-            device.assign(device.rows(of_weight, 0, self.classes), device.corner(rounded, self.classes, self.depth))
+        finish()

@@ -138,24 +138,18 @@ class LinearHvpPlan(LinearPlan):
         of_bias = gradients[bias_at] if bias_at >= 0 else None
         if of_input is not None:
             of_input = device.matrix(of_input, self.rows, self.depth)
-        total, rounded, moved = of_weight, of_weight, None
-        copied = total is not None and self.copies_weight_gradient
-        if copied:
-            total = rounded = device.empty((self.weight_rows, self.features), (self.features, 1), self.weight.dtype)
-        widened = total is not None and self.accumulated != self.weight.dtype
-        if widened:
-            total = device.empty((self.weight_rows, self.features), device.strides(total), self.accumulated)
+        (total, finish), moved = self.weight_sums(device, of_weight), None
         if self.pads and of_input is not None:
             moved = device.empty((self.chunk_rows, self.features), (self.features, 1), self.input.dtype)
         sums = device.empty((self.classes,), (1,), "float64") if of_bias is not None else None
         spaces = [device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.logits) for _ in range(3)]
         for i, (first, rows) in enumerate(self.spans):
-            part = self._part(device, inputs, first, rows)
+            part = self.padded_inputs(device, device.rows(inputs, first, rows))
             z, along, change = (device.corner(x, rows, self.logit_columns) for x in spaces)
             device.matmul(part, device.transposed(weight), z, bias)
             added = along_bias
             if along_inputs is not None:
-                along_part = self._part(device, along_inputs, first, rows)
+                along_part = self.padded_inputs(device, device.rows(along_inputs, first, rows))
                 device.matmul(along_part, device.transposed(weight), along, added)
                 added = along
             if along_weight is not None:
@@ -182,17 +176,7 @@ class LinearHvpPlan(LinearPlan):
                 add = self.kernel("bias", self.input.dtype, self.input.dtype, blocks, (self.classes, self.pitch))
                 places = device.address(change), device.address(sums), device.address(of_bias)
                 add(stream, *places, rows, int(i == 0), int(i == len(self.spans) - 1))
-        if widened:
-            count = self.weight_rows * self.features
-            narrow = self.kernel("narrow", self.accumulated, self.weight.dtype, self.grid(count))
-            narrow(stream, device.address(total), device.address(rounded), count)
-        if copied:
-            device.assign(device.rows(of_weight, 0, self.classes), device.corner(rounded, self.classes, self.depth))
-
-    def _part(self, device: Device, inputs: Any, first: int, rows: int) -> Any:
-        """Rows of the inputs, or of a tangent of them, as products read them."""
-        part = device.rows(inputs, first, rows)
-        return device.padded(part, rows, self.features) if self.pads else part
+        finish()
 
     def run_value(self, inputs: Inputs, auxiliary: Sequence[int]) -> Any:
         # The row kernel has no variant without H: its grad_outputs may be anything.
