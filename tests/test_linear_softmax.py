@@ -13,6 +13,7 @@ import torch
 from cupy_memory import array, tensor
 from devices import KERNELS
 from grids import in_turn
+from tools.linear_softmax.padding import pad_all
 
 import cupylosses.functional
 from cupylosses import interop, nn
@@ -113,12 +114,6 @@ def agrees(
             assert found.shape == exact.shape and gradients[name].dtype == given[name].dtype
             wrong = float((found - exact).norm() / exact.norm())
             assert wrong <= 2 * allowed, (name, scale, wrong)
-
-
-def pad_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers of 16 bits are padded whatever their sizes are."""
-    for name in ("LEAST_PADDED", "LEAST_BY_FOUR", "LEAST_MEAN", "LEAST_ROWS", "MORE_ROWS", "LEAST_PRODUCT"):
-        monkeypatch.setattr(chunks, name, 1)
 
 
 def plan(rows: int, features: int, classes: int, **options: Any) -> LinearPlan:

@@ -14,6 +14,7 @@ from devices import HOST, KERNELS
 from grids import in_turn, short_or_full
 from tools import cupy_stand_in as stand_in
 from tools.gate_subsets import fast_compilers
+from tools.linear_softmax.padding import pad_all
 from tools.log_probs import truth
 
 import cupylosses
@@ -467,8 +468,7 @@ def test_chunks(dtype: str, logits: str | None, value: float, slope: float) -> N
 def test_sizes_that_are_padded(
     logits: str | None, features: int, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("LEAST_PADDED", "LEAST_MEAN", "LEAST_ROWS", "MORE_ROWS", "LEAST_PRODUCT"):
-        monkeypatch.setattr(chunks, name, 1)
+    pad_all(monkeypatch)
     # No other test has these sizes, whose plan would be kept.
     given = layer(dtype="bfloat16", features=features, classes=classes)
     assert chunks.pads_features(41, features, classes, "bfloat16") == (features == 19)

@@ -52,9 +52,9 @@ LEAST_BY_FOUR, LEAST_PADDED, LEAST_MEAN = 2 * 10**9, 1 << 29, 768
 #: times as many of even numbers, which lose less.
 LEAST_ROWS, LEAST_INPUTS, LEAST_PRODUCT = 8, 1 << 22, 1 << 26
 MORE_ROWS, MORE_WORK = 32, 4
-#: Rows of the gradient of a weight whose features are no multiple of `PADDED`: for fewer, cuBLAS takes up to five times
-#: as long where the layer's rows are between these numbers, and no longer elsewhere.
-WEIGHT_ROWS, WEIGHT_ROWS_OF = 32, (1536, 1 << 14)
+#: Rows of the gradient of a weight whose features are no multiple of `PADDED`, and the range of a layer's rows for
+#: which cuBLAS takes up to four times as long if there are fewer.
+WEIGHT_ROWS, SLOW_ROWS = 32, (1536, 1 << 14)
 #: A row of logits begins at a multiple of so many bytes, whatever the number of classes, so that matrix products and
 #: vectors of the row kernels are aligned.
 PITCH_BYTES = 64
@@ -149,7 +149,7 @@ class ChunkedPlan(CompositePlan):
         if self.by_rows and ITEMSIZE[self.input.dtype] == 2:
             if self.features % PADDED == 0:
                 self.weight_rows = _padded(self.classes)
-            elif WEIGHT_ROWS_OF[0] <= self.rows < WEIGHT_ROWS_OF[1]:
+            elif SLOW_ROWS[0] <= self.rows < SLOW_ROWS[1]:
                 self.weight_rows = max(self.classes, min(self.pitch, WEIGHT_ROWS))
         #: True if backward adds the gradient of the weight to a `main_grad`.
         self.adds = "main_grad" in at

@@ -883,8 +883,11 @@ def lanes_share(rows: int, itemsize: int) -> bool:
 
 def _copied_for_lanes(rows: int, classes: int, itemsize: int, writes: bool) -> bool:
     """True of rows of heavy terms, with classes that lie apart in both operands, that are copied for lanes to share."""
-    gains = writes and classes > HEAVY_TERM_CLASSES if itemsize == 4 else writes or rows < HEAVY_VALUE_ROWS
-    return lanes_share(rows, itemsize) and gains
+    if not lanes_share(rows, itemsize):
+        return False
+    if itemsize == 8:
+        return writes or rows < HEAVY_VALUE_ROWS
+    return writes and classes > HEAVY_TERM_CLASSES
 
 
 def _has_words_in_copies_alone(
