@@ -204,12 +204,12 @@ def few_teams() -> None:
             row_properties.agrees_with_truth(row_properties.draw((163, 43), 1, seed=seed))
 
 
-def terms(check: Callable[..., None], row_loss: str, layout: str) -> Callable[[], None]:
+def terms(check: Callable[..., None], row_loss: str, layout: str, **drawn: Any) -> Callable[[], None]:
     """A property of ``tools/softmax/properties.py`` for one loss in one layout."""
 
     def run() -> None:
         with term_properties.term_chip(), host.execution(seed=1):
-            check(term_properties.draw_terms(row_loss, term_properties.TERM_LAYOUTS[layout]))
+            check(term_properties.draw_terms(row_loss, term_properties.TERM_LAYOUTS[layout], **drawn))
 
     return run
 
@@ -313,6 +313,19 @@ BATTERY: dict[str, Callable[[], None]] = {
     "dense, everything": terms(row_properties.agrees_with_truth, "cross_entropy with everything", "subwarp"),
     "dense, second": terms(row_properties.second_agrees_with_truth, "distillation_loss, mixed", "subwarp"),
     "dense, second, equal": terms(term_properties.terms_second_of_equal_logits, "distillation_loss, mixed", "subwarp"),
+    "dense, second, sure teacher": terms(
+        partial(row_properties.second_agrees_with_truth, moving=(True, False)),
+        "distillation_loss",
+        "subwarp",
+        sure=(False, True),
+    ),
+    "dense, second, sure target": terms(
+        partial(row_properties.second_agrees_with_truth, moving=(False, True)),
+        "kl_div_with_logits of logarithms",
+        "subwarp",
+        sure=(True, True),
+        temperature=1.0,
+    ),
     "dense, sure": of_shape(term_properties.terms_keep_sure_rows, "subwarp"),
     "dense, alone": of_shape(term_properties.terms_keep_sure_teachers, "packed_rows"),
     "dense, equal": of_shape(term_properties.terms_share_equal_logits, "subwarp"),

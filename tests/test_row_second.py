@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from math import inf, nan
 from typing import Any
 
@@ -148,6 +150,26 @@ def test_many_rows_of_targets_per_class(
 )
 def test_equal_logits_against_targets_per_class(row_loss: str, shape: tuple[int, ...], no_formula: None) -> None:
     terms_second_of_equal_logits(draw_terms(row_loss, shape, KERNELS))
+
+
+#: Losses and options, operands that are sure of a class, and those that move: along them, what that class adds to the
+#: derivative by a sure operand does not get small.
+SURE: Mapping[str, tuple[str, Mapping[str, float], tuple[bool, bool], tuple[bool, bool]]] = {
+    "teacher": ("distillation_loss", {}, (False, True), (True, False)),
+    "student": ("distillation_loss", {"beta": 1.0}, (True, False), (False, True)),
+    "both": ("kl_div_with_logits of logarithms", {"temperature": 1.0}, (True, True), (False, True)),
+}
+
+#: Shapes of rows that a lane, lanes, warps or blocks share; the last one is taken as if it had many rows.
+SHARED = [(3, 4, 5, 7), (37, 43), (3, 301), (2, 4099), (70, 6)]
+
+
+@pytest.mark.parametrize(("shape", "sure"), short_or_full([((37, 43), "teacher")], [*product(SHARED, SURE)]), ids=str)
+def test_sure_targets_per_class_keep_their_digits(shape: tuple[int, ...], sure: str, no_formula: None) -> None:
+    """All second derivatives of a row are as small as the probabilities of its other classes."""
+    row_loss, options, operands, moving = SURE[sure]
+    with few_rows_are_many() if shape == SHARED[-1] else nullcontext():
+        second_agrees_with_truth(draw_terms(row_loss, shape, KERNELS, sure=operands, **options), moving=moving)
 
 
 @pytest.mark.parametrize("row_loss", short_or_full(["cross_entropy with everything"], list(TERM_LOSSES)))

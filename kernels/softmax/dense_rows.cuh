@@ -190,12 +190,33 @@ struct Softmax {
   }
 };
 
-// Sums over the classes of a row: h, h_1 and h_2.
+// A sum of h_1 or h_2 over classes of a row is a number, or a SumBesideLeader where SoftmaxVjp needs a sum without the
+// leader too, the class of the largest logit. Only numbers with tangents have one (dense_second_derivatives.cuh).
 template <class Compute>
+struct SumBesideLeader;
+
+// Adds h of a class to such a sum. `leads`: the class is the leader.
+template <class Compute>
+__device__ __forceinline__ void add_class(Compute& sum, Compute h, bool) {
+  sum += h;
+}
+// The sum over a part of the classes, as a summand of the sum over more. `leads`: the leader of these is in the part.
+template <class Compute>
+__device__ __forceinline__ Compute as_part(Compute sum, bool) {
+  return sum;
+}
+// The number: the sum over all classes, including the leader.
+template <class Compute>
+__device__ __forceinline__ Compute with_leader(Compute sum) {
+  return sum;
+}
+
+// Sums over the classes of a row: h, h_1 and h_2.
+template <class Compute, class OfInput = Compute, class OfTarget = Compute>
 struct DenseSums {
   Compute value;
-  Compute grad_log_p;
-  Compute grad_log_q;
+  OfInput grad_log_p;
+  OfTarget grad_log_q;
 };
 
 // Probabilities of a class, their logarithms, and that of their ratio, with kNarrow in an fma each:
@@ -261,7 +282,7 @@ struct KnownLogs {
 };
 
 // A row as GradientPass needs it. `slope` is the derivative of the penalty, `factor` that of grad_output.
-template <class Compute, int kCount>
+template <class Compute, int kCount, class Sums = DenseSums<Compute>>
 struct DenseRow {
   Softmax<Compute> softmax[kCount];
   // For rows on chip, if Program::kKnown. A thread whose values have no form for known logarithms is not `known`.
@@ -269,7 +290,7 @@ struct DenseRow {
   KnownLogs<Compute> logs;
   int leader[kCount];
   bool known;
-  DenseSums<Compute> sums;
+  Sums sums;
   Compute value;
   Compute slope;
   Compute factor;
@@ -278,7 +299,7 @@ struct DenseRow {
 
 template <class Term_, class Penalty_, class Space_, class Input_, class Target_, class Weight_, class Mask_,
           class Result_, bool kTeacher_, bool kCapped_, bool kInputGradient_, bool kTargetGradient_,
-          class Gradient_ = Input_, bool kInPlace_ = false>
+          class Gradient_ = Input_, bool kInPlace_ = false, bool kInputApart_ = false, bool kTargetApart_ = false>
 struct DenseRowProgram {
   using Term = Term_;
   using Compute = typename Term::Compute;
@@ -313,7 +334,14 @@ struct DenseRowProgram {
   // True if neither the gradients nor the outputs need SumPass, and if there is a value (dense_second_derivatives.cuh).
   static constexpr bool kSkipsSums = false;
   static constexpr bool kValued = true;
-  using Row = DenseRow<Compute, kSoftmaxes>;
+  // Sums of h_1 and h_2. Apart is this program with a SumBesideLeader for one of them, or for both.
+  using InputSum = Choose<kInputApart_, SumBesideLeader<Compute>, Compute>;
+  using TargetSum = Choose<kTargetApart_, SumBesideLeader<Compute>, Compute>;
+  template <bool kOfInput, bool kOfTarget>
+  using Apart = DenseRowProgram<Term_, Penalty_, Space_, Input_, Target_, Weight_, Mask_, Result_, kTeacher_, kCapped_,
+                                kInputGradient_, kTargetGradient_, Gradient_, kInPlace_, kOfInput, kOfTarget>;
+  using Sums = DenseSums<Compute, InputSum, TargetSum>;
+  using Row = DenseRow<Compute, kSoftmaxes, Sums>;
 
   Term term;
   Penalty_ penalty;
@@ -543,7 +571,7 @@ struct SumPass {
       program.logit.unscaled_of(raw, y);
       program.logit.unscaled_of(target, second);
       program.without(classes, y, second);
-      const DenseSums<Compute> before = row.sums;
+      const typename Program::Sums before = row.sums;
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
         add(program.evaluate_known(row, y[i], second[i], first + i), grad_log_p[i]);
@@ -570,7 +598,7 @@ struct SumPass {
   }
   // Applies `op` to each sum that is needed.
   template <class Op>
-  __device__ __forceinline__ static void over(DenseSums<Compute>& sums, const Op& op) {
+  __device__ __forceinline__ static void over(typename Program::Sums& sums, const Op& op) {
     op(sums.value);
     if constexpr (kGradient && Program::kInputGradient && kKept != 1) op(sums.grad_log_p);
     if constexpr (kGradient && Program::kTargetGradient && Program::kTeacher) op(sums.grad_log_q);
@@ -578,25 +606,31 @@ struct SumPass {
 
  private:
   __device__ __forceinline__ void evaluate(int64 c, Compute x, Compute t, Compute& grad_log_p, Compute& p) const {
-    const Compute z = program.logit.value(x);
-    add(program.evaluate(row, z, program.second(t), c), grad_log_p);
+    const Compute z = program.logit.value(x), second = program.second(t);
     const Softmax<Compute>& softmax = row.softmax[0];
+    const bool leads = identical(z, softmax.max_logit);
+    const bool teacher_leads = identical(second, row.softmax[Program::kSoftmaxes - 1].max_logit);
+    add(program.evaluate(row, z, second, c), grad_log_p, leads, teacher_leads);
     if constexpr (kKept == 2) p = program.logit.exponential_of(z, softmax.max_logit) * softmax.inv_sum;
   }
   template <class Y>
-  __device__ __forceinline__ void add(const Y& y, Compute& grad_log_p) const {
+  __device__ __forceinline__ void add(const Y& y, Compute& grad_log_p, bool leads = false,
+                                      bool teacher_leads = false) const {
     grad_log_p = tangent_or_zero(y, 0);
-    add_to(row.sums, y);
+    add_to(row.sums, y, leads, teacher_leads);
   }
 
  public:
-  // Adds h of a class and its derivatives.
+  // Adds h of a class and its derivatives. Whether the class leads matters to a SumBesideLeader only.
   template <class Y>
-  __device__ __forceinline__ static void add_to(DenseSums<Compute>& sums, const Y& y) {
+  __device__ __forceinline__ static void add_to(typename Program::Sums& sums, const Y& y, bool leads = false,
+                                                bool teacher_leads = false) {
     sums.value += y.value;
-    if constexpr (kGradient && Program::kInputGradient && kKept != 1) sums.grad_log_p += tangent_or_zero(y, 0);
+    if constexpr (kGradient && Program::kInputGradient && kKept != 1) {
+      add_class(sums.grad_log_p, tangent_or_zero(y, 0), leads);
+    }
     if constexpr (kGradient && Program::kTargetGradient && Program::kTeacher) {
-      sums.grad_log_q += tangent_or_zero(y, 1);
+      add_class(sums.grad_log_q, tangent_or_zero(y, 1), teacher_leads);
     }
   }
 };
@@ -701,48 +735,52 @@ struct KnownSumPass {
 };
 
 // Sums of AffinePass over some classes: the softmax, and relative to its shift the sum of h; and the sum of h_1.
-template <class Compute>
+template <class Compute, class Sum = Compute>
 struct AffineSums {
   OnlineSoftmax<Compute, ExcludeMax> softmax;
   Compute value;
-  Compute grad_log_p;
+  Sum grad_log_p;
 
   static __device__ __forceinline__ AffineSums empty() {
     return {{-scalar_infinity(Compute()), Compute(0)}, Compute(0), Compute(0)};
   }
   // The value relative to the shift of another maximum.
   __device__ __forceinline__ Compute value_for(Compute max_logit) const {
-    return scalar_fma(exp_shift(softmax.max_logit) - exp_shift(max_logit), grad_log_p, value);
+    return scalar_fma(exp_shift(softmax.max_logit) - exp_shift(max_logit), with_leader(grad_log_p), value);
   }
 };
-template <class Compute>
-__device__ __forceinline__ void combine(AffineSums<Compute>& part, const AffineSums<Compute>& other) {
+template <class Compute, class Sum>
+__device__ __forceinline__ void combine(AffineSums<Compute, Sum>& part, const AffineSums<Compute, Sum>& other) {
   const Compute max_logit = max_ignoring_nan(part.softmax.max_logit, other.softmax.max_logit);
   part.value = part.value_for(max_logit) + other.value_for(max_logit);
-  part.grad_log_p += other.grad_log_p;
+  part.grad_log_p = as_part(part.grad_log_p, identical(part.softmax.max_logit, max_logit)) +
+                    as_part(other.grad_log_p, identical(other.softmax.max_logit, max_logit));
   combine(part.softmax, other.softmax);
 }
 // Preconditions: those of subwarp_combine of an OnlineSoftmax.
-template <class Compute>
-__device__ __forceinline__ void subwarp_combine(AffineSums<Compute>& part, int width) {
+template <class Compute, class Sum>
+__device__ __forceinline__ void subwarp_combine(AffineSums<Compute, Sum>& part, int width) {
   if (width == 1) return;
   const Compute before = part.value, old = part.softmax.max_logit;
   subwarp_combine(part.softmax, width);
-  const Compute moved = scalar_fma(exp_shift(old) - exp_shift(part.softmax.max_logit), part.grad_log_p, before);
+  const Compute max_logit = part.softmax.max_logit;
+  const Compute moved = scalar_fma(exp_shift(old) - exp_shift(max_logit), with_leader(part.grad_log_p), before);
   part.value = subwarp_reduce(moved, width, AddOp{});
-  part.grad_log_p = subwarp_reduce(part.grad_log_p, width, AddOp{});
+  part.grad_log_p = subwarp_reduce(as_part(part.grad_log_p, identical(old, max_logit)), width, AddOp{});
 }
 
-// Adds an affine term and its derivative for the classes of a pack, as if `shift` were the log-sum-exp.
+// Adds an affine term and its derivative for the classes of a pack, as if the largest logit were the log-sum-exp.
 template <int kVecSize, class Program, class Compute>
 __device__ __forceinline__ void add_affine(const Program& program, const typename Program::Row& row, int64 first,
-                                           const Compute (&z)[kVecSize], Compute shift,
-                                           const Compute (&target)[kVecSize], Compute& value, Compute& grad_log_p) {
+                                           const Compute (&z)[kVecSize], Compute max_logit,
+                                           const Compute (&target)[kVecSize], Compute& value,
+                                           typename Program::InputSum& grad_log_p) {
+  const Compute shift = exp_shift(max_logit);
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
     const auto y = program.evaluate_at(row, z[i] - shift, target[i], first + i);
     value += y.value;
-    grad_log_p += tangent_or_zero(y, 0);
+    add_class(grad_log_p, tangent_or_zero(y, 0), identical(z[i], max_logit));
   }
 }
 
@@ -751,10 +789,10 @@ struct AffinePass {
   static constexpr bool kReadsTargets = true;
   const Program& program;
   const typename Program::Row& row;
-  AffineSums<Compute> sums;
+  AffineSums<Compute, typename Program::InputSum> sums;
 
   __device__ __forceinline__ AffinePass(const Program& program, const typename Program::Row& row)
-      : program(program), row(row), sums(AffineSums<Compute>::empty()) {
+      : program(program), row(row), sums(decltype(sums)::empty()) {
   }
   template <int kVecSize>
   __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
@@ -763,10 +801,12 @@ struct AffinePass {
     Compute z[kVecSize], target[kVecSize];
     add_logits(program.logit, x, sums.softmax, z);
     unpack(t, target);
-    if (!identical(old, sums.softmax.max_logit)) {
-      sums.value = scalar_fma(exp_shift(old) - exp_shift(sums.softmax.max_logit), sums.grad_log_p, sums.value);
+    const Compute max_logit = sums.softmax.max_logit;
+    if (!identical(old, max_logit)) {
+      sums.value = scalar_fma(exp_shift(old) - exp_shift(max_logit), with_leader(sums.grad_log_p), sums.value);
+      sums.grad_log_p = as_part(sums.grad_log_p, false);
     }
-    add_affine(program, row, first, z, exp_shift(sums.softmax.max_logit), target, sums.value, sums.grad_log_p);
+    add_affine(program, row, first, z, max_logit, target, sums.value, sums.grad_log_p);
   }
 };
 
@@ -797,7 +837,7 @@ struct AffineSumPass {
     unpack(x, raw);
     unpack(t, target);
     program.logit.values_of(raw, z);
-    add_affine(program, row, first, z, exp_shift(known.max_logit), target, value, grad_log_p);
+    add_affine(program, row, first, z, known.max_logit, target, value, grad_log_p);
   }
   // Those of all these lanes. Preconditions: those of subwarp_reduce.
   __device__ __forceinline__ AffineSums<Compute> of_subwarp(int width) const {
@@ -832,7 +872,7 @@ struct GradientsInMemory {
 // Both are the same number. The first takes three instructions with the exponential in place of p_c, and loses no more
 // than a unit in the last place while p_c <= 1/2. Only the largest logit can exceed that: its own h_m must not cancel.
 // If two classes share the maximum, both take the second formula, and p <= 1/2.
-template <class Compute>
+template <class Compute, class Sum = Compute>
 struct SoftmaxVjp {
   Compute max_logit;
   Compute factor;
@@ -904,7 +944,8 @@ struct GradientPass {
   bool active;
   // The value of the row, to which Program::add_to_value adds.
   Compute* value;
-  SoftmaxVjp<Compute> of_logits, of_teacher;
+  SoftmaxVjp<Compute, typename Program::InputSum> of_logits;
+  SoftmaxVjp<Compute, typename Program::TargetSum> of_teacher;
 
   __device__ __forceinline__ GradientPass(const Program& program, const typename Program::Row& row, const Place& place,
                                           bool active, Compute* value = nullptr)
@@ -1055,11 +1096,12 @@ struct SubwarpAdd {
   }
 };
 
-template <class Sums, class Group, class Compute>
-__device__ __forceinline__ void group_reduce_sums(const Group& group, DenseSums<Compute>& sums, SyncState& sync) {
+template <class Sums, class Group, class Compute, class OfInput, class OfTarget>
+__device__ __forceinline__ void group_reduce_sums(const Group& group, DenseSums<Compute, OfInput, OfTarget>& sums,
+                                                  SyncState& sync) {
   Sums::over(sums, SubwarpAdd{group.subwarp_size()});
   if constexpr (Group::kMultiWarp) {
-    const DenseSums<Compute>* all;
+    const DenseSums<Compute, OfInput, OfTarget>* all;
     group.all_gather(sums, sync, all);
     const int lane = threadIdx.x % kWarp, warps = group.num_warps();
     sums = {Compute(0), Compute(0), Compute(0)};
@@ -1210,7 +1252,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   MaxPass<Program> maxima;
   if constexpr (kOnChip) classes.for_each(maxima);
   if constexpr (Program::kAffine) {
-    AffineSums<Compute> sums;
+    AffineSums<Compute, typename Program::InputSum> sums;
     if constexpr (kOnChip) {
       AffineSumPass<Program> pass(program, row, maxima, width);
       visit_before_gradient<kGradient>(classes, pass);
@@ -1225,7 +1267,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     row.softmax[0].set(sums.softmax);
     // Without a distribution, its largest logit being infinite, a row is NaN.
     const Compute max_logit = row.softmax[0].max_logit, no_distribution = max_logit - max_logit;
-    row.sums.value = scalar_fma(-row.softmax[0].log_sum, sums.grad_log_p, sums.value) + no_distribution;
+    row.sums.value = scalar_fma(-row.softmax[0].log_sum, with_leader(sums.grad_log_p), sums.value) + no_distribution;
     row.sums.grad_log_p = sums.grad_log_p;
   } else {
     using Sums = SumPass<kGradient, kOnChip, kKept, Program>;
@@ -1293,7 +1335,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
             GradientPass<kLogs, Program, GradientsInMemory<Program>>(program, row, memory, classes.active, &value));
       }
       if constexpr (kAddsLast) {
-        DenseSums<Compute> sums{value, Compute(0), Compute(0)};
+        typename Program::Sums sums{value, Compute(0), Compute(0)};
         group_reduce_sums<SumPass<false, kOnChip, 0, Program>>(group, sums, sync);
         row.sums.value += sums.value;
         program.finish(row, offset, classes.active, first);

@@ -62,24 +62,80 @@ __device__ __forceinline__ void add_logits(const Logits& logit, const Pack<WithT
   part.exp_sum.tangent += changed;
 }
 
-// `factor` has no tangent.
+// The sum of h over classes, and the tangent of the sum over the others than the leader, the class of the largest
+// logit.
+//
+// As p of the leader approaches 1, h' of the others and g' get as small as 1 - p. Along tangents of the other operand
+// h' of the leader does not: `others` would have no digits left as the difference of all.tangent and h' of the leader.
+// A part of the classes has a leader of its own, which is one of the others if it is not the row's: `others` is
+// all.tangent then, as ExcludeMax adds an exponential again.
 template <class T>
-struct SoftmaxVjp<NestedDual<T>> {
-  using Number = NestedDual<T>;
-  Number max_logit, factor, shared;
-  Number sum, slope, inv_sum, max_complement;
+struct SumBesideLeader<NestedDual<T>> {
+  NestedDual<T> all;
+  T others;
 
-  __device__ __forceinline__ SoftmaxVjp(const Softmax<Number>& s, Number sum, Number slope, Number factor)
+  SumBesideLeader() = default;
+  __device__ __forceinline__ SumBesideLeader(NestedDual<T> all, T others) : all(all), others(others) {
+  }
+  // Of classes without the leader.
+  __device__ __forceinline__ SumBesideLeader(NestedDual<T> all) : all(all), others(all.tangent) {
+  }
+  __device__ __forceinline__ SumBesideLeader& operator+=(SumBesideLeader x) {
+    return *this = *this + x;
+  }
+};
+template <class T>
+__device__ __forceinline__ SumBesideLeader<T> operator+(SumBesideLeader<T> x, SumBesideLeader<T> y) {
+  return {x.all + y.all, x.others + y.others};
+}
+template <class T>
+__device__ __forceinline__ SumBesideLeader<T> shuffle_xor(SumBesideLeader<T> x, int offset) {
+  return {shuffle_xor(x.all, offset), shuffle_xor(x.others, offset)};
+}
+template <class T>
+__device__ __forceinline__ void add_class(SumBesideLeader<NestedDual<T>>& sum, NestedDual<T> h, bool leads) {
+  sum.all += h;
+  sum.others += leads ? T(0) : h.tangent;
+}
+template <class T>
+__device__ __forceinline__ SumBesideLeader<T> as_part(SumBesideLeader<T> sum, bool leads) {
+  return {sum.all, leads ? sum.others : sum.all.tangent};
+}
+template <class T>
+__device__ __forceinline__ T with_leader(SumBesideLeader<T> sum) {
+  return sum.all;
+}
+// The sum over the others than the leader, given h of the leader. Its value may lack digits: it is multiplied by p',
+// which is as small as 1 - p.
+template <class T>
+__device__ __forceinline__ NestedDual<T> without_leader(NestedDual<T> sum, NestedDual<T> h) {
+  return sum - h;
+}
+template <class T>
+__device__ __forceinline__ NestedDual<T> without_leader(SumBesideLeader<NestedDual<T>> sum, NestedDual<T> h) {
+  return {sum.all.value - h.value, sum.others};
+}
+
+// `factor` has no tangent.
+template <class T, class Sum>
+struct SoftmaxVjp<NestedDual<T>, Sum> {
+  using Number = NestedDual<T>;
+  static constexpr bool kApart = !kSameType<Sum, Number>;
+  Number max_logit, factor, shared;
+  Sum sum;
+  Number slope, inv_sum, max_complement;
+
+  __device__ __forceinline__ SoftmaxVjp(const Softmax<Number>& s, Sum sum, Number slope, Number factor)
       : max_logit(s.max_logit),
         factor(factor.value, T(0)),
-        shared((sum - slope) * s.inv_sum * factor),
+        shared((with_leader(sum) - slope) * s.inv_sum * factor),
         sum(sum),
         slope(slope),
         inv_sum(s.inv_sum),
         max_complement(s.max_complement) {
   }
   __device__ __forceinline__ Number at_largest(Number h) const {
-    return (h * max_complement - inv_sum * ((sum - h) - slope)) * factor;
+    return (h * max_complement - inv_sum * (without_leader(sum, h) - slope)) * factor;
   }
   template <class Logits, int kVecSize>
   __device__ __forceinline__ void apply(const Logits&, const Number (&z)[kVecSize], Number (&h)[kVecSize]) const {
@@ -102,17 +158,27 @@ struct SoftmaxVjp<NestedDual<T>> {
         h[i] = scalar_fma(-exponential, shared, of_term[i] * factor);
       }
     }
-    // Rare.
-    if (!(largest == max_logit.value)) return;
+    // Rare. `others` lacks all classes that share the largest logit. Each of them has p <= 1/2, which may be rounded
+    // up, and needs no other formula.
+    if (!(largest == max_logit.value) || (kApart && !(inv_sum.value > T(0.51)))) return;
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) h[i] = identical(z[i], max_logit) ? at_largest(of_term[i]) : h[i];
   }
 };
 
-// The program of these rows. Base: a DenseRowProgram that computes on NestedDual.
+// A DenseRowProgram with a SumBesideLeader for each operand that has a gradient while the other one moves. Along
+// tangents of the operand itself, h' of the leader has the factor (log p)', which is as small as 1 - p. If the h_1 of a
+// row sum to 0, so do their tangents, and g' is h': no digits are lost.
+template <class Program, bool kInputMoves, bool kTargetMoves>
+using WithLeadersApart =
+    typename Program::template Apart<Program::kInputGradient && kTargetMoves && !Program::Term::kBalanced,
+                                     Program::kTargetGradient && kInputMoves && Program::kTeacher>;
+
+// The program of these rows. Program: a DenseRowProgram that computes on NestedDual.
 // kInputMoves, kTargetMoves: the operand has tangents.
-template <class Base, bool kInputMoves_, bool kTargetMoves_, bool kValued_>
-struct DenseHvpProgram : Base {
+template <class Program, bool kInputMoves_, bool kTargetMoves_, bool kValued_>
+struct DenseHvpProgram : WithLeadersApart<Program, kInputMoves_, kTargetMoves_> {
+  using Base = WithLeadersApart<Program, kInputMoves_, kTargetMoves_>;
   using Number = typename Base::Compute;
   using InputStorage = typename Base::Input;
   using TargetStorage = typename Base::Target;

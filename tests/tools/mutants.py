@@ -23,6 +23,7 @@ RESIDENT_ROWS = "kernels/softmax/resident_rows.cuh"
 LABEL_ONLY_ROWS = "kernels/softmax/label_only_rows.cuh"
 COUNT_ROWS = "kernels/softmax/count_rows.cuh"
 DENSE_ROWS = "kernels/softmax/dense_rows.cuh"
+DENSE_SECOND = "kernels/softmax/dense_second_derivatives.cuh"
 CHUNKS = "kernels/linear_softmax/chunks.cuh"
 LOG_PROBS = "kernels/log_probs/log_probs.cuh"
 MARGIN = "kernels/row_margin/row_margin.cuh"
@@ -458,6 +459,22 @@ MUTANTS: tuple[Mutant, ...] = (
         r"shared\(\(sum - slope\)",
         "shared(sum",
         ("dense, everything",),
+    ),
+    Mutant(
+        "largest logit's derivative among the others",
+        DENSE_SECOND,
+        "add_class",
+        r"leads \? T\(0\) : h\.tangent",
+        "h.tangent",
+        ("dense, second, sure teacher",),
+    ),
+    Mutant(
+        "derivative of a lane's largest logit lost",
+        DENSE_SECOND,
+        "as_part",
+        r"leads \? sum\.others : sum\.all\.tangent",
+        "sum.others",
+        ("dense, second, sure target",),
     ),
     Mutant(
         "targets of the row before",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import cupylosses.functional as F
@@ -18,6 +18,9 @@ from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit.gpu import DECLARED_BYTES, Chip
 from cupylosses.testing.softmax.properties import SoftmaxCall, gradients, placed, second_agrees_with_truth
 from cupylosses.testing.softmax.truth import NAMES, truth
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Losses with dense targets, with options that change the formula.
 TERM_LOSSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -71,15 +74,19 @@ def draw_terms(
     places: Sequence[str] = ("contiguous", "contiguous"),
     class_dim: int = 1,
     seed: int = 0,
+    sure: Sequence[bool] = (False, False),
     **chosen: Any,
 ) -> SoftmaxCall:
-    """A call of one of :data:`TERM_LOSSES` with random operands, reduced to a mean."""
+    """A call of one of :data:`TERM_LOSSES` with random operands, reduced to a mean. Operands that are ``sure`` have a
+    class of probability near 1 in each row.
+    """
     import torch
 
     name, given = TERM_LOSSES[row_loss]
     chosen = {"reduction": "mean", **given, **chosen}
     generator = torch.Generator().manual_seed(seed)
     x, y = 3 * torch.randn(2, *shape, generator=generator)
+    x, y = (_surely(z, class_dim) if s else z for z, s in zip((x, y), sure, strict=True))
     if registry(SoftmaxLoss)[name].dense == "probabilities":
         y = y.log_softmax(class_dim) if chosen.get("log_target") else y.softmax(class_dim)
     operands = {
@@ -87,6 +94,17 @@ def draw_terms(
         for operand, value, dtype, place in zip(NAMES[name][:2], (x, y), dtypes, places, strict=True)
     }
     return SoftmaxCall(name, {**operands, "class_dim": class_dim, **chosen})
+
+
+def _surely(x: Tensor, class_dim: int) -> Tensor:
+    """A copy of the logits in which one class exceeds all others of its row by 12: in some row the first, in some the
+    last.
+    """
+    import torch
+
+    rows = x.movedim(class_dim, -1)
+    places = torch.linspace(0, rows.shape[-1] - 1, rows[..., 0].numel()).round().long().view(*rows.shape[:-1], 1)
+    return rows.scatter(-1, places, rows.amax(-1, keepdim=True) + 12.0).movedim(-1, class_dim).contiguous()
 
 
 def terms_second_of_equal_logits(call: SoftmaxCall) -> None:
