@@ -16,7 +16,7 @@ from cupylosses import checks, functional
 from cupylosses.call import Call
 from cupylosses.definition import kernel_sources
 from cupylosses.definition.base import MAX_OPERANDS, Operand, Parameter
-from cupylosses.definition.expressions import cuda, in_double
+from cupylosses.definition.expressions import cuda, in_double, primitives
 from cupylosses.definition.kernel_sources import kernel_directory
 from cupylosses.definition.registry import registry
 from cupylosses.engines.base import Machine, contiguous
@@ -161,6 +161,21 @@ def test_no_header_is_included(loss: Loss) -> None:
     """A machine without CUDA headers, or with another version's, compiles the same."""
     for variant in {x.kind: x for x in variants(loss)}.values():
         assert "#include" not in variant.source()
+
+
+def test_sources_have_the_primitives_that_they_call(loss: Loss) -> None:
+    """And those that these build on: the others would take time to compile."""
+
+    def with_includes(files: set[str]) -> set[str]:
+        texts = [(kernel_directory() / x).read_text(encoding="utf-8") for x in files]
+        found = files | {x for text in texts for x in re.findall(r'^#include "(primitives/.*)"$', text, re.MULTILINE)}
+        return found if found == files else with_includes(found)
+
+    for variant in {x.kind: x for x in variants(loss) if not isinstance(x.loss, TangentLoss)}.values():
+        words = set(re.findall(r"\w+", variant.glue()))
+        called = {x.file for x in primitives().values() if x.name in words}
+        found = set(re.findall(r'^#line \d+ "kernels/(primitives/\w+\.cuh)"$', variant.source(), re.MULTILINE))
+        assert found == with_includes({"primitives/math.cuh", *called})
 
 
 def test_engines_know_no_loss() -> None:

@@ -56,11 +56,14 @@ _LOOSER = frozenset({"&&", "||", ","})
 
 
 class Primitive(NamedTuple):
-    """A function that expressions may call, with its parameters and the comment above its definition."""
+    """A function that expressions may call, with its parameters, the comment above its definition, and the file of
+    ``kernels/`` that it stands in.
+    """
 
     name: str
     parameters: tuple[str, ...]
     comment: str
+    file: str
 
     @property
     def call(self) -> str:
@@ -83,11 +86,11 @@ _PRIMITIVE = re.compile(
 def primitives() -> Mapping[str, Primitive]:
     """The primitives by name, in the order of their files."""
     found = {}
-    text = "\n".join((kernel_directory() / x).read_text(encoding="utf-8") for x in PRIMITIVES)
-    for match in _PRIMITIVE.finditer(text):
-        names = [x.split()[-1].lstrip("&") for x in match["parameters"].split(",") if not x.rstrip().endswith(">")]
-        comment = " ".join(line.strip("/ ") for line in match["comment"].splitlines())
-        found[match["name"]] = Primitive(match["name"], tuple(x for x in names if x.isidentifier()), comment)
+    for file in PRIMITIVES:
+        for match in _PRIMITIVE.finditer((kernel_directory() / file).read_text(encoding="utf-8")):
+            names = [x.split()[-1].lstrip("&") for x in match["parameters"].split(",") if not x.rstrip().endswith(">")]
+            comment = " ".join(line.strip("/ ") for line in match["comment"].splitlines())
+            found[match["name"]] = Primitive(match["name"], tuple(x for x in names if x.isidentifier()), comment, file)
     return found
 
 

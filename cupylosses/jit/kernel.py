@@ -54,7 +54,8 @@ class Kernel(ABC):
     def source(self) -> str:
         """Source of the translation unit."""
         precision = f"#define NARROW {str(self.narrow).lower()}\n"
-        return f'{precision}{sources.expand(self.files)}#line 1 "<{self.title}>"\n{self.glue()}'
+        glue = self.glue()
+        return f'{precision}{sources.expand(sources.called(self.files, glue))}#line 1 "<{self.title}>"\n{glue}'
 
     @property
     def companions(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 // Robust losses of a residual. Each is one primitive: value and derivative share their exponential, root or quotient,
 // and the formulas as written cancel for small residuals and overflow for large ones.
 #pragma once
-#include "primitives/math.cuh"
+#include "primitives/logistic.cuh"
 
 // The least x > 0, without subnormal ones in float.
 __device__ __forceinline__ float scalar_least(float) {
