@@ -334,6 +334,18 @@ def stream(shape: Sequence[int], itemsize: int, misalignment: int = 0) -> pointw
     return pointwise_layout.Stream(strides, itemsize, misalignment)
 
 
+def test_batches_are_whole_where_elements_fill_them() -> None:
+    """A lane has four vectors of 16 bytes in a batch, or one where few elements are spread over more lanes."""
+    for elements in (1, 127, 128, 511, 512, 513, 640, 1024):
+        found = pointwise_layout.layout((elements,), [stream((elements,), 4)] * 3)
+        assert found.whole_batches == (elements % 512 == 0)
+        assert pointwise_layout.in_short_batches(found, False).whole_batches == (elements % 128 == 0)
+    shifted = pointwise_layout.layout((1024,), [stream((1024,), 4), pointwise_layout.Stream((1,), 4, 4, read=True)])
+    assert shifted.access == ("stream", "shifted")
+    rows = pointwise_layout.layout((64, 512), [pointwise_layout.Stream((1024, 1), 4)])
+    assert not shifted.whole_batches and not rows.whole_batches
+
+
 @pytest.mark.parametrize(
     ("shape", "streams", "kind", "vec_size"),
     [

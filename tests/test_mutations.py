@@ -243,6 +243,10 @@ BATTERY: dict[str, Callable[[], None]] = {
     "truth": truth(*SIZES),
     "truth, elements": truth(*SIZES, reduction="none"),
     "truth, bfloat16": truth(*SIZES, reduction="none", dtypes=("bfloat16",)),
+    "truth, whole batches": truth((2048,)),
+    "truth, whole batches, loaded ahead": executed(
+        properties.agrees_with_truth, F.binary_cross_entropy, shape=(2048,), dtypes=("bfloat16", "bfloat16")
+    ),
     "truth, misaligned": truth(*SIZES, layout="misaligned"),
     "truth, sliced": truth((67, 129), (40, 7), layout="sliced"),
     "truth, strided": truth((67, 129), (40, 7), layout="strided"),

@@ -64,10 +64,12 @@ struct Dimensions {
   }
 };
 
-template <int kVecSize>
+// kWholeBatches: batches fill the elements, so that kernels have no code for a part of one. A kernel of a light loss is
+// compiled in a fifth less time without it.
+template <int kVecSize, bool kWholeBatches_ = false>
 struct FlatLayout {
   static constexpr int kOuter = 0;  // outer dimensions: none, one offset serves all streams
-  static constexpr bool kTiled = false, kStrips = false, kFronts = false;
+  static constexpr bool kTiled = false, kStrips = false, kFronts = false, kWholeBatches = kWholeBatches_;
   struct Cursor {
     int64 element;
   };
@@ -101,7 +103,7 @@ struct FlatLayout {
 template <int kStreams>
 struct LinearLayout {
   static constexpr int kOuter = 1;  // streams have offsets of their own
-  static constexpr bool kTiled = false, kStrips = false, kFronts = false;
+  static constexpr bool kTiled = false, kStrips = false, kFronts = false, kWholeBatches = false;
   struct Cursor {
     int64 element;
     int64 base[kStreams];
@@ -139,7 +141,7 @@ struct LinearLayout {
 template <int kVecSize, int kStreams, int kRank>
 struct StridedLayout {
   static constexpr int kOuter = kRank;
-  static constexpr bool kTiled = false, kStrips = false, kFronts = true;
+  static constexpr bool kTiled = false, kStrips = false, kFronts = true, kWholeBatches = false;
   struct Cursor {
     int64 row;
     int64 column;  // in vectors
@@ -197,7 +199,7 @@ struct StridedLayout {
 template <int kVecSize, int kStreams, int kRank>
 struct GatheredLayout {
   static constexpr int kOuter = 1;
-  static constexpr bool kTiled = false, kStrips = false, kFronts = true;
+  static constexpr bool kTiled = false, kStrips = false, kFronts = true, kWholeBatches = false;
   static constexpr int kCounted = kRank > 1 ? kRank - 1 : 1;
   struct Cursor {
     int64 element;
@@ -307,7 +309,7 @@ struct GatheredLayout {
 template <int kVecSize, int kAcross_, int kSteps_, int kStreams, int kRank>
 struct StripLayout {
   static constexpr int kOuter = 1;
-  static constexpr bool kTiled = false, kStrips = true, kFronts = false;
+  static constexpr bool kTiled = false, kStrips = true, kFronts = false, kWholeBatches = false;
   static constexpr int kAcross = kAcross_, kDown = kWarp / kAcross, kSteps = kSteps_, kWidth = kAcross * kSteps;
   static_assert(kSteps == 1 || kDown == 1, "steps along a row of which a warp has one");
   struct Cursor {
@@ -405,7 +407,7 @@ template <int kStreams, int kRank, class Tile_ = TileShape<1, 1, 8, 2, 4>>
 struct TiledLayout {
   using Tile = Tile_;
   static constexpr int kOuter = kRank;
-  static constexpr bool kTiled = true, kStrips = false, kFronts = false;
+  static constexpr bool kTiled = true, kStrips = false, kFronts = false, kWholeBatches = false;
   static constexpr int64 kMostShifts = 1 << 16;
   // A lane has a line of single elements: bases are those of the element.
   static constexpr bool kOneLine = Tile::kSideA == kWarp && Tile::kLanesA == kWarp && Tile::kB == 1;

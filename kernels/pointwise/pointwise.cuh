@@ -1161,7 +1161,8 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
         const int64 here = Order::first_of(program.layout, first);
         auto cursor = program.layout.at(here + lane);
         if constexpr (Program::kStaged) stage_in(program, cursor);
-        if (program.layout.whole_batch(cursor, here + kBatch - 1 + Program::kReadsAhead)) {
+        if (Program::Layout::kWholeBatches ||
+            program.layout.whole_batch(cursor, here + kBatch - 1 + Program::kReadsAhead)) {
           if constexpr (kAhead) {
             program.template visit_ahead<kUnroll>(
                 cursor, [&] { load(first + chunks * kBatch); }, ahead, partial, known.value, sums);
@@ -1170,7 +1171,7 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
             for (int u = 0; u < kUnroll; u += kFlight)
               program.template visit<kFlight, true>(cursor, partial, factor, sums);
           }
-        } else {
+        } else if constexpr (!Program::Layout::kWholeBatches) {
           program.template visit_edge<kUnroll, kFlight>(cursor, partial, factor, sums);
         }
         if constexpr (Program::kStaged) stage_out(program, program.layout.at(here + lane));

@@ -885,6 +885,15 @@ OUTSIDE: tuple[Mutant, ...] = (
         "vector * kVecSize <= elements",
         ("truth",),
     ),
+    Mutant("part of a batch taken for a whole one", LAYOUT_RULES, "whole_batches", "filled and", "", ("truth",)),
+    Mutant(
+        "vectors loaded ahead of the last batch",
+        POINTWISE,
+        "sweep",
+        r"is_whole\(at\), ahead",
+        "true, ahead",
+        ("truth, whole batches, loaded ahead",),
+    ),
     Mutant(
         "room for the records of all warps but one",
         PLAN,

@@ -94,7 +94,8 @@ class PointwiseKernel(Kernel):
     where some streams are gathered. ``strip``
     has the vectors that a warp has in a row of strips, and the steps along it. ``sums`` has, for each wanted gradient
     that is summed beside the value, the kind of its partial sums and the dimensions of their combination. ``unroll``
-    are the vectors of a lane in a batch, if they are not those that the layout has otherwise.
+    are the vectors of a lane in a batch, if they are not those that the layout has otherwise; ``whole_batches`` says
+    that batches fill the elements.
     """
 
     loss: Loss
@@ -116,6 +117,7 @@ class PointwiseKernel(Kernel):
     strip: tuple[int, int] = (0, 1)
     sums: tuple[tuple[str, int] | None, ...] = ()
     unroll: int = 0
+    whole_batches: bool = False
 
     @property
     def companions(self) -> tuple[str, ...]:
@@ -141,6 +143,7 @@ class PointwiseKernel(Kernel):
         parts += ["strip-" + "-".join(map(str, self.strip))] if self.layout in STRIPS else []
         parts += ["sums-" + "-".join(f"{x[0]}{x[1]}" if x else "0" for x in self.sums)] if self.sums else []
         parts += [f"unroll-{self.unroll}"] if self.unroll else []
+        parts += ["whole"] if self.whole_batches else []
         return "_".join(parts)
 
     @property
@@ -530,7 +533,8 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
     operands = variant.loss.operands
     sinks = ", ".join(map("".join, zip(*_sinks(variant), strict=True)))
     if variant.layout == "flat":
-        layout_type, layout_parameter = f"FlatLayout<{variant.vec_size}>", "int64 elements"
+        whole = ", true" * variant.whole_batches
+        layout_type, layout_parameter = f"FlatLayout<{variant.vec_size}{whole}>", "int64 elements"
         layout_local = ["  const Layout layout{elements};"]
     else:
         rank = _rank(variant)

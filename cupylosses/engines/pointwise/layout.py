@@ -247,6 +247,14 @@ class Layout:
         return -(-self.vectors // (WARP * self.batch))
 
     @property
+    def whole_batches(self) -> bool:
+        """True of a flat layout whose elements fill its batches. Shifted vectors are read with words that lie behind
+        them, so their last batch is none that kernels read as a whole.
+        """
+        filled = self.elements % (WARP * self.batch * self.vec_size) == 0
+        return self.kind == "flat" and filled and "shifted" not in self.access
+
+    @property
     def strips(self) -> int:
         """The number of strips."""
         return -(-self.sizes[0] // (self.vec_size * self.across * self.steps))

@@ -123,6 +123,7 @@ class ElementLaunch:
             strip=(self.layout.across, self.layout.steps),
             sums=tuple([(x.kind, x.rank) if x else None for x in summed]) if any(summed) else (),
             unroll=self.layout.unroll,
+            whole_batches=self.layout.whole_batches and kind != COMBINED,
         )
 
 

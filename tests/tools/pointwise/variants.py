@@ -48,7 +48,7 @@ class PointwiseVariants(Variants):
                 *one_of_each(usual, "kind", "layout", "access", "columns"),
                 *one_of_each(usual, "kind", "storage"),
                 *one_of_each(usual, "kind", "flags"),
-                *one_of_each(everything, "kind", "layout"),
+                *one_of_each(everything, "kind", "layout", "whole_batches"),
                 *one_of_each(training, "storage"),
             ]
         else:
@@ -128,6 +128,7 @@ class PointwiseVariants(Variants):
         gradients = [x.name for x, wanted in zip(variant.loss.operands, variant.gradients, strict=True) if wanted]
         sums = " ".join(f"{x[0]} {x[1]}" if x else "none" for x in variant.sums)
         batches = f", batches of {variant.unroll}" * bool(variant.unroll)
+        batches += ", whole batches" * variant.whole_batches
         return {
             "dtypes": " ".join(variant.storage),
             "layout": variant.layout + " by columns" * variant.columns + f", sums {sums}" * bool(sums) + batches,
@@ -169,9 +170,9 @@ def dtype_settings(loss: Loss, fast: bool) -> Iterator[tuple[str, ...]]:
 
 
 def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeholder, ...]]:
-    """Contiguous operands; each broadcast along rows, along columns, to all; misaligned, also beside operands that are
-    broadcast, whose gradients are then sums of their own; permuted; with a step; permuted and of odd sizes; and of a
-    short dimension, innermost in one of them.
+    """Contiguous operands, whose elements fill the batches or do not; each broadcast along rows, along columns, to all;
+    misaligned, also beside operands that are broadcast, whose gradients are then sums of their own; permuted; with a
+    step; permuted and of odd sizes; and of a short dimension, innermost in one of them.
     """
     contiguous = tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes)
     yield contiguous
@@ -185,6 +186,7 @@ def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeho
     if fast:
         yield Placeholder(first.dtype, first.shape, first.strides[::-1], 0), *others
         return
+    yield tuple(placeholder(x, (ODD_ROWS, ODD_COLUMNS)) for x in dtypes)
     yield misaligned, *others
     yield Placeholder(first.dtype, first.shape, first.strides[::-1], 0), *others
     for step in (COLUMNS + 1, 2 * COLUMNS):  # Rows of a larger matrix, odd and even: without and with vectors.
@@ -300,6 +302,7 @@ def structure(variant: PointwiseKernel) -> Iterator[Hashable]:
     yield from (("storage", dtype) for dtype in variant.storage)
     yield "result", variant.kind, variant.result
     yield "counted", variant.kind, variant.counted
+    yield "whole_batches", variant.kind, variant.whole_batches
 
 
 def kernel_or_layout(variant: PointwiseKernel) -> Iterator[Hashable]:

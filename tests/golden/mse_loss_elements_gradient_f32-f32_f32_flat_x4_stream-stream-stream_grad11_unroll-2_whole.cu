@@ -7,7 +7,7 @@ struct Loss {
   operator()(const input_& input, const target_& target) const {
 #line 1 "mse_loss.value"
     return ::lift<float>(square(input - target));
-#line 1 "<mse_loss_elements_gradient_f32-f32_f32_flat_x4_stream-stream-stream_grad11_unroll-2>.entries"
+#line 1 "<mse_loss_elements_gradient_f32-f32_f32_flat_x4_stream-stream-stream_grad11_unroll-2_whole>.entries"
   }
   static constexpr bool kTriedFirst = false;
 };
@@ -16,7 +16,7 @@ using Result = float;
 using Sources = Tuple<Source<float, Access::kStream>, Source<float, Access::kStream>>;
 using Sinks = Tuple<Sink<float>, Sink<float>>;
 using Element = Source<float, Access::kStream>;
-using Layout = FlatLayout<4>;
+using Layout = FlatLayout<4, true>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
 mse_loss_elements_gradient_f32(const float* input_, const float* target_, float* input_gradients, float* target_gradients, const Result* grad_output, double divisor, double scale, int64 chunks, int64 elements) {

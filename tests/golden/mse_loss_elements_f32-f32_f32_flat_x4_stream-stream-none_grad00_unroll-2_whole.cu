@@ -7,7 +7,7 @@ struct Loss {
   operator()(const input_& input, const target_& target) const {
 #line 1 "mse_loss.value"
     return ::lift<float>(square(input - target));
-#line 1 "<mse_loss_value_f32-f32_f32_flat_x4_stream-stream-none_grad00>.entries"
+#line 1 "<mse_loss_elements_f32-f32_f32_flat_x4_stream-stream-none_grad00_unroll-2_whole>.entries"
   }
   static constexpr bool kTriedFirst = false;
 };
@@ -15,14 +15,14 @@ struct Loss {
 using Result = float;
 using Sources = Tuple<Source<float, Access::kStream>, Source<float, Access::kStream>>;
 using Sinks = Tuple<Absent, Absent>;
-using Element = Absent;
-using Layout = FlatLayout<4>;
+using Element = Sink<float>;
+using Layout = FlatLayout<4, true>;
 
-extern "C" __global__ void __launch_bounds__(256, 3)
-mse_loss_value_f32(const float* input_, const float* target_, double* memory, Result* value, double divisor, double scale, int64 chunks, int64 elements) {
+extern "C" __global__ void __launch_bounds__(256, 2)
+mse_loss_elements_f32(const float* input_, const float* target_, Result* values, double divisor, double scale, int64 chunks, int64 elements) {
   const Layout layout{elements};
   const Pointwise<Loss, Layout, 4, Sources, Sinks, Element> program{
       Loss{}, layout, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
-      make_tuple(Absent{}, Absent{}), Absent{}};
-  reduce_value<4>(program, chunks, memory, divisor, value);
+      make_tuple(Absent{}, Absent{}), Element{values}};
+  map_elements<2>(program, chunks, scale);
 }

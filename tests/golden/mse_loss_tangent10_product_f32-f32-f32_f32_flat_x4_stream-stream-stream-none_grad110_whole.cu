@@ -7,7 +7,7 @@ struct Base {
     using _number = typename input_::Scalar;
 #line 1 "mse_loss.value"
     return ::lift<_number>(square(input - target));
-#line 1 "<mse_loss_tangent10_product_f32-f32-f32_f32_flat_x4_stream-stream-stream-none_grad110>.entries"
+#line 1 "<mse_loss_tangent10_product_f32-f32-f32_f32_flat_x4_stream-stream-stream-none_grad110_whole>.entries"
   }
   static constexpr bool kTriedFirst = false;
 };
@@ -30,7 +30,7 @@ using Result = float;
 using Sources = Tuple<Source<float, Access::kStream>, Source<float, Access::kStream>, Source<float, Access::kStream>>;
 using Sinks = Tuple<Sink<float>, Sink<float>, Absent>;
 using Element = Absent;
-using Layout = FlatLayout<4>;
+using Layout = FlatLayout<4, true>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
 mse_loss_product_f32(const float* input_, const float* target_, const float* input__direction_, float* input_gradients, float* target_gradients, const Result* grad_output, double divisor, double scale, int64 chunks, int64 elements) {
