@@ -323,7 +323,7 @@ def test_sixteen_bits_are_rounded_once() -> None:
 
 
 #: Operands at edges of domains, and beside them.
-EDGES = (0.0, -0.0, 1e-4, 0.01, 0.06, 0.25, 0.75, 1.0, 2.0, -0.5, -3.0, 20.0, -300.0, inf, -inf, nan)
+EDGES = (0.0, -0.0, 1e-4, 0.01, 0.06, 0.25, 0.5, 0.75, 1.0, 2.0, -0.5, -3.0, 20.0, -300.0, inf, -inf, nan)
 
 
 @pytest.mark.kernels
