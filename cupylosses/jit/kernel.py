@@ -55,7 +55,8 @@ class Kernel(ABC):
         """Source of the translation unit."""
         precision = f"#define NARROW {str(self.narrow).lower()}\n"
         glue = self.glue()
-        return f'{precision}{sources.expand(sources.called(self.files, glue))}#line 1 "<{self.title}>"\n{glue}'
+        files = sources.without_unused_primitives(self.files, glue)
+        return f'{precision}{sources.expand(files)}#line 1 "<{self.title}>"\n{glue}'
 
     @property
     def companions(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ def nested(files: tuple[str, ...]) -> tuple[str, ...]:
     return (_NESTED, *files)
 
 
-def called(files: tuple[str, ...], glue: str) -> tuple[str, ...]:
+def without_unused_primitives(files: tuple[str, ...], glue: str) -> tuple[str, ...]:
     """``files`` without the files of primitives of which the generated ``glue`` calls none. They would take a twentieth
     of the time in which the gradient of ``mse_loss`` is compiled.
     """

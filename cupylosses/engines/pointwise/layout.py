@@ -248,8 +248,8 @@ class Layout:
 
     @property
     def whole_batches(self) -> bool:
-        """True of a flat layout whose elements fill its batches. Shifted vectors are read with words that lie behind
-        them, so their last batch is none that kernels read as a whole.
+        """True of a flat layout whose elements fill its batches, unless vectors are shifted: words that lie behind a
+        shifted vector are read with it, so the last batch must not be read as a whole.
         """
         filled = self.elements % (WARP * self.batch * self.vec_size) == 0
         return self.kind == "flat" and filled and "shifted" not in self.access
