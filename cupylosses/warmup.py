@@ -68,10 +68,10 @@ def warmup(
     container that was built with it finds it there (docs/warmup.md).
 
     Nothing is launched and no memory of tensors is taken: the calls are planned for contiguous operands of these
-    dtypes and shapes. Which kernels they take depends on dtypes, on options, on which operands are broadcast, on whether
-    sizes are multiples of a vector's, on whether there are few elements, and on whether their number is a multiple of
-    1024; those of losses of rows on the number of classes, on whether there are few rows, and on the GPU. Operands in
-    other layouts have kernels of their own, which are compiled by the first call that has them.
+    dtypes and shapes. Which kernels they take depends on dtypes, on options, on which operands are broadcast, on
+    whether sizes are multiples of a vector's, on whether there are few elements, and on whether their number is a
+    multiple of 1024; those of losses of rows on the number of classes, on whether there are few rows, and on the GPU.
+    Operands in other layouts have kernels of their own, which are compiled by the first call that has them.
 
     Args:
         losses: A name, a function of ``cupylosses.functional``, ``define_loss`` or ``define_statistics``, or a Module
