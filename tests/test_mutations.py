@@ -243,7 +243,6 @@ BATTERY: dict[str, Callable[[], None]] = {
     "truth": truth(*SIZES),
     "truth, elements": truth(*SIZES, reduction="none"),
     "truth, bfloat16": truth(*SIZES, reduction="none", dtypes=("bfloat16",)),
-    "truth, whole batches": truth((2048,)),
     "truth, whole batches, loaded ahead": executed(
         properties.agrees_with_truth, F.binary_cross_entropy, shape=(2048,), dtypes=("bfloat16", "bfloat16")
     ),
