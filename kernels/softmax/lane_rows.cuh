@@ -1,11 +1,12 @@
 // Rows that a lane takes alone: their labels, and their evaluation side by side, without branches for the usual row.
 //
 // 1. LaneLabels loads the labels of kVecSize rows, which lie `apart` rows from each other.
-// 2. active_classes reduces each label to its class, or to -1 if the row is inactive: masked, ignored, absent, or with
-//    a label out of range.
+// 2. active_classes reduces each label to its class, or to a negative number if the row is inactive: masked, ignored,
+//    absent, or with a label out of range.
 // 3. evaluate_lane_rows evaluates all rows at once, inactive ones too, whose results are dropped. Inactive rows,
 //    outputs per row and rows without a gradient are rare, or rare enough: each has one branch for all rows of the
-//    lane.
+//    lane. Ignored pixels are frequent in images, though: what is rare besides them finds the row's offsets again, and
+//    waits for its label.
 //
 // The cost of a row besides its logits limits short rows: all of it is here. Preconditions: stated at each function.
 #pragma once
@@ -75,18 +76,18 @@ struct LaneLabels {
       label_load[i] = program.load_label(at);
     }
   }
-  // The class of each label, or -1 of an inactive row. Only the first `count` rows exist.
+  // The class of each label, or an InactiveClass. Only the first `count` rows exist.
   template <class Index>
   __device__ __forceinline__ void active_classes(const Program& program, int count, Index (&classes)[kVecSize]) const {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       const Index found = program.template active_class<Index>(label_load[i]);
-      classes[i] = i < count ? found : Index(-1);
+      classes[i] = i < count ? found : Index(kNoLoss);
     }
   }
 };
 
-// Evaluates kVecSize rows of a lane, given their labels (-1: inactive), logits z of the labels, and sums. Returns the
+// Evaluates kVecSize rows of a lane, given their labels (active_classes), logits z of the labels, and sums. Returns the
 // sum of the values and the coefficients of the gradients, scaled if kGradient. Bit i of `zero_rows` tells that row i
 // has coefficients of 0 alone: its gradients are 0 whatever its logits are, so the caller replaces those. offsets(i,
 // at) sets the offsets of row i, which exists if i < count.
@@ -115,7 +116,7 @@ __device__ __forceinline__ double evaluate_lane_rows(const Program& program, con
     sum_of_values = i == 0 ? y.value : sum_of_values + y.value;
     may_be_zero |= coeffs[i].exp_coeff == Compute(0);
   }
-  // A negative label is -1, and a value that is NaN makes a sum that is.
+  // A label that is negative makes a number that is, and a value that is NaN a sum.
   exceptional |= labels_of_all < 0 || sum_of_values != sum_of_values;
   zero_rows = 0;
   if (exceptional) {
@@ -126,7 +127,11 @@ __device__ __forceinline__ double evaluate_lane_rows(const Program& program, con
         zero_rows |= 1u << i;
       }
       if (values[i] != values[i]) coeffs[i] = GradCoeffs<Compute>::all(values[i]);
-      if (i >= count || (labels[i] >= 0 && program.per_row == 0)) continue;
+      if (i >= count) continue;
+      if (program.per_row == 0 && labels[i] != Index(kInvalidLabel)) {
+        program.inactive_rows += labels[i] < 0 ? 1u : 0u;
+        continue;
+      }
       // Offsets and label are found again, for they would take registers of all other calls.
       RowTarget<Compute> again;
       offsets(i, again.offset);

@@ -126,6 +126,9 @@ struct RowTarget {
   bool invalid_label;  // the label is out of range
 };
 
+// Classes of inactive rows: of one without a loss, and of one whose label is out of range.
+enum InactiveClass { kNoLoss = -1, kInvalidLabel = -2 };
+
 template <class Loss_, class Space_, class Input_, class Label_, class Weight_, class Mask_, class Result_,
           bool kSmoothed_, bool kCapped_, class Gradient_ = Input_, bool kInPlace_ = false>
 struct RowProgram {
@@ -162,7 +165,7 @@ struct RowProgram {
   unsigned char* correct;
   GradCoeffs<Compute>* grad_coeffs;
   int64 per_row;  // 0 if all are null: one test instead of four
-  // Inactive rows that this thread has stored, for a Tally. Kernels without one do not compute it.
+  // Inactive rows that this thread has met, for a Tally. Kernels without one do not compute it.
   mutable unsigned inactive_rows = 0;
 
   __device__ __forceinline__ Compute weight(int64 c) const {
@@ -220,19 +223,17 @@ struct RowProgram {
     t.invalid_label = counts != t.active;
     t.weight = t.active ? weight(t.label) : Compute(0);
   }
-  // The label's class, or -1 if the row is inactive. Precondition: Index is int only if classes < 2^31.
+  // The label's class; kNoLoss if the row is masked or ignored, kInvalidLabel if the label is out of range.
+  // Precondition: Index is int only if classes < 2^31.
   template <class Index>
   __device__ __forceinline__ Index active_class(const LabelLoad& load) const {
     const int64 label = static_cast<int64>(load.label);
-    const unsigned long long classes = static_cast<unsigned long long>(space.classes);
-    const bool in_range = static_cast<unsigned long long>(label) < classes;
-    // Within the range the lower half of a label is enough, and this is the same for all rows.
-    const bool may_be_in_range = static_cast<unsigned long long>(ignored) < classes;
-    const Index ignored_class = may_be_in_range ? static_cast<Index>(ignored) : Index(-1);
+    const bool in_range = static_cast<unsigned long long>(label) < static_cast<unsigned long long>(space.classes);
     // No branch: those of neighbouring rows would not interleave.
-    bool active = in_range & (static_cast<Index>(label) != ignored_class);
-    if constexpr (kMasked) active &= load.unmasked;
-    return active ? static_cast<Index>(label) : Index(-1);
+    bool counts = label != ignored;
+    if constexpr (kMasked) counts &= load.unmasked;
+    const Index none = counts ? Index(kInvalidLabel) : Index(kNoLoss);
+    return counts & in_range ? static_cast<Index>(label) : none;
   }
   __device__ __forceinline__ bool is_active(const LabelLoad& load) const {
     RowTarget<Compute> t;
