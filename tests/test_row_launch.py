@@ -531,6 +531,10 @@ def test_rows_too_long_or_too_few_for_tiles_are_sliced() -> None:
     for rows, classes, tiles, lanes in ((64, 32000, 4, 8), (64, 16000, 1, 32), (64, 300000, 1, 32), (32, 32768, 2, 8)):
         layout = of((rows, classes), 1, "bfloat16", strides=(1, rows))
         assert (layout.vec_size, layout.chunks, layout.lanes) == (2, tiles, lanes)
+    # Tiles are those of several warps where their rows end within a sector, but not where some would have none.
+    for rows, vec_size, tiles, lanes in ((1000, 2, 8, 64), (999, 1, 8, 128), (33, 1, 1, 64), (130, 2, 3, 32)):
+        layout = of((rows, 1000001), 1, "bfloat16", strides=(1, rows))
+        assert (layout.vec_size, layout.chunks, layout.lanes) == (vec_size, tiles, lanes)
     # Rows that are read again are sliced however few elements they have; of others copies take less time.
     for rows, classes, copied, again in (
         (8, 1 << 17, False, False),

@@ -3,7 +3,8 @@
 //
 //   x[c, r]    a tile is kLanes kVecSize neighbouring rows; the classes of all tiles, one tile after another, are cut
 //              into equal slices
-//   lane l of kLanes takes rows l kVecSize, ... of a tile; thread t of a block starts at class t / kLanes of a slice
+//   lane l of kLanes takes rows l kVecSize, ... of a tile; thread t of a block starts at class t / kLanes of a slice;
+//   where tiles of a warp's lanes would share the sectors at their ends, these are the threads of several warps
 //
 // A slice is two tasks of a block: to sum, and to write gradients. Blocks claim tasks one by one, first all sums.
 //
@@ -297,6 +298,8 @@ struct ColumnSliceReader {
   static constexpr bool kRunsOnce = kAhead < 16;
   // Threads that have the same rows, and those of a block that combine slices of the same row.
   static constexpr int kSlots = kThreads / kLanes, kTeams = kThreads / kRows;
+  // Threads of which each has other rows, a warp at least, and how often a block has so many.
+  static constexpr int kSpan = kLanes > kWarp ? kLanes : kWarp, kSpans = kThreads / kSpan;
   static_assert(kRows <= kThreads, "each thread evaluates one row at most");
   // True if the label's class is left out by its logit, not by a comparison of each class.
   template <class Program>
@@ -369,10 +372,10 @@ struct ColumnSliceReader {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       const Exchanged mine = combined_lanes<kLanes>(Exchanged(exchanged_sums(sums[i])));
-      if (threadIdx.x % kWarp < kLanes) shared_sums<Exchanged>(threadIdx.x / kWarp, i * kLanes + lane()) = mine;
+      if (threadIdx.x % kSpan < kLanes) shared_sums<Exchanged>(threadIdx.x / kSpan, i * kLanes + lane()) = mine;
     }
     __syncthreads();
-    return combined<kWarps, Exchanged>();
+    return combined<kSpans, Exchanged>();
   }
 
   // Label and target logit of the tile's n-th row, in thread n.
@@ -562,7 +565,7 @@ struct ColumnSliceReader {
   // constructors.
   template <class Sums>
   static __device__ __forceinline__ Sums& shared_sums(int who, int n) {
-    constexpr int kParts = kWarps > kTeams ? kWarps : kTeams;
+    constexpr int kParts = kSpans > kTeams ? kSpans : kTeams;
     alignas(16) __shared__ unsigned words[kParts * kRows * sizeof(Sums) / 4];
     return reinterpret_cast<Sums*>(words)[who * kRows + n];
   }

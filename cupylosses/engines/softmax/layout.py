@@ -232,6 +232,8 @@ SLICE_ELEMENTS = 1 << 20
 #: a tile. Not of more bytes than a cache holds, which would fetch the sectors between again.
 SLICE_TILES = 4
 SLICE_CACHED_BYTES = 1 << 25
+#: Rows of a tile, at most, where classes begin within sectors: of larger ones there are too few.
+SLICE_ROWS = 128
 #: Vectors that a thread has on its way (``kAhead``), by the slices that there are then, at least; and doubles, of which
 #: more would be too many instructions.
 SLICE_AHEAD = ((16, SLICES), (8, 32), (2, 1))
@@ -333,10 +335,10 @@ class RowLayout:
     ``streamed`` are the threads of a block that take a row whose gradients are not asked for, 0 where they take it in
     the same way. Of rows in registers ``warps`` share a row, and a thread takes ``per_thread`` classes; of tiles of
     gradients a lane stores ``per_thread`` vectors. ``shifted`` rows have the vectors of their gradients, which lie
-    otherwise: logits are shifted on their way to shared memory, or ``gathered`` if classes lie apart. Of second
-    derivatives in registers a lane takes ``per_thread`` vectors, some lanes fewer if rows are ``partial``, and rows may
-    have single elements at their ends, ``edges``. Of rows that blocks share by their classes ``lanes`` of a warp read
-    a class, and a thread has ``per_thread`` vectors on their way.
+    otherwise: logits are shifted on their way to shared memory, or ``gathered`` if classes lie apart. Rows may have
+    single elements at their ends, of which a thread takes up to ``edges``. Of second derivatives in registers a lane
+    takes ``per_thread`` vectors, some lanes fewer if rows are ``partial``. Of rows that blocks share by their classes
+    so many ``lanes`` read a class, and a thread has ``per_thread`` vectors on their way.
     """
 
     kind: str
@@ -705,6 +707,8 @@ def _slice_layout(
         narrows and rows <= (SLICE_TILES - 1) * lanes * vec_size and lanes * vec_size * logits.itemsize > SECTOR_BYTES
     ):
         lanes //= 2
+    if not narrows:
+        lanes = _slice_lanes(rows, lanes, vec_size, (logits, gradients), sizes, strides)
     tiles = -(-rows // (lanes * vec_size))
 
     def units(ahead: int) -> int:
@@ -720,6 +724,27 @@ def _slice_layout(
         "column_slices", vec_size, slices, SLICE_WARPS * WARP, tiles, 1, 0, space_rank(rows, sizes), words,
         resident=SLICE_RESIDENT, warps=SLICE_WARPS, lanes=lanes, per_thread=ahead,
     )  # fmt: skip
+
+
+def _slice_lanes(
+    rows: int,
+    lanes: int,
+    vec_size: int,
+    tensors: Sequence[RowStrides],
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+) -> int:
+    """The threads that read a class of a tile: ``lanes``, or those of several warps if classes begin within sectors,
+    because two tiles use a sector that lies in both. Hardly more of them are to have no rows.
+    """
+    if all(_whole_sectors(sizes, s, x) for s, x in zip(strides, tensors, strict=False)):
+        return lanes
+    padded = {
+        x: -(-rows // (x * vec_size)) * x * vec_size
+        for x in (lanes, 2 * lanes, 4 * lanes)
+        if x == lanes or x * vec_size <= SLICE_ROWS
+    }
+    return max(x for x, most in padded.items() if 8 * most <= 9 * min(padded.values()))
 
 
 def slice_memory(layout: RowLayout, number: int, smoothed: bool) -> int:
