@@ -35,6 +35,7 @@ from cupylosses.testing.softmax.properties import (
     agrees_with_truth,
     blocks,
     draw,
+    few_lanes_share_rows,
     few_rows_are_many,
     few_rows_have_threads,
     few_slices,
@@ -173,6 +174,26 @@ def test_sizes(what: str, reduction: str, fresh_plans: Callable[[], None]) -> No
     assert all(
         (x.cluster > 1) == ("cluster" in what or "two_pass" in what) for x in found if x.kind in ("block", "two_pass")
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "place", "edges"),
+    [
+        ("bfloat16", (65, 37), "contiguous", 4),
+        ("bfloat16", (33, 257), "contiguous", 2),
+        ("float16", (33, 203), "sliced", 4),
+        ("float32", (65, 35), "contiguous", 3),
+    ],
+)
+def test_lanes_with_several_elements_at_the_ends_of_rows(
+    dtype: str, shape: tuple[int, int], place: str, edges: int, fresh_plans: Callable[[], None]
+) -> None:
+    given = draw(shape, 1, dtype, KERNELS, place=place)
+    with few_lanes_share_rows(), noted_layouts() as found:
+        agrees_with_truth(given, "mean")
+        agrees_with_truth(given, "none")
+        agrees_with_truth(given, "sum", label_smoothing=0.1)
+    assert {(x.kind, x.edges) for x in found} == {("subwarp", edges)}
 
 
 @pytest.mark.parametrize(

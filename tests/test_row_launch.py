@@ -18,6 +18,7 @@ from cupylosses.engines.softmax.layout import (
     COLUMN_THREADS,
     FEW_CLASSES,
     LANE_CLASSES,
+    LANE_EDGES,
     LANE_ROWS,
     MANY_ROWS,
     MAX_CHUNKS,
@@ -151,9 +152,10 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
         assert rest == 0 and unit * places * layout.vec_size >= classes - classes % layout.vec_size
         assert layout.shared <= chip.shared - DECLARED_BYTES
     if layout.kind in ("subwarp", "block", "two_pass"):
-        # Elements at the edges have a thread each.
-        assert unit >= 2 * (layout.vec_size - 1) or classes % layout.vec_size == 0
-        assert unit & (unit - 1) == 0
+        # Each element at the edges has a thread, which takes several of labelled rows.
+        each = max(1, layout.edges)
+        assert each * unit >= 2 * (layout.vec_size - 1) or classes % layout.vec_size == 0
+        assert each <= LANE_EDGES and unit & (unit - 1) == 0
     if layout.kind == "subwarp":
         assert unit <= WARP and WARP % unit == 0
     if layout.kind in ("thread_per_row", "interleaved_rows"):

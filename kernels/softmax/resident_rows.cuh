@@ -2,7 +2,7 @@
 // softmax.cuh.
 //
 // 1. Each thread starts asynchronous copies of its vectors to shared memory (cp.async, no registers), and loads the
-//    target's logit and its edge element.
+//    target's logit and its edge elements.
 // 2. First sweep over its vectors: maximum of the raw logits.
 // 3. Second sweep: exponentials relative to the maximum of the warp's part, added up without the target's. Where they
 //    fit, exponentials replace their logits.
@@ -62,12 +62,17 @@ struct ExpSlopeProducts<Compute, Pack<Storage, kVecSize>> {
   }
 };
 
+// kEdges: elements at the ends of a row that a thread takes, at most. With several of them few lanes share a row, so a
+// warp has many rows on their way. Precondition: kEdges num_threads() >= 2 (kVecSize - 1), or all rows begin and end
+// with a vector.
 // kPrefetch: the next row is prefetched to L2. Precondition: a block takes the row.
 // kShifted: logits and gradients lie differently; vectors are those of the gradients, and logits are shifted to them on
 // their way to shared memory, or gathered if their classes lie apart (kGathered).
-template <int kVecSize, bool kPrefetch, bool kShifted = false, bool kGathered = false>
+template <int kVecSize, int kEdges, bool kPrefetch, bool kShifted = false, bool kGathered = false>
 struct ResidentReader {
   static_assert(!(kPrefetch && kShifted), "rows are prefetched in aligned vectors");
+  // An array has one element at least.
+  static constexpr int kEdgeSlots = kEdges > 0 ? kEdges : 1;
   // Vectors that a thread takes together, so that their instructions overlap.
   static constexpr int kUnroll = 4;
 
@@ -169,25 +174,34 @@ struct ResidentReader {
     t.invalid_label &= exists;
     const auto view = view_of(program, t.offset, classes);
     const Input* const input = program.input + t.offset[kLogits];
-    const int edge = view.edge_class(index), present = t.active ? view.vectors : 0;
-    const bool has_edge = t.active && edge >= 0;
+    const int present = t.active ? view.vectors : 0;
+    // The class of an edge element, or -1. Several are found again where they are used: arrays would spill registers.
+    const int own_edge = view.edge_class(index);
+    const auto edge_class = [&](int e) { return kEdges == 1 ? own_edge : view.edge_class(index + e * count); };
+    const bool has_own_edge = t.active && own_edge >= 0;
+    const auto has_edge = [&](int e) { return kEdges == 1 ? has_own_edge : t.active && edge_class(e) >= 0; };
     if constexpr (!kShifted) {
       const P* const from = reinterpret_cast<const P*>(input + view.head);
       for_each_staged(index, row, present, count, [&](int i, P* slot) { cp_async(slot, from + i); });
     }
-    Input logit{}, edge_logit{};
+    Input logit{}, edge_logits[kEdgeSlots]{};
     const int64 stride = kGathered ? program.space.class_stride[kLogits] : 1;
     if (t.active) logit = input[t.label * stride];
-    if (has_edge) edge_logit = input[edge * stride];
+#pragma unroll
+    for (int e = 0; e < kEdges; ++e) {
+      if (has_edge(e)) edge_logits[e] = input[edge_class(e) * stride];
+    }
 
     // Position of the target: behind the head it is in a vector.
     const int target_offset = static_cast<int>(t.label) - view.head;
     const bool in_vector = t.active && target_offset >= 0 && target_offset / kVecSize < view.vectors;
     const int target_vector = in_vector ? target_offset / kVecSize : -1, target_element = target_offset % kVecSize;
-    const bool target_in_edge = has_edge && edge == t.label;
-    const bool has_target = target_in_edge || (in_vector && (target_vector & (count - 1)) == index);
+    bool has_target = in_vector && (target_vector & (count - 1)) == index;
+    const auto target_is_edge = [&](int e) { return has_edge(e) && edge_class(e) == t.label; };
+#pragma unroll
+    for (int e = 0; e < kEdges; ++e) has_target |= target_is_edge(e);
     const auto element_of = [&](int i) { return !kMasksTarget && i == target_vector ? target_element : -1; };
-    const int edge_element = !kMasksTarget && target_in_edge ? 0 : -1;
+    const auto edge_element_of = [&](int e) { return !kMasksTarget && target_is_edge(e) ? 0 : -1; };
 
     if constexpr (kShifted) {
       const ShiftedVectors<Input, kVecSize, kGathered> vectors(input, stride, classes, view.head);
@@ -199,12 +213,19 @@ struct ResidentReader {
     cp_async_wait_all();
     RunningMax<Compute, Input, kVecSize> running;
     for_each_staged(index, row, present, count, [&](int, const P* slot) { running.add(load_words(slot)); });
-    const Compute raw = has_edge ? max_ignoring_nan(running.get(), widen<Compute>(edge_logit)) : running.get();
+    Compute raw = running.get();
+#pragma unroll
+    for (int e = 0; e < kEdges; ++e) {
+      raw = has_edge(e) ? max_ignoring_nan(raw, widen<Compute>(edge_logits[e])) : raw;
+    }
     const int half = slots(view.vectors, count);
     if (kMasksTarget && has_target && in_vector) {
       reinterpret_cast<Input*>(row + (target_vector >> log2_exact(count)) * blockDim.x)[target_element] = lowest;
     }
-    if (kMasksTarget && target_in_edge) edge_logit = lowest;
+#pragma unroll
+    for (int e = 0; e < kEdges; ++e) {
+      if (kMasksTarget && target_is_edge(e)) edge_logits[e] = lowest;
+    }
 
     const auto of_target = [&] { return t.active ? program.logit.value(widen<Compute>(logit)) : Compute(0); };
     Compute z = Compute(0);
@@ -222,7 +243,11 @@ struct ResidentReader {
         add_classes(program, view.first(i), element_of(i), z, shift, load_words(slot), sums);
       }
     });
-    if (has_edge) add_classes(program, edge, edge_element, z, shift, Pack<Input, 1>{{edge_logit}}, sums);
+#pragma unroll
+    for (int e = 0; e < kEdges; ++e) {
+      if (!has_edge(e)) continue;
+      add_classes(program, edge_class(e), edge_element_of(e), z, shift, Pack<Input, 1>{{edge_logits[e]}}, sums);
+    }
     subwarp_add(sums, group.subwarp_size());
     group_combine(group, sums, sync);
     if constexpr (!Program::kSmoothed) z = of_target();
@@ -237,9 +262,12 @@ struct ResidentReader {
       if constexpr (Program::kInPlace && !Group::kMultiWarp) __syncwarp();
       Gradient* const gradients = program.gradients + t.offset[kGradients];
       const int stored = exists ? view.vectors : 0;
-      if (exists && edge >= 0) {
-        store_gradient(program, gradients + edge, edge, edge_element, grad_coeffs, all_zero,
-                       Pack<Input, 1>{{edge_logit}});
+#pragma unroll
+      for (int e = 0; e < kEdges; ++e) {
+        const int edge = edge_class(e);
+        if (!exists || edge < 0) continue;
+        store_gradient(program, gradients + edge, edge, edge_element_of(e), grad_coeffs, all_zero,
+                       Pack<Input, 1>{{edge_logits[e]}});
       }
       if (all_zero) {
         for (int i = index; i < stored; i += count) {

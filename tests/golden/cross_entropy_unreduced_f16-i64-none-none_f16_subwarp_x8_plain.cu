@@ -22,7 +22,7 @@ using Result = half_t;
 using Space = RowSpace<1>;
 using Program = RowProgram<Loss, Space, half_t, int64, Absent, Absent, half_t, false, false>;
 using Compute = Program::Compute;
-using Reader = ResidentReader<8, false, false, false>;
+using Reader = ResidentReader<8, 0, false, false, false>;
 
 extern "C" __global__ void __launch_bounds__(128, 8)
 cross_entropy_unreduced_f16(const half_t* input, const int64* target, float* lse, unsigned char* correct, GradCoeffs<float>* residual, half_t* values, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double divisor, double scale, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {

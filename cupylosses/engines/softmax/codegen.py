@@ -123,10 +123,10 @@ class SoftmaxKernel(Kernel):
     written, it has a tangent; second derivatives leave the value out unless ``valued``. ``in_place`` is the dtype of
     gradients that are written over the logits, or "". ``warps`` share a tile of columns, or are those of a block in
     which ``lanes`` share a row without gradients; a thread takes rows of ``per_thread`` classes where these are a
-    constant, and so many vectors of tiles of gradients. Of second derivatives in registers ``lanes`` share a row, which
-    may have single elements at its ends, ``edges``, or fewer vectors than all lanes take, ``partial``; of rows that
-    blocks share by their classes ``lanes`` of a warp read a class, and a thread has ``per_thread`` vectors on their
-    way.
+    constant, and so many vectors of tiles of gradients. Rows may have single elements at their ends, of which a thread
+    takes up to ``edges``. Of second derivatives in registers ``lanes`` share a row, which may have fewer vectors than
+    all lanes take, ``partial``; of rows that blocks share by their classes so many ``lanes`` read a class, and a thread
+    has ``per_thread`` vectors on their way.
     """
 
     loss: SoftmaxLoss
@@ -159,7 +159,7 @@ class SoftmaxKernel(Kernel):
     per_thread: int = 0
     warps: int = 1
     lanes: int = 0
-    edges: bool = False
+    edges: int = 0
     partial: bool = False
 
     @property
@@ -193,7 +193,6 @@ class SoftmaxKernel(Kernel):
             "prefetch",
             "shifted",
             "gathered",
-            "edges",
             "partial",
         )
         parts += [x.replace("_", "-") for x in switches if getattr(self, x)]
@@ -201,6 +200,7 @@ class SoftmaxKernel(Kernel):
         parts += [f"{self.warps}-warps"] if self.warps > 1 else []
         parts += [f"{self.per_thread}-per-thread"] if self.per_thread else []
         parts += [f"{self.lanes}-lanes"] if self.lanes else []
+        parts += [f"{self.edges}-edges"] if self.edges else []
         parts += [f"in-place-{STORAGE[self.in_place][1]}"] if self.in_place else []
         return "_".join([*parts, *([f"cluster{self.cluster}"] if self.cluster > 1 else [])])
 
@@ -652,7 +652,7 @@ class _Indices:
         if kernel.layout == "streamed":
             return group, f"StreamedReader<{kernel.vec_size}>"
         switches = ", ".join(map(_bool, (kernel.prefetch, kernel.shifted, kernel.gathered)))
-        return group, f"ResidentReader<{kernel.vec_size}, {switches}>"
+        return group, f"ResidentReader<{kernel.vec_size}, {kernel.edges}, {switches}>"
 
     @staticmethod
     def _size(kernel: SoftmaxKernel) -> str:

@@ -159,6 +159,10 @@ SUBWARP_BLOCKS = 8
 #: Blocks of THREADS threads that a multiprocessor has registers for, of gradients in 16 bits whose lanes share rows
 #: with a target per class. A compiler that is free to choose may take a few registers more, which leave room for two.
 DENSE_SUBWARP_BLOCKS = 3
+#: Elements at the ends of a row that a lane takes, at most, where there are more lanes than a GPU runs at once: as few
+#: lanes as that allows share a short row, so that a warp has many rows on their way.
+LANE_EDGES = 4
+MANY_LANES = 1 << 17
 #: Rows from which on they are many: kernels of their own for a number of classes are worth their compilation.
 MANY_ROWS = 1 << 14
 #: Classes that lie apart, up to which a thread of few takes a row alone, by bytes of a logit: it goes through them one
@@ -359,7 +363,7 @@ class RowLayout:
     shifted: bool = False
     gathered: bool = False
     turns: int = 0
-    edges: bool = False
+    edges: int = 0
     partial: bool = False
     lanes: int = 0
 
@@ -391,7 +395,7 @@ def row_layout(
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
     gathers = not together and shifts and gathered(classes, sizes, (strides[0], strides[1]), (logits, gradients), chip)
     vec_size = vector_size(sizes, strides, logits, gradients, together)
-    cluster, shifted, per_thread = 1, False, 0
+    cluster, shifted, per_thread, each_edges = 1, False, 0, 0
     given = rows, classes, logits, gradients, together, sizes, strides, vec_size, chip, heavy
     found = None if gathers else _in_registers(*given)
     if found is not None:
@@ -405,12 +409,14 @@ def row_layout(
             alike = ((gradients,), strides[1:2]) if shifted else ((logits, gradients), strides[:2])
             edges = not _whole(classes, vec_size, alike[0], sizes, alike[1])
             kind, width, threads, cluster = _on_chip(
-                classes, vec_size, vec_size * size, rows, chip, of_block, VECTORS, PART_BYTES, edges, kept * vec_size
-            )
+                classes, vec_size, vec_size * size, rows, chip, of_block, VECTORS, PART_BYTES, edges * LANE_EDGES,
+                kept * vec_size,
+            )  # fmt: skip
             if kind != "two_pass":
                 break
             # Rows that are read twice go through no shared memory.
             shifted = False
+        each_edges = -(-2 * (vec_size - 1) * edges // width) if kind != "two_pass" else 0
         vector = vec_size * (max(size, kept) if kind == "subwarp" else size)
         shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vector
         per_block, units = 1, -(-rows // (threads // width))
@@ -441,7 +447,7 @@ def row_layout(
         turns = _turns(kind, width, threads, cluster, classes // vec_size, -(-units // chunks))
     return RowLayout(
         kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident, streamed, prefetch,
-        per_thread=per_thread, shifted=shifted, gathered=gathers, turns=turns,
+        per_thread=per_thread, shifted=shifted, gathered=gathers, turns=turns, edges=each_edges,
     )  # fmt: skip
 
 
@@ -1447,8 +1453,8 @@ def _register_layout(
     per_block, units = _workers("subwarp", rows, width, threads)
     return RowLayout(
         "register_rows", vec_size, width, threads, _chunks(units), per_block, 0, space_rank(rows, sizes), words,
-        resident=second_resident(per_thread, vec_size, itemsize), per_thread=per_thread, shifted=shifted, edges=edges,
-        partial=partial,
+        resident=second_resident(per_thread, vec_size, itemsize), per_thread=per_thread, shifted=shifted,
+        edges=int(edges), partial=partial,
     )  # fmt: skip
 
 
@@ -1668,22 +1674,25 @@ def _on_chip(
     threads: tuple[int, int],
     each: int,
     part: int,
-    edges: bool = True,
+    edges: int = 1,
     kept: int = 0,
 ) -> tuple[str, int, int, int]:
     """Kind, threads of a block that share a row, threads and blocks of a cluster, for classes that are neighbours. A
     vector has so many bytes, or ``kept`` ones in a warp's row if that is more, and a thread of a block takes ``each``
     of them. Blocks whose lanes share rows, and those that share a row, have up to so many threads; one of these takes
-    ``part`` bytes where others can take the rest. If rows have ``edges``, each element there is one thread's.
+    ``part`` bytes where others can take the rest. Of single elements at the ends of rows, if there are any, each thread
+    takes up to ``edges``.
     """
     most, at_most = threads[0], min(threads[1], chip.threads)
     vectors = -(-classes // vec_size)
     # A warp takes whole vectors of many rows that are twice as long.
     of_lane = WARP_VECTORS * (1 if edges or rows < MANY_ROWS or vectors <= WARP * WARP_VECTORS else 2)
-    width = power_of_two(max(1, 2 * (vec_size - 1) * edges, -(-vectors // of_lane)))
+    width = power_of_two(max(1, -(-2 * (vec_size - 1) // edges) if edges else 0, -(-vectors // of_lane)))
     few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES
     if width <= WARP and not (few and vectors > 2 * WARP):
         while width < WARP and vectors > LEAST_VECTORS * width and rows * width < FEW_LANES:
+            width *= 2
+        while edges and width < 2 * (vec_size - 1) and rows * width < MANY_LANES:
             width *= 2
         of_thread = _stage(classes // vec_size, width) * max(vector, kept)
         return "subwarp", width, max(WARP, min(most, 1 << (room // of_thread).bit_length() - 1)), 1

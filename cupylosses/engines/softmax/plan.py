@@ -289,7 +289,9 @@ class SoftmaxPlan(Plan):
                 vectors = -(-self.classes // vec_size)
                 # Nothing is exchanged: as many lanes as the vectors of a row keep busy.
                 lanes_of_row = softmax_layout.power_of_two(-(-vectors // softmax_layout.TWO_PASS_VECTORS))
-                width, threads = max(x.width, min(gpu.WARP, lanes_of_row)), x.threads
+                # Each takes one element at an end of the row.
+                lanes_of_ends = softmax_layout.power_of_two(2 * (vec_size - 1)) if x.edges else 1
+                width, threads = max(x.width, lanes_of_ends, min(gpu.WARP, lanes_of_row)), x.threads
                 if layout != "subwarp":
                     width, threads = x.width, min(x.threads, 512)
                 per = threads // width if layout == "subwarp" else 1
@@ -311,7 +313,8 @@ class SoftmaxPlan(Plan):
             in_place=self.input.gradient.dtype if self.input.in_place and wanted[0] else "",
             shifted=x.shifted and stage not in ("denominator", "from_residual"),
             gathered=x.gathered and stage not in ("denominator", "from_residual"),
-            per_thread=per_thread if layout == x.kind else 0, edges=x.edges, partial=x.partial,
+            per_thread=per_thread if layout == x.kind else 0,
+            edges=x.edges if layout == x.kind and stage != "from_residual" else 0, partial=x.partial,
             warps=x.warps if layout == x.kind else warps, lanes=lanes,
         )  # fmt: skip
         fixed: tuple[Any, ...] = (chunks, width, words)

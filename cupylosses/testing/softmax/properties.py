@@ -223,6 +223,13 @@ def few_rows_have_threads() -> Iterator[None]:
 
 
 @contextmanager
+def few_lanes_share_rows() -> Iterator[None]:
+    """Within this context, new plans have as few lanes share a row as those of many rows."""
+    with mock.patch.multiple(softmax_layout, FEW_LANES=0, MANY_LANES=0):
+        yield
+
+
+@contextmanager
 def few_slices(count: int, ahead: int = 16) -> Iterator[None]:
     """Within this context, new plans cut columns into so many slices, or one for each tile if these are more, and
     threads have so many vectors on their way.
