@@ -11,15 +11,21 @@
 // Moved by one lane each, rows would touch 32 cache lines per word. Lanes read rows kPitch bytes apart, an odd number
 // of their words, so that they do not conflict in a bank. A warp owns its tile; only __syncwarp separates the steps.
 //
-// Traffic: each logit is read once, each gradient written once. Preconditions: rows are contiguous and follow each
-// other without gaps, logits and gradients, which begin at multiples of their words.
+// Logits may have gaps: between rows, which are `pitch` elements apart, and between their classes, kStep elements
+// apart. Then step 1 copies the gaps, too, because the sectors of memory that hold logits hold them as well, and each
+// lane has its rows in registers before it writes gradients, which are contiguous and lie over logits of other lanes.
+//
+// Traffic: each logit is read once, with the gaps around it, each gradient written once. Preconditions: rows are
+// contiguous and follow each other without gaps, logits and gradients, which begin at multiples of their words; with a
+// kStep, logits need not, but their rows are `pitch` elements apart in the order of the rows, do not overlap, and begin
+// at multiples of their words.
 #pragma once
 #include "softmax/register_rows.cuh"
 #include "softmax/rolled_rows.cuh"
 
-// The rows of a lane in shared memory: the first one, the others kWarp rows apart. kAligned: the tile begins at a
-// multiple of 16 bytes, so a row may be read in words.
-template <class Storage, int kClasses, int kRows, bool kAligned = true>
+// The rows of a lane in shared memory: the first one, the others kWarp rows apart. The tile begins at a multiple of 16
+// bytes.
+template <class Storage, int kClasses, int kRows>
 struct PackedSource {
   static constexpr int kVecSize = kRows;
   static constexpr int kPerThread = kClasses;
@@ -27,8 +33,7 @@ struct PackedSource {
   static constexpr bool kMasks = kClasses >= 4;
   static constexpr int kRowBytes = kClasses * static_cast<int>(sizeof(Storage));
   // The largest power of two that divides a row, of 16 bytes at most, and the bytes from row to row.
-  static constexpr int kDivisor = (kRowBytes & -kRowBytes) < 16 ? (kRowBytes & -kRowBytes) : 16;
-  static constexpr int kBytes = kAligned ? kDivisor : static_cast<int>(sizeof(Storage));
+  static constexpr int kBytes = (kRowBytes & -kRowBytes) < 16 ? (kRowBytes & -kRowBytes) : 16;
   static constexpr int kPitch = kRowBytes + (kRowBytes % 32 == 0 ? 16 : 0);
   static constexpr int kEach = kBytes / static_cast<int>(sizeof(Storage));
   using Word = Pack<Storage, kEach>;
@@ -85,6 +90,73 @@ struct PackedSource {
   }
 };
 
+// Logits of a lane in shared memory where they lie as in global memory: class c of row i is c * kStep elements behind
+// row + i * kWarp * pitch. Rows are read in words of kBytes. Preconditions: a row begins at a multiple of kBytes; the
+// last word of a row may be read to its end.
+template <class Storage, int kClasses, int kRows, int kStep, int kBytes>
+struct StretchedRows {
+  static constexpr int kEach = kBytes / static_cast<int>(sizeof(Storage));
+  using Word = Pack<Storage, kEach>;
+  const char* row;
+  int pitch;  // bytes from row to row
+
+  __device__ __forceinline__ void load(Pack<Storage, kRows> (&x)[kClasses]) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const Word* const words = reinterpret_cast<const Word*>(row + i * (kWarp * pitch));
+      Word found;
+#pragma unroll
+      for (int j = 0; j < kClasses; ++j) {
+        // Words without a class are left out.
+        const int word = j * kStep / kEach;
+        if (j == 0 || word != (j - 1) * kStep / kEach) found = load_words(words + word);
+        x[j].element[i] = found.element[j * kStep % kEach];
+      }
+    }
+  }
+};
+
+// Starts copies of `bytes` bytes in words of 16, which the warp sees after cp_async_wait_all() and __syncwarp(). They
+// lie in shared memory as far behind a multiple of 16 bytes as in global memory. `before` and `behind`: 16 bytes of the
+// tensor exist in front of them, and behind them; others are not read. kPadding more bytes, 16 or none, lie in front of
+// each `pitch` bytes but the first, counted from a multiple of 16. Preconditions: all lanes of the warp call it
+// together; `stage` is a multiple of 16 and has 16 bytes more; pitch is a multiple of 16 if there is a padding.
+template <int kPadding, class Storage>
+__device__ __forceinline__ void copy_stretch(char* stage, const Storage* from, int bytes, bool before, bool behind,
+                                             int pitch) {
+  using Chunk = Pack<Storage, 16 / static_cast<int>(sizeof(Storage))>;
+  constexpr int kAtOnce = 16 * kWarp;
+  const int lane = threadIdx.x % kWarp;
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(from) % 16);
+  const int end = shift + bytes;
+  const char* const aligned = reinterpret_cast<const char*>(from) - shift;
+  // The place of this lane's chunk is found from that of its last one, without a division: `within` is its distance
+  // from the last padding.
+  const int each = kPadding == 0 ? 0 : kAtOnce / pitch, rest = kPadding == 0 ? 0 : kAtOnce % pitch;
+  int added = kPadding == 0 ? 0 : 16 * lane / pitch, within = kPadding == 0 ? 0 : 16 * lane % pitch;
+#pragma unroll 4
+  for (int byte = 16 * lane; byte < end; byte += kAtOnce) {
+    char* const place = stage + byte + added * kPadding;
+    if constexpr (kPadding != 0) {
+      added += each;
+      within += rest;
+      if (within >= pitch) {
+        within -= pitch;
+        ++added;
+      }
+    }
+    if ((before || byte >= shift) && (behind || byte + 16 <= end)) {
+      cp_async(reinterpret_cast<Chunk*>(place), reinterpret_cast<const Chunk*>(aligned + byte));
+      continue;
+    }
+#pragma unroll 1
+    for (int at = 0; at < 16; at += static_cast<int>(sizeof(Storage))) {
+      if (byte + at < shift || byte + at >= end) continue;
+      *reinterpret_cast<Storage*>(place + at) = *reinterpret_cast<const Storage*>(aligned + byte + at);
+    }
+  }
+}
+
 // Rows of a warp in shared memory, `kRowsOfTile` of them: copied in and out in words of kWordBytes. Bytes between rows
 // are those of PackedSource.
 template <class Storage, int kClasses, int kRowsOfTile, int kWordBytes>
@@ -134,28 +206,6 @@ struct PackedTile {
         rows, [&](int i, Word* at) { cp_async(at, reinterpret_cast<const Word*>(from) + i); },
         [&](int i, Storage* at) { *at = from[i]; });
   }
-  // Starts copies of words of 16 bytes. The tile lies in shared memory as far behind a multiple of 16 bytes as in
-  // global memory. `before` and `behind`: 16 bytes of memory exist in front of the tile, and behind it. Preconditions:
-  // those of copy_in; rows have no padding; `stage` has 16 bytes more.
-  __device__ __forceinline__ void copy_in_shifted(const Storage* from, int rows, bool before, bool behind) const {
-    using Chunk = Pack<Storage, 16 / static_cast<int>(sizeof(Storage))>;
-    const int lane = threadIdx.x % kWarp;
-    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(from) % 16);
-    const int end = shift + rows * Source::kRowBytes;
-    const char* const aligned = reinterpret_cast<const char*>(from) - shift;
-#pragma unroll 4
-    for (int byte = 16 * lane; byte < end; byte += 16 * kWarp) {
-      if ((before || byte >= shift) && (behind || byte + 16 <= end)) {
-        cp_async(reinterpret_cast<Chunk*>(stage + byte), reinterpret_cast<const Chunk*>(aligned + byte));
-        continue;
-      }
-#pragma unroll 1
-      for (int at = byte; at < byte + 16; at += static_cast<int>(sizeof(Storage))) {
-        if (at < shift || at >= end) continue;
-        *reinterpret_cast<Storage*>(stage + at) = *reinterpret_cast<const Storage*>(aligned + at);
-      }
-    }
-  }
   // Precondition: the warp has synchronised since the tile was written.
   __device__ __forceinline__ void copy_out(Storage* to, int rows) const {
     each(
@@ -196,8 +246,11 @@ struct LoadedRows {
 
 // As TwoPassReader. kRows: rows of a lane. Logits are read in words of kWordBytes, gradients written in such words, or
 // of 16 bytes if kShifted: logits lie otherwise than their gradients, which are aligned. kAhead: the next tile is
-// copied to another place while a warp evaluates one.
-template <int kClasses, int kRows, bool kAhead, int kWordBytes, bool kShifted = false>
+// copied to another place while a warp evaluates one. kStep: elements from class to class of logits with gaps, which
+// are kShifted, or 0. kPadded: 16 bytes are put between the pitches of these rows, which would otherwise conflict in
+// banks; preconditions: pitches are multiples of 16 bytes, and each row ends in one that begins at such a multiple.
+template <int kClasses, int kRows, bool kAhead, int kWordBytes, bool kShifted = false, int kStep = 0,
+          bool kPadded = false>
 struct PackedReader {
   template <class Program>
   struct Tiles {
@@ -205,15 +258,37 @@ struct PackedReader {
     using Tile = PackedTile<Storage, kClasses, kWarp * kRows, kWordBytes>;
     using Stored = PackedTile<Storage, kClasses, kWarp * kRows, kShifted ? 16 : kWordBytes>;
     using Place = PackedSource<Storage, kClasses, kRows>;
+    static constexpr bool kGaps = kStep > 0;
     // Rows with padding have no one shift: their logits are copied in words of kWordBytes.
-    static constexpr bool kCut = kShifted && Place::kPitch == Place::kRowBytes;
-    static constexpr int kTile = kWarp * kRows, kBytes = Tile::kBytes + (kCut ? 16 : 0);
+    static constexpr bool kCut = kGaps || (kShifted && Place::kPitch == Place::kRowBytes);
+    static constexpr int kTile = kWarp * kRows, kSize = static_cast<int>(sizeof(Storage));
+    // Bytes from the first class of a row to the end of the last one.
+    static constexpr int kSpan = kGaps ? ((kClasses - 1) * kStep + 1) * kSize : Place::kRowBytes;
+    static constexpr int kPadding = kPadded ? 16 : 0;
+    using Logits = StretchedRows<Storage, kClasses, kRows, kGaps ? kStep : 1, kGaps ? kWordBytes : kSize>;
+    static_assert(kShifted || !kGaps, "gradients lie otherwise than logits with gaps");
     const Program& program;
     char* stage;
     LaneLabels<kRows, Program> labels;
 
-    __device__ __forceinline__ explicit Tiles(const Program& program)
-        : program(program), stage(shared_of_warp((kAhead ? 2 : 1) * kBytes)) {
+    __device__ __forceinline__ explicit Tiles(const Program& program) : program(program), stage(nullptr) {
+      stage = shared_of_warp((kAhead ? 2 : 1) * bytes());
+    }
+    // Bytes from row to row of the logits, in memory.
+    __device__ __forceinline__ int pitch() const {
+      if constexpr (!kGaps) return Place::kRowBytes;
+      return static_cast<int>(program.space.at.stride[kLogits][0]) * kSize;
+    }
+    // Bytes behind the first logit of a tile and the last multiple of 16 in front of it: as a tile has 32 rows or more,
+    // those of all tiles.
+    __device__ __forceinline__ int shift() const {
+      return static_cast<int>(reinterpret_cast<unsigned long long>(program.input) % 16);
+    }
+    // Bytes of a tile in shared memory, as packed_stage of engines/softmax/layout.py.
+    __device__ __forceinline__ int bytes() const {
+      if constexpr (!kGaps) return Tile::kBytes + (kCut ? 16 : 0);
+      const int logits = kTile * (pitch() + kPadding);
+      return (logits > Stored::kBytes ? logits : Stored::kBytes) + 16;
     }
     __device__ __forceinline__ int rows_of(int64 tile) const {
       const int64 behind = program.space.rows - tile * kTile;
@@ -235,13 +310,15 @@ struct PackedReader {
       }
     }
     __device__ __forceinline__ void start_logits(int64 tile, int here, unsigned buffer) const {
-      const Tile place{stage + buffer * kBytes};
+      char* const place = stage + buffer * bytes();
       const int64 first = tile * kTile;
-      const Storage* const from = program.input + first * kClasses;
       if constexpr (kCut) {
-        place.copy_in_shifted(from, here, first > 0, (program.space.rows - first - here) * Place::kRowBytes >= 16);
+        // The last row ends with its last class.
+        const int last = (here - 1) * pitch() + kSpan;
+        const bool behind = (program.space.rows - first - here) * pitch() >= 16;
+        copy_stretch<kPadding>(place, program.input + first * (pitch() / kSize), last, first > 0, behind, pitch());
       } else {
-        place.copy_in(from, here);
+        Tile{place}.copy_in(program.input + first * kClasses, here);
       }
     }
     // Evaluates a tile whose copies are complete, and writes its gradients. ahead(): as in visit_register_rows.
@@ -249,16 +326,14 @@ struct PackedReader {
     __device__ __forceinline__ double visit(int64 tile, int here, unsigned buffer, Scale& scale, const Ahead& ahead) {
       const int lane = threadIdx.x % kWarp;
       const int64 first = tile * kTile;
-      const Stored stored{stage + buffer * kBytes};
+      const Stored stored{stage + buffer * bytes()};
       const Place place{stored.row(lane), first + lane};
       double total;
       if constexpr (kCut) {
         // Gradients lie over logits of other lanes' rows.
-        using Source = PackedSource<Storage, kClasses, kRows, false>;
-        const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(program.input) % 16);
-        const Source source{place.row + shift, place.first};
+        const int apart = pitch() + kPadding;
         Pack<Storage, kRows> x[kClasses];
-        source.load(x);
+        Logits{stored.stage + lane * apart + shift(), apart}.load(x);
         __syncwarp();
         const LoadedRows<Place, Storage> loaded{place, x};
         total = visit_register_rows<kGradient>(program, loaded, labels, scale, count_of(here), ahead);

@@ -116,7 +116,8 @@ class SoftmaxKernel(Kernel):
 
     ``indices`` tells class indices from dense targets. ``layout`` names the mapping of threads to rows, as in
     :mod:`cupylosses.engines.softmax.layout`, or "streamed". A row takes a ``cluster`` of blocks; ``prefetch`` brings
-    the next row into L2; ``shifted`` logits lie otherwise than their gradients, ``gathered`` ones with gaps. The
+    the next row into L2; ``shifted`` logits lie otherwise than their gradients, ``gathered`` ones with gaps; those that
+    warps copy together with small gaps have classes ``step`` elements apart, and are ``padded`` in shared memory. The
     divisor of the sum is an argument, or lies on the device (``counted``), or is the number of rows that count, which
     the kernel finds itself (``self_counting``), or while it evaluates them (``tallies``). ``weight`` and ``mask`` are
     dtypes, or "" if the kernel reads none. ``gradients`` and ``has_tangent`` have an entry per operand: its gradient is
@@ -161,6 +162,8 @@ class SoftmaxKernel(Kernel):
     lanes: int = 0
     edges: int = 0
     partial: bool = False
+    step: int = 0
+    padded: bool = False
 
     @property
     def companions(self) -> tuple[str, ...]:
@@ -194,6 +197,7 @@ class SoftmaxKernel(Kernel):
             "shifted",
             "gathered",
             "partial",
+            "padded",
         )
         parts += [x.replace("_", "-") for x in switches if getattr(self, x)]
         parts += [] if self.valued else ["no-value"]
@@ -201,6 +205,7 @@ class SoftmaxKernel(Kernel):
         parts += [f"{self.per_thread}-per-thread"] if self.per_thread else []
         parts += [f"{self.lanes}-lanes"] if self.lanes else []
         parts += [f"{self.edges}-edges"] if self.edges else []
+        parts += [f"step-{self.step}"] if self.step else []
         parts += [f"in-place-{STORAGE[self.in_place][1]}"] if self.in_place else []
         return "_".join([*parts, *([f"cluster{self.cluster}"] if self.cluster > 1 else [])])
 
@@ -614,6 +619,7 @@ class _Indices:
             word = kernel.vec_size * ITEMSIZE[kernel.input]
             each = packed_rows_of_lane(kernel.per_thread)
             words = f"{word}, true" if kernel.shifted else f"{word}"
+            words += f", {kernel.step}, {_bool(kernel.padded)}" * (kernel.step > 0)
             ahead = _bool(packed_buffers(kernel.per_thread) > 1)
             return "SubwarpGroup group{1}", f"PackedReader<{kernel.per_thread}, {each}, {ahead}, {words}>"
         if kernel.layout == "columns":

@@ -6,7 +6,8 @@ two_pass                   the same for rows too long for shared memory: they ar
 thread_per_row             a thread takes a row (or neighbouring rows) of strided or few classes; in shared memory
 thread_per_row_packed      a thread takes a row of few contiguous classes; its warp moves all its rows together
 interleaved_rows           the same of many rows that no vector divides: the rows of a thread are a warp apart
-packed_rows                the same of many rows: they go to registers, and the number of classes is a constant
+packed_rows                the same of many rows: they go to registers, and the number of classes is a constant. Logits
+                           may have small gaps between rows, and between classes
 columns                    many rows of few strided classes: a lane takes neighbouring rows, to registers; of more,
                            with a target for each, the warps of a block share 32 rows in shared memory
 column_tiles               many rows of more strided classes: the warps of a block, or of a cluster, share neighbouring
@@ -192,6 +193,12 @@ PACKED_CLASSES_HEAVY = 32
 #: Blocks of a multiprocessor that take rows of which a lane has several, as many as their chunks suffice for: a
 #: compiler that is free to choose would rather spill registers than leave no room for more.
 PACKED_BLOCKS = 4
+#: Rows with gaps that a warp copies as one stretch, gaps included: the most elements from class to class; the largest
+#: ratio of a pitch to the elements of its row, because gaps are read for nothing; and the most bytes of shared memory
+#: that a warp takes, because a multiprocessor runs fewer warps of more.
+GAP_STEP = 4
+GAP_RATIO = 2
+GAP_BYTES = 17 << 10
 ROLLED_RESIDENT = 640
 COLUMN_REGISTERS = 64
 #: Classes of columns that a lane takes alone, at most: with more, shared memory serves them better.
@@ -339,10 +346,12 @@ class RowLayout:
     ``streamed`` are the threads of a block that take a row whose gradients are not asked for, 0 where they take it in
     the same way. Of rows in registers ``warps`` share a row, and a thread takes ``per_thread`` classes; of tiles of
     gradients a lane stores ``per_thread`` vectors. ``shifted`` rows have the vectors of their gradients, which lie
-    otherwise: logits are shifted on their way to shared memory, or ``gathered`` if classes lie apart. Rows may have
-    single elements at their ends, of which a thread takes up to ``edges``. Of second derivatives in registers a lane
-    takes ``per_thread`` vectors, some lanes fewer if rows are ``partial``. Of rows that blocks share by their classes
-    so many ``lanes`` read a class, and a thread has ``per_thread`` vectors on their way.
+    otherwise: logits are shifted on their way to shared memory, or ``gathered`` if classes lie apart, or copied there
+    together with their gaps if these are small, with classes ``step`` elements apart, 0 of other layouts, and
+    ``padded`` by 16 bytes a row. Rows may have single elements at their ends, of which a thread takes up to ``edges``.
+    Of second derivatives in registers a lane takes ``per_thread`` vectors, some lanes fewer if rows are ``partial``. Of
+    rows that blocks share by their classes so many ``lanes`` read a class, and a thread has ``per_thread`` vectors on
+    their way.
     """
 
     kind: str
@@ -366,6 +375,8 @@ class RowLayout:
     edges: int = 0
     partial: bool = False
     lanes: int = 0
+    step: int = 0
+    padded: bool = False
 
     @property
     def slices(self) -> int:
@@ -396,6 +407,10 @@ def row_layout(
     gathers = not together and shifts and gathered(classes, sizes, (strides[0], strides[1]), (logits, gradients), chip)
     vec_size = vector_size(sizes, strides, logits, gradients, together)
     cluster, shifted, per_thread, each_edges = 1, False, 0, 0
+    # Lanes that share a row of more classes do it well in vectors that need no shift.
+    shared_well = together and classes > FEW_CLASSES and vec_size * logits.itemsize >= SHIFTED_BYTES
+    if shifts and not shared_well and has_small_gaps(rows, classes, (logits, gradients), sizes, strides, heavy):
+        return _packed_layout(rows, classes, logits, gradients, sizes, strides, heavy, logits.class_stride)
     given = rows, classes, logits, gradients, together, sizes, strides, vec_size, chip, heavy
     found = None if gathers else _in_registers(*given)
     if found is not None:
@@ -487,43 +502,100 @@ def _in_registers(
         most = PACKED_CLASSES_WHOLE if whole else PACKED_CLASSES_NARROW if size == 2 else PACKED_CLASSES
         if rows < MANY_ROWS or classes * max(size, 4) > 4 * most or not follow:
             return None
-        kind, warps, per_thread, threads = "packed_rows", 1, classes, PACKED_THREADS
-        vec_size = gcd(16, logits.misalignment, gradients.misalignment) // size
-        shifted = gradients.misalignment == 0 and vec_size < 16 // size
-        each = packed_rows_of_lane(classes)
-        units, resident = -(-rows // (WARP * each)), 65536 // packed_registers(classes)
-        if rolled(classes, heavy, shifted):
-            resident = ROLLED_RESIDENT // (2 if size == 8 else 1)
-        few = packed_buffers(classes) > 1 or (units <= FEW_TILES and size <= 4)
-        chunks = _chunks(units, WARP_CHUNKS if few else _most_chunks(resident))
-        row = each * packed_pitch(classes * size) * packed_buffers(classes)
-        threads = min(threads, power_of_two(SHARED_BYTES // row + 1) // 2)
-        shared = threads * row + shifted * threads // WARP * 16 * packed_buffers(classes)
-    else:
-        near = _near(sizes, (strides[0], strides[1]))
-        if not near and not spread_columns(rows, classes, sizes, (strides[0], strides[1])):
-            return None
-        if near and tiled(rows, classes, size):
-            tile = tile_shape(rows, classes, size, vec_size, chip, heavy)
-            if tile:
-                return _tile_layout(tile, rows, classes, logits, gradients, sizes, strides)
-            return _slice_layout(rows, classes, vec_size, logits, gradients, sizes, strides)
-        if near and sliced(rows, classes, sizes, size):
-            return _slice_layout(rows, classes, vec_size, logits, gradients, sizes, strides)
-        if near and vec_size == 1 and interleaved(rows, classes, sizes, strides, size):
-            return _interleaved_layout(rows, classes, logits, gradients, sizes, strides)
-        found = _column_rows(rows, classes, size, vec_size)
-        if not found:
-            return None
-        vec_size, kind, warps, per_thread, shifted = found, "columns", 1, classes, False
-        threads, shared = COLUMN_THREADS, 0
-        resident = COLUMN_RESIDENT
-        chunks = _chunks(-(-rows // (WARP * vec_size)), _most_chunks(resident))
+        return _packed_layout(rows, classes, logits, gradients, sizes, strides, heavy)
+    near = _near(sizes, (strides[0], strides[1]))
+    if not near and not spread_columns(rows, classes, sizes, (strides[0], strides[1])):
+        return None
+    if near and tiled(rows, classes, size):
+        tile = tile_shape(rows, classes, size, vec_size, chip, heavy)
+        if tile:
+            return _tile_layout(tile, rows, classes, logits, gradients, sizes, strides)
+        return _slice_layout(rows, classes, vec_size, logits, gradients, sizes, strides)
+    if near and sliced(rows, classes, sizes, size):
+        return _slice_layout(rows, classes, vec_size, logits, gradients, sizes, strides)
+    if near and vec_size == 1 and interleaved(rows, classes, sizes, strides, size):
+        return _interleaved_layout(rows, classes, logits, gradients, sizes, strides)
+    found = _column_rows(rows, classes, size, vec_size)
+    if not found:
+        return None
+    threads, chunks = COLUMN_THREADS, _chunks(-(-rows // (WARP * found)), _most_chunks(COLUMN_RESIDENT))
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     return RowLayout(
-        kind, vec_size, 1, threads, chunks, threads // WARP // warps, shared, space_rank(rows, sizes), words,
-        resident=max(threads, min(2048, resident)), per_thread=per_thread, warps=warps, shifted=shifted,
+        "columns", found, 1, threads, chunks, threads // WARP, 0, space_rank(rows, sizes), words,
+        resident=COLUMN_RESIDENT, per_thread=classes,
     )  # fmt: skip
+
+
+def _packed_layout(
+    rows: int,
+    classes: int,
+    logits: RowStrides,
+    gradients: RowStrides,
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    heavy: bool,
+    step: int = 0,
+) -> RowLayout:
+    """The layout of many rows of few classes that a warp moves together; of logits with gaps, with their classes
+    ``step`` elements apart.
+    """
+    size, each, buffers = logits.itemsize, packed_rows_of_lane(classes), packed_buffers(classes)
+    pitch = strides[0][0] * size if step else 0
+    # Rows that fill their pitch but begin within 16 bytes would lie on both sides of what is put between them.
+    padded = step > 0 and pitch % 32 == 0 and logits.misalignment + ((classes - 1) * step + 1) * size <= pitch
+    vec_size = gcd(16, logits.misalignment, pitch or gradients.misalignment) // size
+    shifted = step > 0 or (gradients.misalignment == 0 and vec_size < 16 // size)
+    units, resident = -(-rows // (WARP * each)), 65536 // packed_registers(classes)
+    if rolled(classes, heavy, shifted):
+        resident = ROLLED_RESIDENT // (2 if size == 8 else 1)
+    few = buffers > 1 or (units <= FEW_TILES and size <= 4)
+    chunks = _chunks(units, WARP_CHUNKS if few else _most_chunks(resident))
+    warp = packed_stage(classes, size, pitch + 16 * padded, shifted)
+    threads = min(PACKED_THREADS, WARP * power_of_two(SHARED_BYTES // warp + 1) // 2)
+    words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
+    return RowLayout(
+        "packed_rows", vec_size, 1, threads, chunks, threads // WARP, threads // WARP * warp, space_rank(rows, sizes),
+        words, resident=max(threads, min(2048, resident)), per_thread=classes, shifted=shifted, step=step,
+        padded=padded,
+    )  # fmt: skip
+
+
+def packed_stage(classes: int, size: int, pitch: int, shifted: bool) -> int:
+    """Bytes of shared memory for the tiles of a warp that moves rows of few classes together; ``pitch`` bytes from row
+    to row of logits with gaps there, or 0.
+    """
+    tile = WARP * packed_rows_of_lane(classes)
+    return (tile * max(packed_pitch(classes * size), pitch) + 16 * shifted) * packed_buffers(classes)
+
+
+def has_small_gaps(
+    rows: int,
+    classes: int,
+    tensors: Sequence[RowStrides],
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    heavy: bool,
+) -> bool:
+    """True of many rows of few classes with small gaps between rows, or between classes, that a warp copies to shared
+    memory as one stretch: gaps lie in sectors that are read anyway. ``tensors`` are the logits and their gradients,
+    which follow each other without gaps, ``strides`` begin with those of both; ``heavy`` rows compute more than a loss.
+    Of more than FEW_CLASSES classes only those of 16 bits gain: lanes that share a row read others one by one as fast.
+    """
+    logits, gradients = tensors
+    step, size, pitch = logits.class_stride, logits.itemsize, strides[0][0]
+    most = PACKED_CLASSES_NARROW if size == 2 else FEW_CLASSES
+    if rows < max(2, MANY_ROWS) or not 1 < classes <= most or rolled(classes, heavy, shifted=False):
+        return False
+    span = (classes - 1) * step + 1
+    if not (gradients.class_stride == 1 <= step <= GAP_STEP and max(span, classes + 1) <= pitch <= GAP_RATIO * span):
+        return False
+    fits = packed_stage(classes, size, packed_pitch(pitch * size), shifted=True) <= GAP_BYTES
+    return fits and _evenly_apart(pitch, sizes, strides[0]) and _evenly_apart(classes, sizes, strides[1])
+
+
+def _evenly_apart(pitch: int, sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """True if each row begins ``pitch`` elements behind the one before it, over all dimensions."""
+    return all(s == pitch * prod(sizes[:d]) for d, s in enumerate(strides) if sizes[d] > 1)
 
 
 def interleaved(rows: int, classes: int, sizes: Sequence[int], strides: Sequence[Sequence[int]], size: int) -> bool:
@@ -827,6 +899,7 @@ def copied(
     again: bool = False,
     heavy_terms: bool = False,
     writes: bool = True,
+    heavy: bool = False,
 ) -> bool:
     """True of rows that are copied, their classes next to each other, before kernels take them.
 
@@ -841,7 +914,8 @@ def copied(
     more that warps share, if there are kernels of ``columns``, or if 32 of two operands have up to ``tile`` bytes. Of
     two operands a lane takes up to ``lane`` classes to registers though neighbouring rows are a few elements apart, or
     fewer where more than 16 bits are read ``again``; of many others those of 16 bits are copied, and 32 read again.
-    With ``heavy_terms`` a class takes many instructions; ``writes`` is False of a value alone.
+    With ``heavy_terms`` a class takes many instructions; ``writes`` is False of a value alone. Of one operand more is
+    computed than a loss if it is ``heavy``.
     """
     rows = prod(shape)
     if not softmax:
@@ -850,6 +924,8 @@ def copied(
     if not rows or classes <= 1:
         return False
     sizes, strides = merge(shape, [x.strides for x in tensors])
+    if softmax and read == 1 and shares and has_small_gaps(rows, classes, tensors, sizes, strides, heavy):
+        return False
     if all(x.class_stride == 1 for x in tensors):
         if not softmax or (second and read == 2):
             return False

@@ -315,6 +315,7 @@ class SoftmaxPlan(Plan):
             gathered=x.gathered and stage not in ("denominator", "from_residual"),
             per_thread=per_thread if layout == x.kind else 0,
             edges=x.edges if layout == x.kind and stage != "from_residual" else 0, partial=x.partial,
+            step=x.step if layout == x.kind else 0, padded=x.padded and layout == x.kind,
             warps=x.warps if layout == x.kind else warps, lanes=lanes,
         )  # fmt: skip
         fixed: tuple[Any, ...] = (chunks, width, words)
@@ -439,7 +440,7 @@ def copied(static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chi
     columns = registers or (second and static.kind == "indices" and not static.capped)
     tile = softmax_layout.room_of_tiles(chip)
     lane = 0 if second else softmax_layout.dense_register_classes("columns", loss.affine, static.capped)
-    heavy_terms = has_heavy_terms(loss, static)
+    heavy_terms, heavy = has_heavy_terms(loss, static), static.smoothed or static.capped
     return softmax_layout.copied(
-        *given, shares, gathers, second, room, registers, columns, tile, lane, again, heavy_terms, writes
+        *given, shares, gathers, second, room, registers, columns, tile, lane, again, heavy_terms, writes, heavy
     )
