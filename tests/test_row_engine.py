@@ -97,7 +97,7 @@ def test_layouts_are_what_they_are_called(layout: str, fresh_plans: Callable[[],
 # Sizes and places
 
 #: Layouts of many rows.
-OF_MANY_ROWS = ("packed_rows", "columns", "column_tiles", "interleaved_rows")
+OF_MANY_ROWS = ("packed_rows", "packed_rows, with gaps", "columns", "column_tiles", "interleaved_rows")
 
 #: Class counts around the capacity of a vector, a row of a warp, a block and a cluster; numbers of rows around a
 #: warp's, and around the limit of few.

@@ -25,6 +25,7 @@ from cupylosses.engines.softmax.layout import (
     MAX_CLUSTER,
     ODD_CLUSTER,
     PACKED_CLASSES,
+    PACKED_CLASSES_HEAVY,
     PACKED_CLASSES_NARROW,
     PACKED_CLASSES_WHOLE,
     PACKED_THREADS,
@@ -244,6 +245,14 @@ def test_vectors_are_aligned_in_logits_and_gradients(x: Logits) -> None:
         start + size * (numpy.array(without(s, class_dim), dtype=numpy.int64) @ at)
         for start, s in ((address, strides), (address if strides[class_dim] == 1 else 0, dense))
     ]
+    if layout.kind == "packed_rows" and layout.step:
+        # In the order of memory, rows of logits have a pitch, and gradients no gaps.
+        order = numpy.argsort(places[0])
+        pitch = {*numpy.diff(places[0][order])}
+        assert len(pitch) == 1 and (places[0] % word == 0).all() and strides[class_dim] == layout.step
+        assert {*numpy.diff(places[1][order])} == {size * shape[class_dim]}
+        assert not layout.padded or (pitch.pop() % 32 == 0 and word == 16)
+        return
     if layout.kind == "packed_rows":
         assert strides == dense and address % word == 0 and word % size == 0
         return
@@ -429,6 +438,62 @@ def test_classes_that_lie_apart(classes: int, dtype: str, kind: str, vec_size: i
 )
 def test_many_rows_go_to_registers(shape: tuple[int, ...], dtype: str, kind: str) -> None:
     assert of(shape, 1, dtype).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("classes", "strides", "dtype", "address", "found"),
+    [
+        (10, (13, 1), "bfloat16", 0, (1, 1, False)),
+        (10, (13, 1), "float64", 8, (1, 1, False)),
+        (10, (12, 1), "float32", 8, (2, 1, False)),
+        (10, (16, 1), "bfloat16", 0, (8, 1, True)),
+        # Rows that begin within 16 bytes have padding as long as they end in their pitch.
+        (10, (16, 1), "bfloat16", 2, (1, 1, True)),
+        (15, (16, 1), "bfloat16", 4, (2, 1, False)),
+        (15, (30, 2), "float32", 0, (2, 2, False)),
+        (15, (61, 4), "bfloat16", 0, (1, 4, False)),
+        (100, (103, 1), "bfloat16", 6, (1, 1, False)),
+        (100, (200, 2), "bfloat16", 0, (8, 2, False)),
+        # Gaps that are large, and steps; and rows of too many bytes, or overlapping ones.
+        (10, (21, 1), "bfloat16", 0, None),
+        (10, (50, 5), "bfloat16", 0, None),
+        (100, (300, 3), "bfloat16", 0, None),
+        (10, (8, 1), "bfloat16", 0, None),
+        # Lanes that share rows read 4 bytes as fast, and vectors that need no shift.
+        (100, (103, 1), "float32", 0, None),
+        (100, (104, 1), "bfloat16", 0, None),
+    ],
+    ids=str,
+)
+def test_rows_with_small_gaps_go_to_registers(
+    classes: int, strides: tuple[int, int], dtype: str, address: int, found: tuple[int, int, bool] | None
+) -> None:
+    """Words of a row, steps of its classes, and whether there is padding between rows in shared memory."""
+    # Gradients that are laid out for vectors have no offset.
+    operands = [RowStrides(x[:1], x[1], ITEMSIZE[dtype], at) for x, at in ((strides, address), ((classes, 1), 0))]
+    layout = softmax_layout.row_layout((MANY_ROWS,), classes, *operands, [(1,)] * 3, CHIPS[0])
+    assert (layout.kind == "packed_rows") == (found is not None)
+    assert found is None or (layout.vec_size, layout.step, layout.padded) == found
+    assert layout.shared <= SHARED_BYTES
+    # Both agree on what is not copied.
+    assert found is None or not softmax_layout.copied((MANY_ROWS,), classes, operands, 1, True)
+    few = softmax_layout.row_layout((MANY_ROWS - 1,), classes, *operands, [(1,)] * 3, CHIPS[0])
+    assert not few.step
+    heavy = softmax_layout.row_layout((MANY_ROWS,), classes, *operands, [(1,)] * 3, CHIPS[0], heavy=True)
+    assert heavy.step == (layout.step if classes <= PACKED_CLASSES_HEAVY else 0)
+
+
+def test_rows_with_small_gaps_in_several_dimensions() -> None:
+    """Only those that are evenly apart are copied together; streams of other strides do not matter."""
+
+    def step(strides: tuple[int, ...], labels: tuple[int, int] = (512, 1)) -> int:
+        tensors = [RowStrides(x, 1, 2, 0) for x in (strides, (5120, 10))]
+        found = softmax_layout.row_layout((32, 512), 10, *tensors, [labels] * 3, CHIPS[0]).step
+        assert not found or not softmax_layout.copied((32, 512), 10, tensors, 1, True)
+        return found
+
+    assert step((6656, 13)) == step((6656, 13), (1, 32)) == 1
+    assert step((6669, 13)) == step((0, 13)) == 0
 
 
 @pytest.mark.parametrize(("step", "kind"), [(2, "columns"), (3, "columns"), (5, "thread_per_row")])

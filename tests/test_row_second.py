@@ -354,7 +354,7 @@ def test_layouts_are_what_they_are_called() -> None:
     """Every row layout occurs."""
     kinds = set()
     for layout in WAYS:
-        shape, dim, name, _ = LAYOUTS[layout]
+        shape, dim, name, *_ = LAYOUTS[layout]
         x = torch.empty(shape)
         of_rows = tuple(n for d, n in enumerate(shape) if d != dim)
         strides = tuple(s for d, s in enumerate(x.stride()) if d != dim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import pytest
@@ -23,7 +24,13 @@ from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.engines.softmax.plan import copies, rows_of
 from cupylosses.engines.strides import dense_strides
 from cupylosses.jit.gpu import Chip
-from cupylosses.testing.softmax.properties import noted_layouts
+from cupylosses.testing.softmax.properties import (
+    Drawn,
+    agrees_with_truth,
+    few_rows_are_many,
+    noted_layouts,
+    value_agrees_with_truth,
+)
 from cupylosses.testing.tolerance import same_bits
 
 F: Any = cupylosses.functional
@@ -78,6 +85,10 @@ def test_which_rows_are_copied() -> None:
     # Many rows of few classes are not: warps move them together, if they have no gaps.
     assert copied((8192, 17), (81, 1)) and not copied((8191, 17), (81, 1)) and not copied((16384, 33), (97, 1))
     assert not copied((16384, 17)) and not copied((16384, 17), (0, 1)) and copied((16384, 32), (40, 1), operands=2)
+    # Unless these are small, between rows and between classes.
+    assert not copied((16384, 17), (20, 1)) and copied((16384, 17), (20, 1), shares=False)
+    assert not copied((16384, 17), (34, 2)) and copied((16384, 17), (85, 5)) and copied((16383, 17), (34, 2))
+    assert not copied((16384, 100), (200, 2), size=2) and copied((16384, 100), (200, 2), size=2, heavy=True)
     # Nor are two operands in 16 bits whose vectors lie differently, unless they stay on chip.
     assert copied((64, 1000), (1001, 1), size=2, operands=2) and not copied((64, 1000), (1008, 1), size=2, operands=2)
     assert not copied((64, 1000), (1001, 1), operands=2) and not copied(
@@ -368,6 +379,78 @@ def test_rows_that_lie_otherwise_than_their_gradients(
     upstream = torch.linspace(0.5, 2, 9, dtype=dtype, device=KERNELS)
     unreduced = [torch.autograd.grad(F.cross_entropy(x, labels, reduction="none"), x, upstream) for x in (leaf, other)]
     assert same_bits(*(x for (x,) in unreduced))
+
+
+#: Rows with small gaps: rows, classes, dtype, elements from row to row and from class to class, and those in front of
+#: the first one. Tiles of one row of a lane and of several, full and partial ones; words of each size; with padding in
+#: shared memory and without.
+SMALL_GAPS = (
+    (70, 10, torch.bfloat16, 13, 1, 1),
+    (64, 10, torch.bfloat16, 16, 1, 0),
+    (65, 10, torch.float16, 16, 1, 3),
+    (33, 15, torch.bfloat16, 16, 1, 1),
+    (96, 19, torch.float32, 22, 1, 3),
+    (45, 15, torch.float32, 32, 2, 0),
+    (33, 7, torch.float64, 9, 1, 1),
+    (257, 2, torch.bfloat16, 3, 1, 5),
+    (256, 2, torch.float64, 4, 2, 0),
+    (150, 3, torch.bfloat16, 12, 3, 2),
+    (70, 101, torch.bfloat16, 103, 1, 1),
+    (40, 51, torch.bfloat16, 102, 2, 2),
+    (1, 5, torch.bfloat16, 7, 1, 1),
+)
+
+
+def with_small_gaps(
+    rows: int, classes: int, dtype: torch.dtype, pitch: int, step: int, before: int, generator: torch.Generator
+) -> Tensor:
+    """Random rows in memory that ends with their last class."""
+    memory = torch.full((before + (rows - 1) * pitch + (classes - 1) * step + 1,), torch.nan, dtype=dtype)
+    x = memory.to(KERNELS).as_strided((rows, classes), (pitch, step), before)
+    return x.copy_(3 * torch.randn(rows, classes, generator=generator))
+
+
+@pytest.mark.kernels
+@pytest.mark.addresses
+@pytest.mark.parametrize(("shape", "kernels"), in_turn(SMALL_GAPS, ("sum", "value", "none", "mean")), ids=str)
+def test_many_rows_with_small_gaps(shape: tuple[Any, ...], kernels: str, fresh_plans: Callable[[], None]) -> None:
+    """Warps copy them with their gaps, and evaluate them as rows without gaps, so the bits are those of these."""
+    generator, (rows, classes, dtype, *_) = torch.Generator().manual_seed(0), shape
+    x = with_small_gaps(*shape, generator)
+    labels = torch.randint(classes, (rows,), generator=generator).to(KERNELS)
+    labels[rows // 2] = -100
+    found = []
+    with few_rows_are_many(), noted_layouts() as layouts:
+        for logits in (x, x.contiguous()):
+            leaf = logits.detach().requires_grad_(kernels != "value")
+            value = F.cross_entropy(leaf, labels, reduction="mean" if kernels == "value" else kernels)
+            found.append([value.detach()])
+            if value.requires_grad:
+                upstream = torch.linspace(0.5, 2, value.numel(), dtype=dtype, device=KERNELS).view(value.shape)
+                # As forward expects it, and another one.
+                choices = torch.ones_like(value), upstream
+                found[-1] += [torch.autograd.grad(value, leaf, y, retain_graph=True)[0] for y in choices]
+    assert rows == 1 or {(y.kind, y.step) for y in layouts} == {("packed_rows", shape[4]), ("packed_rows", 0)}
+    assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("classes", [3, 19])
+def test_many_rows_with_small_gaps_and_options(classes: int, fresh_plans: Callable[[], None]) -> None:
+    """Labels, mask and results in an order of their own, and everything else that a row may have."""
+    generator, shape = torch.Generator().manual_seed(0), (9, 23)
+    x = with_small_gaps(prod(shape), classes, torch.bfloat16, classes + 2, 1, 1, generator).unflatten(0, shape)
+    labels = torch.randint(classes, shape[::-1], generator=generator).to(KERNELS).mT
+    labels[2, 3:7] = -100
+    given = Drawn(x, labels, 2)
+    options = {"weight": torch.rand(classes, generator=generator).to(KERNELS, torch.bfloat16)}
+    mask = (torch.rand(shape[::-1], generator=generator) < 0.9).to(KERNELS).mT
+    with few_rows_are_many(), noted_layouts() as layouts:
+        agrees_with_truth(given, "sum", mask=mask)
+        agrees_with_truth(given, "mean", **options)
+        agrees_with_truth(given, "none", label_smoothing=0.1, softcap=5.0, mask=mask, **options)
+        value_agrees_with_truth(given, label_smoothing=0.1, softcap=5.0)
+    assert {(y.kind, y.step, y.rank) for y in layouts} == {("packed_rows", 1, 2)}
 
 
 @pytest.mark.kernels

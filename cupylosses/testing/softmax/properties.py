@@ -28,13 +28,15 @@ INF, NAN = float("inf"), float("nan")
 
 class Layout(NamedTuple):
     """The shape of logits, or log-probabilities, their class dimension, and a loss of them. ``fewer`` is a shape of
-    fewer rows that is enough within :func:`some_rows_are_many`.
+    fewer rows that is enough within :func:`some_rows_are_many`; ``place`` is the storage of logits, as in
+    :data:`PLACES`.
     """
 
     shape: tuple[int, ...]
     class_dim: int = 1
     loss: str = "cross_entropy"
     fewer: tuple[int, ...] | None = None
+    place: str = "contiguous"
 
 
 #: Rows that are many within :func:`some_rows_are_many`: more than kernels that count labels by themselves take.
@@ -49,6 +51,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "thread_per_row_packed": Layout((37, 4)),
     "thread_per_row": Layout((3, 5, 4, 8)),
     "packed_rows": Layout((16400, 5), fewer=(1031, 5)),
+    "packed_rows, with gaps": Layout((16400, 5), fewer=(1031, 5), place="sliced"),
     "columns": Layout((2, 5, 8200), fewer=(2, 5, 516)),
     "column_tiles": Layout((2, 53, 516)),
     "column_slices": Layout((2, 31001, 17), fewer=(2, 1025, 17)),
@@ -128,7 +131,7 @@ def of_layout(layout: str, **how: Any) -> Drawn:
     """Draws the operands for one of :data:`LAYOUTS`."""
     x = LAYOUTS[layout]
     shape = x.fewer if x.fewer and softmax_layout.MANY_ROWS == SOME_ROWS else x.shape
-    return draw(shape, x.class_dim, loss=x.loss, **how)
+    return draw(shape, x.class_dim, **{"loss": x.loss, "place": x.place, **how})
 
 
 def draw(
