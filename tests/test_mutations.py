@@ -277,6 +277,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, thread_per_row": rows(row_properties.agrees_with_truth, "thread_per_row"),
     "rows, thread_per_row_packed": rows(row_properties.agrees_with_truth, "thread_per_row_packed"),
     "rows, packed": in_registers((163, 6), dtype="float16"),
+    "rows, packed with gaps": in_registers((163, 14), dtype="float16", place="sliced"),
     "rows, column_tiles": in_registers((1, 57, 37)),
     "rows, column_slices": sliced,
     "rows, column_slices in one pass": rows(row_properties.writes_one_gradient_in_one_pass_or_two, "column_slices"),

@@ -15,10 +15,10 @@
 // apart. Then step 1 copies the gaps, too, because the sectors of memory that hold logits hold them as well, and each
 // lane has its rows in registers before it writes gradients, which are contiguous and lie over logits of other lanes.
 //
-// Traffic: each logit is read once, with the gaps around it, each gradient written once. Preconditions: rows are
-// contiguous and follow each other without gaps, logits and gradients, which begin at multiples of their words; with a
-// kStep, logits need not, but their rows are `pitch` elements apart in the order of the rows, do not overlap, and begin
-// at multiples of their words.
+// Traffic: each logit is read once, with the gaps around it, each gradient written once. Preconditions: rows of
+// gradients are contiguous, follow each other without gaps, and begin at a multiple of their words; so do rows of
+// logits if there is no kStep. Otherwise each of these begins at a multiple of its words, `pitch` elements behind the
+// row before it, with which it does not overlap.
 #pragma once
 #include "softmax/register_rows.cuh"
 #include "softmax/rolled_rows.cuh"
@@ -248,7 +248,8 @@ struct LoadedRows {
 // of 16 bytes if kShifted: logits lie otherwise than their gradients, which are aligned. kAhead: the next tile is
 // copied to another place while a warp evaluates one. kStep: elements from class to class of logits with gaps, which
 // are kShifted, or 0. kPadded: 16 bytes are put between the pitches of these rows, which would otherwise conflict in
-// banks; preconditions: pitches are multiples of 16 bytes, and each row ends in one that begins at such a multiple.
+// banks. Preconditions then: a pitch is a multiple of 16 bytes, and each row ends before a pitch behind the last
+// multiple of 16 bytes in front of it.
 template <int kClasses, int kRows, bool kAhead, int kWordBytes, bool kShifted = false, int kStep = 0,
           bool kPadded = false>
 struct PackedReader {

@@ -363,6 +363,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, packed",),
     ),
     Mutant(
+        "chunks in shared memory without the padding in front of their rows",
+        "kernels/softmax/packed_rows.cuh",
+        "copy_stretch",
+        r"added \+= each;",
+        "",
+        ("rows, packed with gaps",),
+    ),
+    Mutant(
         "rows of a tile as far apart as those of a square",
         "kernels/core/relayout.cuh",
         "relayout",

@@ -37,17 +37,20 @@ _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
     ((4, 32000, 32, 32), None, 1),  # too long for shared memory
     ((16, 64, 1000), (100 * 1024, 1024, 1), 2),  # dimensions that do not merge
     ((8, 19, 65, 67), None, 1),  # interleaved
+    ((16384, 10), (16, 1), 1),  # with small gaps, and padding
     ((4096, 1000), (1001, 1), 1),  # shifted
     ((8, 19, 64, 63), None, 1),
     ((8, 19, 64, 64), (19 * 80 * 64, 80 * 64, 80, 1), 1),
     ((4096, 1000), (2000, 2), 1),  # gathered
+    ((16384, 2), (3, 1), 1),
+    ((16384, 31), (62, 2), 1),
 )
 
 #: A GPU with everything that kernels can use, and one with nothing of it.
 _CHIPS = (Chip(227 << 10, clusters=True), Chip())
 
 #: The shapes of the fast subset.
-_FEW = 16
+_FEW = 17
 
 
 class SoftmaxVariants(Variants):
@@ -302,7 +305,7 @@ def entry_point(variant: SoftmaxKernel) -> Iterator[Hashable]:
 def compiled_options(variant: SoftmaxKernel) -> Iterator[Hashable]:
     """Parts of the row engine with their compiled-in options."""
     yield from row_layout(variant)
-    for name in ("input", "cluster", "prefetch", "shifted", "capped", "smoothed"):
+    for name in ("input", "cluster", "prefetch", "shifted", "step", "capped", "smoothed"):
         if hasattr(variant, name):
             yield variant.indices, name, getattr(variant, name)
 
