@@ -166,6 +166,14 @@ def in_registers(shape: tuple[int, ...], **how: Any) -> Callable[[], None]:
     return run
 
 
+def with_small_gaps() -> None:
+    """Rows with gaps between them, but not behind the last class of the last one, where memory ends."""
+    memory = torch.randn(162 * 7 + 5, generator=torch.Generator().manual_seed(0)).half()
+    rows = row_properties.Drawn(memory.as_strided((163, 5), (7, 1)), torch.arange(163) % 5, 1)
+    with host.execution(seed=1), row_properties.few_rows_are_many():
+        row_properties.agrees_with_truth(rows)
+
+
 def copied() -> None:
     """A copy whose fastest dimension is another one, with tiles that are cut on both sides."""
     x = torch.arange(2 * 9 * 1033).view(2, 9, 1033)
@@ -278,6 +286,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, thread_per_row_packed": rows(row_properties.agrees_with_truth, "thread_per_row_packed"),
     "rows, packed": in_registers((163, 6), dtype="float16"),
     "rows, packed with gaps": in_registers((163, 14), dtype="float16", place="sliced"),
+    "rows, packed with gaps, to the end of memory": with_small_gaps,
     "rows, column_tiles": in_registers((1, 57, 37)),
     "rows, column_slices": sliced,
     "rows, column_slices in one pass": rows(row_properties.writes_one_gradient_in_one_pass_or_two, "column_slices"),

@@ -910,4 +910,12 @@ OUTSIDE: tuple[Mutant, ...] = (
         r"\g<0> - 1",
         ("truth",),
     ),
+    Mutant(
+        "chunk behind the last row of a tensor taken for one of its gaps",
+        "kernels/softmax/packed_rows.cuh",
+        "start_logits",
+        r"pitch\(\) >= 16",
+        "pitch() >= 0",
+        ("rows, packed with gaps, to the end of memory",),
+    ),
 )
