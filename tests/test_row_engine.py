@@ -197,6 +197,26 @@ def test_lanes_with_several_elements_at_the_ends_of_rows(
 
 
 @pytest.mark.parametrize(
+    ("loss", "classes", "many", "kind"),
+    [
+        ("cross_entropy", 7, True, "packed_rows"),
+        ("cross_entropy", 7, False, "thread_per_row_packed"),
+        ("nll_loss", 7, True, "label_only_rows"),
+        ("nll_loss", 163, True, "label_only_tiles"),
+    ],
+)
+def test_rows_without_gaps_whose_labels_lie_otherwise(
+    loss: str, classes: int, many: bool, kind: str, fresh_plans: Callable[[], None]
+) -> None:
+    given = draw((13, 9, classes), 2, "float32", KERNELS, loss=loss)
+    given = given._replace(target=given.target.t().contiguous().t())
+    with few_rows_are_many() if many else few_rows_have_threads(), noted_layouts() as found:
+        agrees_with_truth(given, "mean")
+        agrees_with_truth(given, "none")
+    assert {(x.kind, x.rank) for x in found} == {(kind, 2)}
+
+
+@pytest.mark.parametrize(
     ("shape", "dtype"), in_turn([(1, 1031), (37, 2053), (5, 4507)], ["float32", "bfloat16"]), ids=str
 )
 def test_values_alone(shape: tuple[int, int], dtype: str, fresh_plans: Callable[[], None]) -> None:

@@ -143,6 +143,18 @@ def test_many_rows_of_targets_per_class(
         second_agrees_with_truth(draw_terms(row_loss, (70, 6), KERNELS, dtypes), moving=moving)
 
 
+def test_many_rows_whose_labels_and_masks_lie_otherwise(no_formula: None) -> None:
+    """Rows follow each other in memory, but not in the order of what is read beside them."""
+    given = row_properties.draw((13, 9, 7), 2, device=KERNELS)
+    given = given._replace(target=given.target.t().contiguous().t())
+    terms = draw_terms("cross_entropy with everything", (13, 7, 9), KERNELS)
+    x = {n: terms.arguments[n].movedim(1, -1).contiguous() for n in NAMES[terms.loss][:2]}
+    mask = (torch.arange(9 * 13).view(9, 13) % 5 > 0).t().to(KERNELS)
+    with few_rows_are_many():
+        second_agrees_with_truth(given)
+        second_agrees_with_truth(terms.with_(**x, mask=mask, class_dim=-1))
+
+
 @pytest.mark.parametrize(
     ("shape", "row_loss"),
     in_turn([(4, 6), (2, 301)], ["distillation_loss, mixed", "cross_entropy with everything"]),

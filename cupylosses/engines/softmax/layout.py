@@ -590,11 +590,13 @@ def has_small_gaps(
     if not (gradients.class_stride == 1 <= step <= GAP_STEP and max(span, classes + 1) <= pitch <= GAP_RATIO * span):
         return False
     fits = packed_stage(classes, size, packed_pitch(pitch * size), shifted=True) <= GAP_BYTES
-    return fits and _evenly_apart(pitch, sizes, strides[0]) and _evenly_apart(classes, sizes, strides[1])
+    return fits and _evenly_apart(pitch, sizes, strides[0]) and without_gaps(classes, sizes, strides[1])
 
 
 def _evenly_apart(pitch: int, sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """True if each row begins ``pitch`` elements behind the one before it, over all dimensions."""
+    """True if each row begins ``pitch`` elements behind the one before it, over all dimensions, which begin with the
+    innermost.
+    """
     return all(s == pitch * prod(sizes[:d]) for d, s in enumerate(strides) if sizes[d] > 1)
 
 
@@ -1789,8 +1791,8 @@ def _on_chip(
 
 
 def without_gaps(classes: int, sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether rows of so many classes follow each other."""
-    return all(s == classes * prod(sizes[d + 1 :]) for d, s in enumerate(strides) if sizes[d] > 1)
+    """True if rows of so many classes follow each other."""
+    return _evenly_apart(classes, sizes, strides)
 
 
 def thread_per_row_threads(classes: int, vec_size: int, itemsize: int) -> int:
