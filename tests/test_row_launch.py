@@ -457,7 +457,8 @@ def test_many_rows_go_to_registers(shape: tuple[int, ...], dtype: str, kind: str
         # Gaps that are large, and steps; and rows of too many bytes, or overlapping ones.
         (10, (21, 1), "bfloat16", 0, None),
         (10, (50, 5), "bfloat16", 0, None),
-        (100, (300, 3), "bfloat16", 0, None),
+        (50, (100, 2), "float32", 0, (4, 2, False)),
+        (100, (400, 4), "bfloat16", 0, None),
         (10, (8, 1), "bfloat16", 0, None),
         # Lanes that share rows read 4 bytes as fast, and vectors that need no shift.
         (100, (103, 1), "float32", 0, None),

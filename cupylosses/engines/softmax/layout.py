@@ -198,7 +198,7 @@ PACKED_BLOCKS = 4
 #: that a warp takes, because a multiprocessor runs fewer warps of more.
 GAP_STEP = 4
 GAP_RATIO = 2
-GAP_BYTES = 17 << 10
+GAP_BYTES = 24 << 10
 ROLLED_RESIDENT = 640
 COLUMN_REGISTERS = 64
 #: Classes of columns that a lane takes alone, at most: with more, shared memory serves them better.
@@ -579,11 +579,12 @@ def has_small_gaps(
     """True of many rows of few classes with small gaps between rows, or between classes, that a warp copies to shared
     memory as one stretch: gaps lie in sectors that are read anyway. ``tensors`` are the logits and their gradients,
     which follow each other without gaps, ``strides`` begin with those of both; ``heavy`` rows compute more than a loss.
-    Of more than FEW_CLASSES classes only those of 16 bits gain: lanes that share a row read others one by one as fast.
+    Of more than FEW_CLASSES classes only those of 16 bits gain, and those that are apart in 32: lanes that share a row
+    read others one by one as fast.
     """
     logits, gradients = tensors
     step, size, pitch = logits.class_stride, logits.itemsize, strides[0][0]
-    most = PACKED_CLASSES_NARROW if size == 2 else FEW_CLASSES
+    most = PACKED_CLASSES_NARROW if size == 2 else PACKED_CLASSES if step > 1 and size == 4 else FEW_CLASSES
     if rows < max(2, MANY_ROWS) or not 1 < classes <= most or rolled(classes, heavy, shifted=False):
         return False
     span = (classes - 1) * step + 1
