@@ -294,18 +294,21 @@ def test_a_grid_has_work_for_every_block(x: Logits, processors: int) -> None:
     [
         (33, "float32", "subwarp", 1),
         (1024, "float32", "subwarp", 1),
-        (1025, "float32", "block", 1),
+        (1025, "float32", "subwarp", 1),
+        (1031, "float32", "block", 1),
         (32768, "float32", "block", 2),
         (33300, "float32", "block", 4),
         (266000, "float32", "block", 8),
         (500000, "float32", "two_pass", 1),
         (2048, "bfloat16", "subwarp", 1),
-        (2049, "float16", "block", 1),
+        (2049, "float16", "subwarp", 1),
+        (2057, "float16", "block", 1),
         (65536, "bfloat16", "block", 2),
         (128256, "bfloat16", "block", 4),
         (262144, "bfloat16", "block", 8),
         (512, "float64", "subwarp", 1),
-        (513, "float64", "block", 1),
+        (513, "float64", "subwarp", 1),
+        (515, "float64", "block", 1),
     ],
 )
 def test_neighbouring_classes(classes: int, dtype: str, kind: str, cluster: int) -> None:
@@ -454,10 +457,10 @@ def test_many_rows_go_to_registers(shape: tuple[int, ...], dtype: str, kind: str
         (15, (61, 4), "bfloat16", 0, (1, 4, False)),
         (100, (103, 1), "bfloat16", 6, (1, 1, False)),
         (100, (200, 2), "bfloat16", 0, (8, 2, False)),
+        (50, (100, 2), "float32", 0, (4, 2, False)),
         # Gaps that are large, and steps; and rows of too many bytes, or overlapping ones.
         (10, (21, 1), "bfloat16", 0, None),
         (10, (50, 5), "bfloat16", 0, None),
-        (50, (100, 2), "float32", 0, (4, 2, False)),
         (100, (400, 4), "bfloat16", 0, None),
         (10, (8, 1), "bfloat16", 0, None),
         # Lanes that share rows read 4 bytes as fast, and vectors that need no shift.

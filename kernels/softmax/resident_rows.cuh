@@ -174,11 +174,10 @@ struct ResidentReader {
     t.invalid_label &= exists;
     const auto view = view_of(program, t.offset, classes);
     const Input* const input = program.input + t.offset[kLogits];
-    const int present = t.active ? view.vectors : 0;
     // The class of an edge element, or -1. Several are found again where they are used: arrays would spill registers.
-    const int own_edge = view.edge_class(index);
-    const auto edge_class = [&](int e) { return kEdges == 1 ? own_edge : view.edge_class(index + e * count); };
+    const int own_edge = view.edge_class(index), present = t.active ? view.vectors : 0;
     const bool has_own_edge = t.active && own_edge >= 0;
+    const auto edge_class = [&](int e) { return kEdges == 1 ? own_edge : view.edge_class(index + e * count); };
     const auto has_edge = [&](int e) { return kEdges == 1 ? has_own_edge : t.active && edge_class(e) >= 0; };
     if constexpr (!kShifted) {
       const P* const from = reinterpret_cast<const P*>(input + view.head);
@@ -186,10 +185,12 @@ struct ResidentReader {
     }
     Input logit{}, edge_logits[kEdgeSlots]{};
     const int64 stride = kGathered ? program.space.class_stride[kLogits] : 1;
-    if (t.active) logit = input[t.label * stride];
+    if (t.active) {
+      logit = input[t.label * stride];
 #pragma unroll
-    for (int e = 0; e < kEdges; ++e) {
-      if (has_edge(e)) edge_logits[e] = input[edge_class(e) * stride];
+      for (int e = 0; e < kEdges; ++e) {
+        if (edge_class(e) >= 0) edge_logits[e] = input[edge_class(e) * stride];
+      }
     }
 
     // Position of the target: behind the head it is in a vector.
@@ -265,9 +266,10 @@ struct ResidentReader {
 #pragma unroll
       for (int e = 0; e < kEdges; ++e) {
         const int edge = edge_class(e);
-        if (!exists || edge < 0) continue;
-        store_gradient(program, gradients + edge, edge, edge_element_of(e), grad_coeffs, all_zero,
-                       Pack<Input, 1>{{edge_logits[e]}});
+        if (exists && edge >= 0) {
+          store_gradient(program, gradients + edge, edge, edge_element_of(e), grad_coeffs, all_zero,
+                         Pack<Input, 1>{{edge_logits[e]}});
+        }
       }
       if (all_zero) {
         for (int i = index; i < stored; i += count) {

@@ -30,7 +30,6 @@ from cupylosses.engines.softmax.layout import (
     STREAMED_THREADS,
     STRIDED,
     SUBWARP_BLOCK_THREADS,
-    SUBWARP_BLOCKS,
     THREADS,
     TILE_RESIDENT,
     TWO_PASS_DENSE_VECTORS,
@@ -46,6 +45,7 @@ from cupylosses.engines.softmax.layout import (
     second_column_blocks,
     second_resident,
     strided_size,
+    subwarp_blocks,
     thread_per_row_blocks,
     thread_per_row_threads,
 )
@@ -702,7 +702,7 @@ class _Indices:
         more = kernel.smoothed and not kernel.capped and ITEMSIZE[kernel.input] == 4 and layout == "block"
         fewer = 2 if kernel.compute == "float64" else 1.5 if more else 1
         if layout == "subwarp" and kernel.kind != "denominator" and not second:
-            return f"{SUBWARP_BLOCK_THREADS}, {int(SUBWARP_BLOCKS / fewer)}"
+            return f"{SUBWARP_BLOCK_THREADS}, {int(subwarp_blocks(kernel.edges) / fewer)}"
         if layout == "block" and kernel.kind != "from_residual" and not second:
             crowded = kernel.capped or (kernel.gathered and ITEMSIZE[kernel.input] < 4)
             of_block = block_blocks(kernel.cluster, kernel.smoothed or kernel.capped, crowded)

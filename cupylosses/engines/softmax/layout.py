@@ -46,6 +46,9 @@ from cupylosses.jit.gpu import DECLARED_BYTES, MAX_THREADS, SHARED_BYTES, WARP, 
 #: ones. What a row costs besides its logits is paid by each warp.
 WARP_VECTORS = 8
 VECTORS = 8
+#: The former of many rows that would need more than a warp: of whole vectors, and with single elements at their ends.
+WARP_VECTORS_WHOLE = 16
+WARP_VECTORS_EDGES = 12
 #: Vectors of a row that a lane takes, at least, and lanes below which it takes fewer than WARP_VECTORS: those of few
 #: rows would leave most of a GPU idle.
 LEAST_VECTORS = 2
@@ -157,6 +160,8 @@ PIPELINED_LANES_MOST = 128
 #: registers they spill, and each number that is read back waits for the memory.
 SUBWARP_BLOCK_THREADS = 128
 SUBWARP_BLOCKS = 8
+#: The latter where a lane takes more than two elements at the ends of a row.
+MANY_EDGES_BLOCKS = 7
 #: Blocks of THREADS threads that a multiprocessor has registers for, of gradients in 16 bits whose lanes share rows
 #: with a target per class. A compiler that is free to choose may take a few registers more, which leave room for two.
 DENSE_SUBWARP_BLOCKS = 3
@@ -424,8 +429,8 @@ def row_layout(
             alike = ((gradients,), strides[1:2]) if shifted else ((logits, gradients), strides[:2])
             edges = not _whole(classes, vec_size, alike[0], sizes, alike[1])
             kind, width, threads, cluster = _on_chip(
-                classes, vec_size, vec_size * size, rows, chip, of_block, VECTORS, PART_BYTES, edges * LANE_EDGES,
-                kept * vec_size,
+                classes, vec_size, vec_size * size, rows, chip, of_block, VECTORS, PART_BYTES,
+                edges * (1 if gathers and size > 2 else LANE_EDGES), kept * vec_size,
             )  # fmt: skip
             if kind != "two_pass":
                 break
@@ -447,7 +452,7 @@ def row_layout(
         units = -(-rows // (vec_size * WARP))
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     crowded = capped or (gathers and logits.itemsize < 4)
-    resident = _resident(kind, vec_size, block_blocks(cluster, heavy, crowded))
+    resident = _resident(kind, vec_size, block_blocks(cluster, heavy, crowded), each_edges)
     prefetch = kind == "block" and cluster == 1 and not (heavy or shifted)
     prefetch = prefetch and classes * logits.itemsize <= PREFETCH_BYTES
     streamed = 0
@@ -876,6 +881,13 @@ def spread(sizes: Sequence[int], operands: Sequence[Sequence[int]], gradients: S
     """True if neighbouring rows are next to each other in all gradients, and a few elements apart in an operand."""
     steps = [x[0] for x in operands]
     return sizes[0] > 1 and all([x[0] == 1 for x in gradients]) and min(steps) > 0 and 1 < max(steps) <= NEAR_COLUMNS
+
+
+def subwarp_blocks(edges: int) -> int:
+    """Blocks of SUBWARP_BLOCK_THREADS that a multiprocessor has registers for, whose lanes take up to so many elements
+    at the ends of a row.
+    """
+    return MANY_EDGES_BLOCKS if edges > 2 else SUBWARP_BLOCKS
 
 
 def block_blocks(cluster: int, heavy: bool, crowded: bool) -> int:
@@ -1674,10 +1686,10 @@ def thread_per_row_blocks(threads: int, shared: int) -> int:
     return max(1, min(THREAD_PER_ROW_RESIDENT // threads, _room(shared)))
 
 
-def _resident(kind: str, vec_size: int, blocks: int) -> int:
+def _resident(kind: str, vec_size: int, blocks: int, edges: int) -> int:
     """Threads that a multiprocessor has registers for, or works best with."""
     if kind == "subwarp":
-        return SUBWARP_BLOCKS * SUBWARP_BLOCK_THREADS
+        return subwarp_blocks(edges) * SUBWARP_BLOCK_THREADS
     if kind == "thread_per_row" and vec_size > 1:
         return THREAD_PER_ROW_RESIDENT
     if kind == "block":
@@ -1763,9 +1775,11 @@ def _on_chip(
     takes up to ``edges``.
     """
     most, at_most = threads[0], min(threads[1], chip.threads)
-    vectors = -(-classes // vec_size)
-    # A warp takes whole vectors of many rows that are twice as long.
-    of_lane = WARP_VECTORS * (1 if edges or rows < MANY_ROWS or vectors <= WARP * WARP_VECTORS else 2)
+    # The last class of 257 is no vector of its own.
+    vectors = classes // vec_size if edges > 1 else -(-classes // vec_size)
+    # A warp takes many rows that are longer, too.
+    longest = WARP_VECTORS_EDGES if edges > 1 else WARP_VECTORS if edges else WARP_VECTORS_WHOLE
+    of_lane = WARP_VECTORS if rows < MANY_ROWS or vectors <= WARP * WARP_VECTORS else longest
     width = power_of_two(max(1, -(-2 * (vec_size - 1) // edges) if edges else 0, -(-vectors // of_lane)))
     few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES
     if width <= WARP and not (few and vectors > 2 * WARP):
