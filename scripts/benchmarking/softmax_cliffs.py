@@ -79,6 +79,10 @@ def _classes_apart() -> Iterator[Case]:
     for dtype in DTYPES:
         yield case(logits((2048, 32000), dtype), Layout(step=2))
     yield case(logits((2048, 32000), F32), Layout(step=3, offset=1))
+    # Classes begin within sectors of memory.
+    for dtype in DTYPES:
+        yield case(logits((1000, 32001), dtype), across)
+        yield case(logits((999, 32000), dtype), across)
     yield case(logits((1024, 32000), BF16), across, mode="forward")
     yield case(logits((1024, 32000), F32, reduction="none"), across)
     yield case(logits((1024, 32000), F32, {"label_smoothing": 0.1}), across)
@@ -159,6 +163,10 @@ def _images() -> Iterator[Case]:
         yield case((2, 4, 128, 128, 128), dtype, last=True)
         # Rows of pixels that no vector divides.
         yield case((8, 21, 513, 513), dtype)
+        yield case((4, 150, 257, 257), dtype)
+        yield case((4, 3, 1667, 1665), dtype)
+    yield case((4, 64, 355, 353), BF16)
+    yield case((8, 2, 1024, 1024), BF16, case={"ignore_index": 255})
     yield case((8, 19, 512, 512), BF16, reduction="none")
     yield case((8, 19, 512, 512), BF16, case={"ignore_index": 255, "weight": True})
     yield case((8, 19, 512, 512), BF16, kind="probabilities")
@@ -189,6 +197,21 @@ def _unaligned() -> Iterator[Case]:
     yield case((2048, 32000), F32, Layout(padding=1))
     yield case(few(10), BF16, Layout(offset=1))
     yield case((8, 19, 512, 512), BF16, Layout(offset=1))
+    # Few classes of a wider row, and every second class.
+    for shape, layout in (
+        (few(10), Layout(padding=3)), ((335544, 100), Layout(padding=3)), ((657930, 50), Layout(padding=1)),
+        ((300000, 100), Layout(padding=28, offset=1)),
+    ):  # fmt: skip
+        yield case(shape, BF16, layout)
+    yield case(few(10), F32, Layout(padding=3))
+    for dtype in DTYPES:
+        yield Case(APART, logits((2000000, 15), dtype), layouts={0: Layout(step=2)})
+    yield Case(APART, logits((300000, 100), BF16), layouts={0: Layout(step=2)})
+    # Rows that begin and end between vectors.
+    for classes, whole in ((171, 168), (201, 200), (365, 368), (511, 512)):
+        plain = logits((ELEMENTS // whole, whole), BF16)
+        work = logits((ELEMENTS // classes, classes), BF16)
+        yield Case(UNALIGNED, work, beside=Case(UNALIGNED, plain), beside_bar=1 / 0.85)
     plain = logits((4096, 50264), BF16)
     yield Case(UNALIGNED, logits((4096, 50257), BF16), beside=Case(UNALIGNED, plain), beside_bar=1 / 0.85)
 
