@@ -150,10 +150,20 @@ def cut_by_tiles() -> None:
         row_properties.agrees_with_truth(row_properties.draw((129, 300), 1, loss="nll_loss"))
 
 
-def tallied() -> None:
+def tallied(classes: int) -> Callable[[], None]:
     """A mean of more rows than kernels count before they evaluate them; some labels are ignored."""
-    with host.execution(seed=1):
-        row_properties.value_agrees_with_truth(row_properties.draw((1100, 4), 1))
+
+    def run() -> None:
+        with host.execution(seed=1):
+            row_properties.value_agrees_with_truth(row_properties.draw((1100, classes), 1))
+
+    return run
+
+
+def several_edges() -> None:
+    """Lanes that take several elements at the ends of a row."""
+    with host.execution(seed=1), row_properties.few_lanes_share_rows():
+        row_properties.agrees_with_truth(row_properties.draw((65, 37), 1, dtype="bfloat16"))
 
 
 def in_registers(shape: tuple[int, ...], **how: Any) -> Callable[[], None]:
@@ -290,7 +300,9 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, column_tiles": in_registers((1, 57, 37)),
     "rows, column_slices": sliced,
     "rows, column_slices in one pass": rows(row_properties.writes_one_gradient_in_one_pass_or_two, "column_slices"),
-    "rows, tallied": tallied,
+    "rows, several edges": several_edges,
+    "rows, tallied": tallied(36),
+    "rows, tallied by lanes": tallied(4),
     "rows, streamed": streamed,
     "rows, pipelined": pipelined,
     "rows, claimed": few_teams,

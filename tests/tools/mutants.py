@@ -323,6 +323,22 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, tallied",),
     ),
     Mutant(
+        "rows without a loss counted among the others of a lane",
+        "kernels/softmax/lane_rows.cuh",
+        "evaluate_lane_rows",
+        r"program\.inactive_rows \+= labels\[i\] < 0 \? 1u : 0u;",
+        "",
+        ("rows, tallied by lanes",),
+    ),
+    Mutant(
+        "one element at the ends of a row for each lane that takes several",
+        "kernels/softmax/resident_rows.cuh",
+        "visit",
+        r"view\.edge_class\(index \+ e \* count\)",
+        "view.edge_class(index + 0 * e)",
+        ("rows, several edges",),
+    ),
+    Mutant(
         "sums of warps added as if their largest logits were equal",
         "kernels/softmax/column_tiles.cuh",
         "combined",

@@ -142,6 +142,8 @@ class SoftmaxVariants(Variants):
         flags += [f"{variant.per_thread} per thread"] if variant.per_thread else []
         flags += [f"{variant.warps} warps"] if variant.warps > 1 else []
         flags += [f"{variant.lanes} lanes"] if variant.lanes else []
+        flags += [f"{variant.edges} edges"] if variant.edges else []
+        flags += [f"step {variant.step}"] if variant.step else []
         dtypes = [variant.input, target, variant.weight and f"weight:{variant.weight}", variant.mask and "mask"]
         names = [x.name for x, on in zip(variant.loss.operands, wanted, strict=True) if on]
         return {
