@@ -116,7 +116,7 @@ __device__ __forceinline__ double evaluate_lane_rows(const Program& program, con
     sum_of_values = i == 0 ? y.value : sum_of_values + y.value;
     may_be_zero |= coeffs[i].exp_coeff == Compute(0);
   }
-  // A label that is negative makes a number that is, and a value that is NaN a sum.
+  // One negative label makes them negative all together, and one value that is NaN their sum NaN.
   exceptional |= labels_of_all < 0 || sum_of_values != sum_of_values;
   zero_rows = 0;
   if (exceptional) {

@@ -3,8 +3,8 @@
 //   row = head elements (fewer than kVecSize), vectors of kVecSize elements, tail elements (fewer than kVecSize)
 //
 // Vectors are aligned even if the row is not, so a row of an odd length is read by full-width loads. Each thread of a
-// group takes at most one edge element; a group has at least 2 (kVecSize - 1) threads. Also packs: copies to shared
-// memory, conversion to numbers, maxima.
+// group takes at most one edge element, and a group has at least 2 (kVecSize - 1) threads, unless a reader says
+// otherwise. Also packs: copies to shared memory, conversion to numbers, maxima.
 #pragma once
 #include "core/scalars.cuh"
 #include "softmax/row_ptx.cuh"
@@ -32,7 +32,7 @@ struct RowVectors {
   __device__ __forceinline__ Index first(Index vector) const {
     return head + vector * kVecSize;
   }
-  // Class of the edge that thread `thread` of the group takes, or -1.
+  // Class of the edge element with this number, which is that of the thread that takes it, or -1.
   __device__ __forceinline__ Index edge_class(int thread) const {
     return thread < head ? thread : thread < head + tail ? first(vectors) + (thread - head) : -1;
   }

@@ -821,16 +821,17 @@ def _slice_lanes(
     strides: Sequence[Sequence[int]],
 ) -> int:
     """The threads that read a class of a tile: ``lanes``, or those of several warps if classes begin within sectors,
-    because two tiles use a sector that lies in both. Hardly more of them are to have no rows.
+    because a sector that lies in two tiles is moved twice. Larger tiles are not taken where more than an eighth of
+    their rows would not exist, beyond those that do not exist anyway.
     """
     if all(_whole_sectors(sizes, s, x) for s, x in zip(strides, tensors, strict=False)):
         return lanes
-    padded = {
+    of_tiles = {
         x: -(-rows // (x * vec_size)) * x * vec_size
         for x in (lanes, 2 * lanes, 4 * lanes)
         if x == lanes or x * vec_size <= SLICE_ROWS
     }
-    return max(x for x, most in padded.items() if 8 * most <= 9 * min(padded.values()))
+    return max(x for x, count in of_tiles.items() if 8 * count <= 9 * min(of_tiles.values()))
 
 
 def slice_memory(layout: RowLayout, number: int, smoothed: bool) -> int:

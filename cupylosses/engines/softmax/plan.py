@@ -290,7 +290,7 @@ class SoftmaxPlan(Plan):
                 # Nothing is exchanged: as many lanes as the vectors of a row keep busy.
                 lanes_of_row = softmax_layout.power_of_two(-(-vectors // softmax_layout.TWO_PASS_VECTORS))
                 # Each takes one element at an end of the row.
-                lanes_of_ends = softmax_layout.power_of_two(2 * (vec_size - 1)) if x.edges else 1
+                lanes_of_ends = softmax_layout.power_of_two(max(1, 2 * (vec_size - 1))) if x.edges else 1
                 width, threads = max(x.width, lanes_of_ends, min(gpu.WARP, lanes_of_row)), x.threads
                 if layout != "subwarp":
                     width, threads = x.width, min(x.threads, 512)
