@@ -72,8 +72,11 @@ def fast(
     found: dict[Choice, None] = {}
     for compiler, architectures in compilers.items():
         broadest = BROADEST if BROADEST in architectures else architectures[-1]
-        others = cycle([x for x in architectures if x != broadest] or [broadest])
         for kind in Variants.classes():
+            # For each engine anew: a kernel more of one does not move those of others. The newest compiler begins with
+            # the newest architecture, an older one with the oldest.
+            rest = [x for x in architectures if x != broadest] or [broadest]
+            others = cycle(rest[::-1] if compiler is newest else rest)
             own = [x for x in losses if isinstance(x, kind.Definition)]
             choose = kind.newest if compiler is newest else kind.older
             for variant, architecture in choose(own, whole, broadest, others):
