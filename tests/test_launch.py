@@ -22,7 +22,7 @@ from cupylosses.definition.base import MAX_OPERANDS
 from cupylosses.definition.kernel_sources import kernel_directory
 from cupylosses.engines.pointwise import layout as pointwise_layout
 from cupylosses.engines.pointwise.layout import LINEAR, TILED
-from cupylosses.engines.strides import MAX_RANK, broadcast_strides, dense_strides, dimension_words, merge
+from cupylosses.engines.strides import MAX_RANK, broadcast_strides, dense_strides, dimension_words, merge, multiplier
 from cupylosses.jit import gpu
 
 ITEMSIZES = (1, 2, 4, 8)
@@ -151,6 +151,19 @@ def test_merge_puts_the_unit_stride_innermost() -> None:
 # Layouts: what the kernels compute from the words
 
 
+def quotient(index: int, multiplier: int, size: int) -> int:
+    """``quotient`` of ``kernels/core/layout.cuh``."""
+    shift = 63 - (64 - (size - 1).bit_length())
+    return (index * (multiplier % (1 << 64)) >> 64) >> shift
+
+
+@given(st.integers(2, 1 << 40), st.integers(0, 1 << 63), st.integers(-1, 1))
+def test_multipliers_divide_exactly(size: int, index: int, beside: int) -> None:
+    for x in (index, index // size * size + beside, (1 << 63) - 1):
+        x = min(max(x, 0), (1 << 63) - 1)
+        assert quotient(x, multiplier(size), size) == x // size
+
+
 class StridedLayout:
     """``StridedLayout`` of ``kernels/core/layout.cuh``, read from the words that the kernel receives."""
 
@@ -160,6 +173,7 @@ class StridedLayout:
         self.inner_stride = [next(fields) for _ in range(streams)]
         self.rank = next(fields)
         self.size = [next(fields) for _ in range(rank)]
+        self.multiplier = [next(fields) for _ in range(rank)]
         self.stride = [[next(fields) for _ in range(rank)] for _ in range(streams)]
         assert next(fields, None) is None
         self.single = rank == 1
@@ -172,7 +186,7 @@ class StridedLayout:
             return [row * s[0] for s in self.stride]
         offsets = [0] * len(self.stride)
         for d in range(self.rank):
-            rest = row // self.size[d] if d + 1 < self.rank else 0
+            rest = quotient(row, self.multiplier[d], self.size[d]) if d + 1 < self.rank else 0
             for k, s in enumerate(self.stride):
                 offsets[k] += (row - rest * self.size[d]) * s[d]
             row = rest
@@ -612,4 +626,4 @@ def test_terms_that_are_not_aligned_leave_the_others_their_vectors() -> None:
 
 def test_dimension_words_are_padded_to_the_kernels_rank() -> None:
     words = dimension_words((5, 7), [(1, 5), (0, 1)], rank=4)
-    assert words == [2, 5, 7, 1, 1, 1, 5, 0, 0, 0, 1, 0, 0]
+    assert words == [2, 5, 7, 1, 1, multiplier(5), multiplier(7), 0, 0, 1, 5, 0, 0, 0, 1, 0, 0]

@@ -10,11 +10,24 @@ MAX_RANK = 24
 
 
 def dimension_words(sizes: Sequence[int], strides: Sequence[Sequence[int]], rank: int = MAX_RANK) -> list[int]:
-    """The kernel's ``Dimensions`` as 64-bit words: rank, sizes, and the strides of each stream, padded to ``rank``."""
-    words = [len(sizes), *sizes, *[1] * (rank - len(sizes))]
+    """The kernel's ``Dimensions`` as 64-bit words: rank, sizes, their multipliers, and the strides of each stream,
+    padded to ``rank``.
+    """
+    padded = [*sizes, *[1] * (rank - len(sizes))]
+    words = [len(sizes), *padded, *map(multiplier, padded)]
     for stream in strides:
         words += [*stream, *[0] * (rank - len(stream))]
     return words
+
+
+def multiplier(divisor: int) -> int:
+    """The multiplier by which ``quotient`` of ``kernels/core/layout.cuh`` divides indices below 2^63, exactly: it is
+    larger than 2^(63 + bits) / divisor by 1 at most, which is less than an index / 2^63. As a word, which is signed.
+    """
+    if divisor < 2:
+        return 0
+    found = (1 << 63 + (divisor - 1).bit_length()) // divisor + 1
+    return found - (1 << 64 if found >> 63 else 0)
 
 
 def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:

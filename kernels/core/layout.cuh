@@ -26,6 +26,14 @@
 constexpr int kMaxRank = 24;  // engines/strides.py: MAX_RANK
 constexpr int kWarp = 32;
 
+// index / size, where `multiplier` is 2^(63 + bits) / size + 1, rounded down, of the bits of size - 1: a third of the
+// instructions of a division, which does not know the divisor. Preconditions: 0 <= index < 2^63, size > 1.
+__device__ __forceinline__ int64 quotient(int64 index, int64 multiplier, int64 size) {
+  const unsigned long long by = static_cast<unsigned long long>(multiplier);
+  const int shift = 63 - __clzll(size - 1);
+  return static_cast<int64>(__umul64hi(static_cast<unsigned long long>(index), by) >> shift);
+}
+
 // Splits an index over dimensions of the given sizes, innermost first, into an offset for each stream. The outermost
 // dimension takes the quotient that is left, so one dimension needs no division; kRank = 1 tells the compiler, and
 // kRank = 2 that there are two. A loop over them, whose strides are read by a computed index, took a fifth of the time
@@ -34,17 +42,18 @@ template <int kStreams, int kRank>
 struct Dimensions {
   int64 rank;
   int64 size[kRank];
+  int64 multiplier[kRank];  // of `quotient`
   int64 stride[kStreams][kRank];
 
-  // Indices of 32 bits take half the instructions of 64. Precondition: no size is out of the range of Index.
+  // Coordinates are computed in the type of the index. Precondition: no size is out of its range.
   template <class Index>
   __device__ __forceinline__ void offsets(Index index, int64 (&offset)[kStreams]) const {
     if constexpr (kRank == 1) {
 #pragma unroll
       for (int s = 0; s < kStreams; ++s) offset[s] = static_cast<int64>(index) * stride[s][0];
     } else if constexpr (kRank == 2) {
-      const Index inner = static_cast<Index>(size[0]), outer_index = index / inner;
-      const Index coordinate = index - outer_index * inner;
+      const Index outer_index = static_cast<Index>(quotient(index, multiplier[0], size[0]));
+      const Index coordinate = index - outer_index * static_cast<Index>(size[0]);
 #pragma unroll
       for (int s = 0; s < kStreams; ++s) {
         offset[s] = static_cast<int64>(coordinate) * stride[s][0] + static_cast<int64>(outer_index) * stride[s][1];
@@ -54,8 +63,9 @@ struct Dimensions {
       for (int s = 0; s < kStreams; ++s) offset[s] = 0;
 #pragma unroll 1
       for (int d = 0; d < rank; ++d) {
-        const Index inner = static_cast<Index>(size[d]), outer_index = d + 1 < rank ? index / inner : Index(0);
-        const Index coordinate = index - outer_index * inner;
+        const bool outermost = d + 1 >= rank;
+        const Index outer_index = outermost ? Index(0) : static_cast<Index>(quotient(index, multiplier[d], size[d]));
+        const Index coordinate = index - outer_index * static_cast<Index>(size[d]);
 #pragma unroll
         for (int s = 0; s < kStreams; ++s) offset[s] += static_cast<int64>(coordinate) * stride[s][d];
         index = outer_index;
@@ -211,8 +221,7 @@ struct GatheredLayout {
   int64 size[kRank];
   int64 step[kRank];            // advancing by kWarp vectors adds so much to each coordinate ...
   int64 step_offset[kStreams];  // ... and this to each offset
-  int64 multiplier[kCounted];   // index / size[d] is the upper half of index * multiplier[d], of 128 bits, ...
-  int64 shift[kCounted];        // ... shifted right by this
+  int64 multiplier[kCounted];   // of `quotient`
   int64 stride[kStreams][kRank];
   int64 wrap[kStreams][kRank];  // stride[d + 1] - size[d] * stride[d]
 
@@ -256,7 +265,7 @@ struct GatheredLayout {
     for (int s = 0; s < kStreams; ++s) cursor.base[s] = 0;
 #pragma unroll
     for (int d = 0; d + 1 < kRank; ++d) {
-      const int64 outer_index = divided(index, multiplier[d], static_cast<int>(shift[d]));
+      const int64 outer_index = quotient(index, multiplier[d], size[d]);
       const int coordinate = static_cast<int>(index) - static_cast<int>(outer_index) * static_cast<int>(size[d]);
       cursor.left[d] = static_cast<int>(size[d]) - coordinate;
 #pragma unroll
@@ -289,13 +298,6 @@ struct GatheredLayout {
         }
       }
     }
-  }
-
- private:
-  // A third of the instructions of a division, which does not know the divisor.
-  static __device__ __forceinline__ int64 divided(int64 index, int64 by, int shift) {
-    return static_cast<int64>(__umul64hi(static_cast<unsigned long long>(index), static_cast<unsigned long long>(by)) >>
-                              shift);
   }
 };
 

@@ -26,7 +26,6 @@ from cupylosses.engines.pointwise.layout import (
     TILED,
     UNROLL,
     Tile,
-    max_rank,
     outer_rank,
     staged_bytes,
 )
@@ -110,7 +109,7 @@ class PointwiseKernel(Kernel):
     columns: bool = False
     compute: str = "float32"
     counted: bool = False
-    outer: bool = False
+    outer: int = 1
     shared: bool = False
     tile: Tile | None = None
     sinks: tuple[str, ...] = ()
@@ -132,7 +131,7 @@ class PointwiseKernel(Kernel):
         flags = "".join(str(int(x)) for x in self.flags)
         parts = [title(self.loss), self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}", access]
         parts += [f"grad{wanted}"] + ([f"flags{flags}"] if flags else []) + (["columns"] if self.columns else [])
-        parts += (["outer"] if self.outer else []) + (["shared"] if self.shared else [])
+        parts += ([f"outer{self.outer}"] if self.outer > 1 else []) + (["shared"] if self.shared else [])
         if self.compute != ("float64" if self.result == "float64" else "float32"):
             parts.append(f"in-{STORAGE[self.compute][1]}")
         parts += ["counted"] if self.counted else []
@@ -616,7 +615,7 @@ def _sum_entry(variant: PointwiseKernel) -> str:
     sums = "sums" if slot is None else f"{variant.loss.operands[slot].name}_gradients"
     per_element = variant.access[-1] != "none"
     rank = _rank(variant)
-    reduced_rank = max_rank(len(variant.loss.operands)) if variant.outer else 1
+    reduced_rank = variant.outer
     streams = len(variant.loss.operands) + 2
     fixed = [
         "int64 outputs",

@@ -19,7 +19,7 @@ from math import prod
 from operator import mul
 
 from cupylosses.definition.base import MAX_OPERANDS
-from cupylosses.engines.strides import MAX_RANK, dimension_words, in_order, merge, row_major
+from cupylosses.engines.strides import MAX_RANK, dimension_words, in_order, merge, multiplier, row_major
 from cupylosses.jit.gpu import WARP
 
 #: The same of a derivative along directions, which has more operands than other losses: the parameters of a kernel,
@@ -294,8 +294,7 @@ class Layout:
             steps.append(rest)
             offsets = [sum(map(mul, steps, s)) for s in self.strides]
             head = [self.elements, self.fronts, *self.sizes, *steps, *offsets]
-            divisions = [_multiplied(n) for n in self.sizes[:-1]] or [(0, 0)]
-            head += [x[0] for x in divisions] + [x[1] for x in divisions]
+            head += [multiplier(n) for n in self.sizes[:-1]] or [0]
             return head + [x for s in (*self.strides, *wraps) for x in s]
         if self.kind in TILED:
             across, down = (-(-n // side) for n, side in zip(self.sizes[:2], self.tile.sides, strict=True))
@@ -315,15 +314,6 @@ class Layout:
         head = [rows, vectors_per_row, WARP // vectors_per_row, WARP % vectors_per_row, self.fronts, *inner]
         rank = outer_rank(self.kind, len(self.strides) // 2)
         return head + dimension_words(self.sizes[1:], [s[1:] for s in self.strides], rank)
-
-
-def _multiplied(divisor: int) -> tuple[int, int]:
-    """Multiplier and shift by which ``GatheredLayout`` divides indices below 2^63, exactly: the multiplier is larger
-    than 2^(63 + bits) / divisor by 1 at most, which is less than an index / 2^63. As a word, which is signed.
-    """
-    bits = (divisor - 1).bit_length()
-    multiplier = (1 << 63 + bits) // divisor + 1
-    return multiplier - (1 << 64 if multiplier >> 63 else 0), bits - 1
 
 
 def max_rank(operands: int) -> int:
@@ -364,6 +354,13 @@ def layout(
         return tiled
     vec_size = 1
     if all(s[0] in (0, 1) for s in strides):
+def sum_rank(dimensions: int, operands: int) -> int:
+    """The dimensions that the kernel of a sum has room for, of those that are kept or of those that are summed: exactly
+    one or two, which have no loop over them, or any number.
+    """
+    return max(dimensions, 1) if dimensions <= 2 else max_rank(operands)
+
+
         vec_size = _widest(sizes, strides, streams, flat, widest)
     access = tuple(_access_of(x, s, sizes, vec_size, flat) for x, s in zip(streams, strides, strict=True))
     kind = "flat" if flat else LINEAR if len(sizes) == 1 else OF_ROWS[min(len(sizes) - 2, 2)]

@@ -151,8 +151,7 @@ def sum_step(
     to = pointwise_layout.Stream(result, interop.ITEMSIZE[dtype])
     x = pointwise_layout.sum_in_vectors(x, streams, to, singles=True)
     partials = x.slices * x.outputs if x.slices > 1 else 0
-    most = pointwise_layout.max_rank(operands)
-    kept_rank, reduced_rank = (1 if len(sizes) <= 1 else most for sizes in (x.kept, x.reduced))
+    kept_rank, reduced_rank = (pointwise_layout.sum_rank(len(sizes), operands) for sizes in (x.kept, x.reduced))
     fixed = (
         x.outputs,
         x.length,
@@ -173,14 +172,14 @@ def sum_step(
         first,
         plan.storage,
         plan.result,
-        "matrix" if kept_rank == 1 else "rows",
+        pointwise_layout.OF_ROWS[min(len(x.kept), 3) - 1] if x.kept else "matrix",
         x.vec_size,
         (*x.access[:operands], x.access[operands] if grad_output else "none"),
         tuple(i == slot for i in range(operands)),
         x.columns,
         plan.compute,
         counted,
-        reduced_rank > 1,
+        reduced_rank,
         x.shared,
     )
     launchers = [

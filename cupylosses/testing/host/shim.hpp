@@ -251,6 +251,9 @@ inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 inline int __clz(int x) {
   return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x));
 }
+inline int __clzll(long long x) {
+  return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x));
+}
 inline int __ffs(int x) {
   return __builtin_ffs(x);
 }
