@@ -11,8 +11,8 @@
 // 3. stage_out copies these from there, in lines along b.
 //
 // Elements of 16 bits are copied as the aligned words that hold them. A line may begin at the second half of a word:
-// its phase, which is that in shared memory too. The words at both ends of a line hold neighbours in the same line, so
-// tiles at the ends of lines are copied element by element.
+// its phase, which is that in shared memory too. The words at both ends of a tile's line hold neighbours in the same
+// line of memory, but for the words at the ends of that, of which the one element is copied.
 //
 // Warps work independently: each has tiles of its own. Preconditions: all lanes of a warp call these functions
 // together; batches are tiles; dynamic shared memory as engines/pointwise/layout.py (staged_bytes) counts it.
@@ -95,18 +95,17 @@ __device__ __forceinline__ Storage* staged_tile(int place, int bytes) {
   return reinterpret_cast<Storage*>(reinterpret_cast<char*>(staged) + threadIdx.x / kWarp * bytes + place);
 }
 
-// Starts to copy kLines lines of kLength elements, of which so many of each are there. With `inside`, a line goes on in
-// memory by an element in front of its tile and by two behind it.
+// Starts to copy kLines lines of kLength elements, of which so many of each are there. With `before`, lines go on in
+// memory by an element in front of the tile; with `inside`, by two behind it, too, and all elements are there.
 template <int kLength, int kLines, class Storage>
 __device__ __forceinline__ void copy_lines(const Storage* from, int64 stride, Storage* tile, int64 lines, int64 length,
-                                           bool inside) {
+                                           bool before, bool inside) {
   constexpr int kPitch = staged_pitch<Storage>(kLength);
   const int lane = threadIdx.x % kWarp;
-  const Storage* at = from + lane;
   if constexpr (sizeof(Storage) == 2 && kHasCpAsync) {
+    static_assert(kLength == 2 * kWarp && kLines == kWarp, "a lane has a word of each line, and the last of one");
+    unsigned* const to = reinterpret_cast<unsigned*>(tile);
     if (inside) {
-      static_assert(kLength == 2 * kWarp && kLines == kWarp, "a lane has a word of each line, and the last of one");
-      unsigned* const to = reinterpret_cast<unsigned*>(tile);
       const auto aligned = [](const Storage* x) {
         return reinterpret_cast<const unsigned*>(reinterpret_cast<unsigned long long>(x) & ~3ull);
       };
@@ -117,17 +116,33 @@ __device__ __forceinline__ void copy_lines(const Storage* from, int64 stride, St
       cp_async_bytes<4>(to + lane * (kPitch / 2) + kWarp, aligned(from + lane * stride) + kWarp);
       return;
     }
-  }
-#pragma unroll 8
-  for (int line = 0; line < kLines; ++line, at += stride) {
-#pragma unroll
-    for (int i = 0; i < kLength; i += kWarp) {
-      if (line >= lines || lane + i >= length) continue;
-      Storage* const to = tile + line * kPitch + lane + i;
-      if constexpr (sizeof(Storage) == 2) {
-        to[phase_of(at - lane)] = at[i];
+    const auto copy_word = [&](int line, int word) {
+      const Storage* const first = from + line * stride;
+      const int phase = phase_of(first), left = 2 * word - phase, right = left + 1;
+      if (line >= lines || left >= length) return;
+      if (left >= (before ? -1 : 0) && right < length) {
+        cp_async_bytes<4>(to + line * (kPitch / 2) + word, reinterpret_cast<const unsigned*>(first + left));
       } else {
-        cp_async_element(to, at + i);
+        const int only = left < 0 ? right : left;
+        tile[line * kPitch + phase + only] = first[only];
+      }
+    };
+#pragma unroll 8
+    for (int line = 0; line < kLines; ++line) copy_word(line, lane);
+    copy_word(lane, kWarp);
+  } else {
+    const Storage* at = from + lane;
+#pragma unroll 8
+    for (int line = 0; line < kLines; ++line, at += stride) {
+#pragma unroll
+      for (int i = 0; i < kLength; i += kWarp) {
+        if (line >= lines || lane + i >= length) continue;
+        Storage* const to = tile + line * kPitch + lane + i;
+        if constexpr (sizeof(Storage) == 2) {
+          to[phase_of(at - lane)] = at[i];
+        } else {
+          cp_async_element(to, at + i);
+        }
       }
     }
   }
@@ -144,10 +159,10 @@ __device__ __forceinline__ void stage_source(const Layout& layout, typename Layo
     const Storage* const own = x.pointer + first.base[kStream];
     const Storage* const from = own - lane * stride_a;
     if constexpr (S::kAlong == Along::kA) {
-      copy_lines<Tile::kSideA, Tile::kSideB>(from, stride_b, x.tile, left_b, left_a, false);
+      copy_lines<Tile::kSideA, Tile::kSideB>(from, stride_b, x.tile, left_b, left_a, false, false);
     } else {
       const bool inside = first.whole && first.b > 0 && left_b > Tile::kSideB + 1;
-      copy_lines<Tile::kSideB, Tile::kSideA>(from, stride_a, x.tile, left_a, left_b, inside);
+      copy_lines<Tile::kSideB, Tile::kSideA>(from, stride_a, x.tile, left_a, left_b, first.b > 0, inside);
       first.phases |= phase_of(own) << kStream;
     }
   }
