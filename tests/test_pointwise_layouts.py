@@ -26,6 +26,7 @@ from cupylosses.engines.pointwise import layout as pointwise_layout
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.pointwise.layout import Stream
 from cupylosses.engines.pointwise.reduction import Static
+from cupylosses.engines.strides import broadcast_strides, dense_strides
 from cupylosses.jit.gpu import Chip
 from cupylosses.testing import properties
 from cupylosses.testing.check import Check, run
@@ -538,6 +539,29 @@ def test_heavy_losses_shift_one_vector_at_a_time(loss: str, dtype: str, found: b
     absent, settings = (None, None, None), ("mean", None, None)
     call = Call(*pointwise_engine.POINTWISE.bind(found_loss, (*rows, *defaults, *absent), settings))
     plan = pointwise_engine.POINTWISE.plan(call, rows, dtype, Machine(132, Chip()))
+@pytest.mark.parametrize(
+    ("shape", "order", "dtype", "copied"),
+    [
+        ((7, 11, 13, 33521), (0, 1, 3, 2), "float32", True),  # whose neighbours come a row later
+        ((7, 11, 13, 33521), (0, 2, 1, 3), "float32", False),  # rows of both
+        ((11184811, 3), (1, 0), "float32", False),  # neighbours come three elements later
+        ((3344, 3345, 3), (2, 1, 0), "bfloat16", False),  # or 10035
+        ((3, 11184811), (1, 0), "bfloat16", False),  # a sector has five of a vector's elements
+        ((4, 3, 129, 130, 131), (3, 2, 1, 0, 4), "float32", True),  # too many dimensions
+        ((4, 3, 9, 130, 131), (3, 2, 1, 0, 4), "float32", False),  # few elements
+    ],
+)
+def test_operands_that_would_be_gathered_from_many_sectors_are_copied(
+    shape: tuple[int, ...], order: tuple[int, ...], dtype: str, copied: bool
+) -> None:
+    rows, strides = dense_strides(shape, (0,) * len(shape)), [0] * len(shape)
+    for i, d in enumerate(order):
+        strides[d] = prod(shape[e] for e in order[i + 1 :])
+    tensors = TensorSpec(dtype, shape, rows), TensorSpec(dtype, shape, tuple(strides))
+    found = pointwise_engine.POINTWISE.copies(Call(MSE, tensors, Static("mean")), tensors, Machine(132, Chip()), 1)
+    assert found == ({1: rows} if copied else {})
+
+
     assert plan.elements_launch.layout.access[1] == "shifted"
     assert plan.shifts_one_by_one == found
 

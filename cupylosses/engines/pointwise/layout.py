@@ -91,6 +91,9 @@ ORDERED_ELEMENTS = 1 << 19
 #: Elements of up to 4 bytes from which on operands of another order are copied where tiles would read one element at a
 #: time, or two.
 SINGLE_ELEMENTS = 1 << 22
+#: Bytes of sectors for each of an operand that is gathered, and elements between two neighbours, from which on a copy
+#: takes less time: the sectors do not stay in a cache until their other elements are gathered.
+SCATTERED, SCATTERED_APART = 4, 1 << 14
 
 #: Elements from which on broadcast operands of few of them are copied; and their part at most, as its inverse, of a
 #: value alone and where gradients are written, which take longer than such reads.
@@ -1020,22 +1023,27 @@ def reordered(
     shape: tuple[int, ...], streams: Mapping[int, Stream], stages_16_bits: bool, twice: bool, gaps: bool, several: bool
 ) -> dict[int, tuple[int, ...]]:
     """The operands of the full shape that are copied into the order of the first, with the strides of the copies: those
-    of other orders, if they are read ``twice``, or have too many dimensions to be gathered, or are many in tiles of
-    single elements, or of pairs where these are 16 bits or ``several`` gradients are written. If the first has
-    ``gaps``, all take the row-major order, which its gradient has.
+    of other orders, if they are read ``twice``, or have too many dimensions to be gathered, or are many that would be
+    gathered, or lie in tiles of single elements, or of pairs where these are 16 bits or ``several`` gradients are
+    written. If the first has ``gaps``, all take the row-major order, which its gradient has.
     """
     if len(streams) < 2 or prod(shape) < ORDERED_ELEMENTS:
         return {}
     found = layout(shape, [*streams.values()], stages_16_bits=stages_16_bits)
     itemsize = max(x.itemsize for x in streams.values())
     narrow = 2 if found.kind in TILED and (itemsize == 2 or several) else 1
-    if found.vec_size > narrow or found.staged:
+    if found.kind not in (*TILED, *SCALAR) or found.vec_size > narrow or found.staged:
         return {}
-    gathered = len(found.sizes) > len(GATHERED)
-    tiled = found.kind in TILED and itemsize <= 4 and found.elements >= SINGLE_ELEMENTS
-    if not (tiled or (found.kind in SCALAR and (twice or gathered))):
-        return {}
-    if len({min(range(len(x)), key=x.__getitem__) for x in found.strides}) == 1:
+    fastest = {min(range(len(x)), key=x.__getitem__) for x in found.strides}
+    large = itemsize <= 4 and found.elements >= SINGLE_ELEMENTS
+    many = len(found.sizes) > len(GATHERED)
+    if len(fastest) == 1:
+        copied = large and many
+    elif found.kind in TILED:
+        copied = large
+    else:
+        copied = twice or many or (large and _is_scattered(found, itemsize))
+    if not copied:
         return {}
     first = next(iter(streams.values()))
     order = row_major(shape) if gaps else first.strides
@@ -1118,6 +1126,16 @@ def sum_in_vectors(x: SumLayout, streams: Sequence[Stream], result: Stream, sing
         if singles and not x.columns:
             alone = {i for i, s in enumerate(of_all) if s[0] == 1 and not _aligned(everything[i], s, 2)}
         vectors = [i for i in range(len(everything)) if i not in alone]
+def _is_scattered(found: Layout, itemsize: int) -> bool:
+    """True if the elements of some stream would be gathered from sectors that are read again and again."""
+    dense = [prod(found.sizes[:d]) for d in range(len(found.sizes))]
+    apart = [min(range(len(s)), key=s.__getitem__) for s in found.strides]
+    return any(
+        dense[d] >= SCATTERED_APART and _sectors(found.sizes, s, itemsize) > SCATTERED
+        for d, s in zip(apart, found.strides, strict=True)
+    )
+
+
         vec_size = _widest((along[0],), [of_all[i] for i in vectors], [everything[i] for i in vectors], False)
     access = ["stream"] * len(streams)
     if vec_size > 1:
