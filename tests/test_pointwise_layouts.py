@@ -293,6 +293,56 @@ def test_gradient_of_a_broadcast_operand_for_a_grad_output_per_element(
     assert torch.equal(of_t, (2 * (t - x) * upstream).sum_to_size(target))
 
 
+#: Shapes of two operands, rows of the first of which no vector divides.
+RAGGED = [
+    ((523, 33), (33,)),  # strips of several rows, the last of which is not whole
+    ((211, 7), (7,)),  # rows that are shorter than a vector
+    ((9, 3077), (9, 1)),  # vectors that two rows share
+    ((2, 3, 3077), (3, 1)),  # the same of several planes
+    ((67, 65), (67, 1)),  # sums of their own, of short rows
+    ((130, 129), ()),  # one number
+]
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_strips_of_rows_that_no_vector_divides(itemsize: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors of 16 bytes of rows that are joined until vectors divide them, or of rows that share some."""
+    monkeypatch.setattr(pointwise_layout, "GATHERED_ELEMENTS", 1)
+    monkeypatch.setattr(pointwise_layout, "FEWEST_JOINED_ROWS", 1)
+    found = []
+    for shape, target in RAGGED[:5]:
+        own = (*[1] * (len(shape) - len(target)), *target)
+        full, lies = (dense_strides(x, (0,) * len(x)) for x in (shape, own))
+        small = broadcast_strides(own, lies, shape)
+        streams = [Stream(s, itemsize, read=read) for read in (True, False) for s in (full, small)]
+        strips = pointwise_layout.in_ragged_strips(pointwise_layout.layout(shape, streams), streams, [3])
+        found.append((strips.vec_size, min(strips.joined, 2)) if strips else None)
+    vec = 16 // itemsize
+    assert found == [(vec, 2), (vec, 2), (vec, 1), (vec, 1), None]
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("shape", "target"), RAGGED, ids=str)
+def test_gradients_of_broadcast_operands_beside_rows_that_no_vector_divides(
+    shape: tuple[int, ...], target: tuple[int, ...], dtype: str, reduction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small integers, of which every sum is exact."""
+    monkeypatch.setattr(pointwise_layout, "GATHERED_ELEMENTS", 1)
+    monkeypatch.setattr(pointwise_layout, "FEWEST_JOINED_ROWS", 1)
+    x = (torch.arange(prod(shape), device=KERNELS) % 5 - 1.0).reshape(shape)
+    t = (torch.arange(prod(target), device=KERNELS) % 3.0).reshape(target)
+    upstream = (torch.arange(prod(shape), device=KERNELS) % 7 - 2.0).reshape(shape)
+    kind = getattr(torch, dtype)
+    per_element = upstream.to(kind) if reduction == "none" else 1.0
+    value, of_x, of_t = gradients([x.to(kind), t.to(kind)], reduction, per_element)
+    factor = upstream if reduction == "none" else 1.0
+    squares = (x - t).square()
+    assert torch.equal(value, (squares if reduction == "none" else squares.sum()).to(kind))
+    assert torch.equal(of_x, (2 * (x - t) * factor).to(kind))
+    assert torch.equal(of_t, (2 * (t - x) * factor).sum_to_size(target).to(kind))
+
+
 @pytest.mark.parametrize(("length", "gap", "dtype"), [(3000, 0, "float32"), (2600, 1, "bfloat16")], ids=str)
 def test_sum_of_few_long_rows_that_the_warps_of_a_block_share(length: int, gap: int, dtype: str) -> None:
     """Both operands are aligned, or one of them is not and loads its elements one by one beside the other's vectors."""
@@ -305,7 +355,7 @@ def test_sum_of_few_long_rows_that_the_warps_of_a_block_share(length: int, gap: 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gathered_operands_have_the_gradients_of_contiguous_ones(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that no vector divides, with gaps, expanded, in another order, and every third element; parts of a batch."""
+    """Short and long rows that no vector divides, with gaps, expanded, in another order, and every third element."""
     monkeypatch.setattr(pointwise_layout, "GATHERED_ELEMENTS", 1)
     if dtype == "bfloat16":  # as if there were many
         monkeypatch.setattr(pointwise_layout, "GATHERED_AT_ONCE", 8)
@@ -319,6 +369,8 @@ def test_gathered_operands_have_the_gradients_of_contiguous_ones(dtype: str, mon
         (x, padded),
         (x, permuted),
         (x.flatten(), apart),
+        (x, x[:1].expand_as(x)),
+        (x.flatten(1), torch.nn.functional.pad(y.flatten(1), (0, 1))[:, :-1]),
         (permuted, x[:, :1, :, :1].expand_as(x)),
     ]:
         expected = gradients([first.contiguous(), other.contiguous()])
@@ -487,6 +539,29 @@ def test_operands_in_tiles_of_pairs_are_copied(
 
 
 @pytest.mark.parametrize(
+    ("shape", "order", "dtype", "copied"),
+    [
+        ((7, 11, 13, 33521), (0, 1, 3, 2), "float32", True),  # whose neighbours come a row later
+        ((7, 11, 13, 33521), (0, 2, 1, 3), "float32", False),  # rows of both
+        ((11184811, 3), (1, 0), "float32", False),  # neighbours come three elements later
+        ((3344, 3345, 3), (2, 1, 0), "bfloat16", False),  # or 10035
+        ((3, 11184811), (1, 0), "bfloat16", False),  # a sector has five of a vector's elements
+        ((4, 3, 129, 130, 131), (3, 2, 1, 0, 4), "float32", True),  # too many dimensions
+        ((4, 3, 9, 130, 131), (3, 2, 1, 0, 4), "float32", False),  # few elements
+    ],
+)
+def test_operands_that_would_be_gathered_from_many_sectors_are_copied(
+    shape: tuple[int, ...], order: tuple[int, ...], dtype: str, copied: bool
+) -> None:
+    rows, strides = dense_strides(shape, (0,) * len(shape)), [0] * len(shape)
+    for i, d in enumerate(order):
+        strides[d] = prod(shape[e] for e in order[i + 1 :])
+    tensors = TensorSpec(dtype, shape, rows), TensorSpec(dtype, shape, tuple(strides))
+    found = pointwise_engine.POINTWISE.copies(Call(MSE, tensors, Static("mean")), tensors, Machine(132, Chip()), 1)
+    assert found == ({1: rows} if copied else {})
+
+
+@pytest.mark.parametrize(
     ("loss", "dtype", "copied"),
     [("mse_loss", "bfloat16", False), ("js_div", "bfloat16", True), ("js_div", "float32", False)],
 )
@@ -539,29 +614,6 @@ def test_heavy_losses_shift_one_vector_at_a_time(loss: str, dtype: str, found: b
     absent, settings = (None, None, None), ("mean", None, None)
     call = Call(*pointwise_engine.POINTWISE.bind(found_loss, (*rows, *defaults, *absent), settings))
     plan = pointwise_engine.POINTWISE.plan(call, rows, dtype, Machine(132, Chip()))
-@pytest.mark.parametrize(
-    ("shape", "order", "dtype", "copied"),
-    [
-        ((7, 11, 13, 33521), (0, 1, 3, 2), "float32", True),  # whose neighbours come a row later
-        ((7, 11, 13, 33521), (0, 2, 1, 3), "float32", False),  # rows of both
-        ((11184811, 3), (1, 0), "float32", False),  # neighbours come three elements later
-        ((3344, 3345, 3), (2, 1, 0), "bfloat16", False),  # or 10035
-        ((3, 11184811), (1, 0), "bfloat16", False),  # a sector has five of a vector's elements
-        ((4, 3, 129, 130, 131), (3, 2, 1, 0, 4), "float32", True),  # too many dimensions
-        ((4, 3, 9, 130, 131), (3, 2, 1, 0, 4), "float32", False),  # few elements
-    ],
-)
-def test_operands_that_would_be_gathered_from_many_sectors_are_copied(
-    shape: tuple[int, ...], order: tuple[int, ...], dtype: str, copied: bool
-) -> None:
-    rows, strides = dense_strides(shape, (0,) * len(shape)), [0] * len(shape)
-    for i, d in enumerate(order):
-        strides[d] = prod(shape[e] for e in order[i + 1 :])
-    tensors = TensorSpec(dtype, shape, rows), TensorSpec(dtype, shape, tuple(strides))
-    found = pointwise_engine.POINTWISE.copies(Call(MSE, tensors, Static("mean")), tensors, Machine(132, Chip()), 1)
-    assert found == ({1: rows} if copied else {})
-
-
     assert plan.elements_launch.layout.access[1] == "shifted"
     assert plan.shifts_one_by_one == found
 

@@ -203,14 +203,16 @@ struct StridedLayout {
 // Streams that are dense in the order of the index space, as in a FlatLayout, beside others of any strides. A vector of
 // the latter is gathered from kVecSize places. From element to element offsets change by a stride, and by `wrap` of
 // each dimension that ends there; from vector to vector of a lane by `step_offset`, and the same. Only the first vector
-// of a batch takes divisions, which were half of a cheap loss's instructions.
+// of a batch takes divisions, which were half of a cheap loss's instructions. With kLongRows the innermost dimension
+// has a vector at least, of which one ends in a vector at most: elements behind its end are a `jump` away.
 //
 // As rows of a StridedLayout, element by element, 6.7M elements in rows of 3 took four times as long as when dense.
-template <int kVecSize, int kStreams, int kRank>
+template <int kVecSize, int kStreams, int kRank, bool kLongRows_ = false>
 struct GatheredLayout {
   static constexpr int kOuter = 1;
   static constexpr bool kTiled = false, kStrips = false, kFronts = true, kWholeBatches = false;
   static constexpr int kCounted = kRank > 1 ? kRank - 1 : 1;
+  static constexpr bool kLongRows = kLongRows_ && kRank > 1;
   struct Cursor {
     int64 element;
     int64 base[kStreams];  // of streams that are gathered
@@ -276,25 +278,47 @@ struct GatheredLayout {
     for (int s = 0; s < kStreams; ++s) cursor.base[s] += index * stride[s][kRank - 1];
     return cursor;
   }
+  // The step from the last element of a row to the first of the next one, less the stride. Precondition: kLongRows.
+  template <int kStream>
+  __device__ __forceinline__ int64 jump(const Cursor& cursor) const {
+    int64 found = wrap[kStream][0];
+    bool ends = true;
+#pragma unroll
+    for (int d = 1; d + 1 < kRank; ++d) {
+      ends = ends && cursor.left[d] == 1;
+      found += ends ? wrap[kStream][d] : 0;
+    }
+    return found;
+  }
   // Calls visit(i, offset) for kCount elements from the cursor on.
   template <int kStream, int kCount, class Visit>
   __device__ __forceinline__ void each(const Cursor& cursor, const Visit& visit) const {
     int64 offset = cursor.base[kStream];
-    int left[kCounted];
+    if constexpr (kLongRows) {
+      const int64 more = jump<kStream>(cursor);
 #pragma unroll
-    for (int d = 0; d + 1 < kRank; ++d) left[d] = cursor.left[d];
+      for (int i = 0; i < kCount; ++i) {
+        visit(i, offset);
+        offset += stride[kStream][0];
+        if (i + 1 == cursor.left[0]) offset += more;
+      }
+    } else {
+      int left[kCounted];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      visit(i, offset);
-      offset += stride[kStream][0];
-      bool ends = true;
+      for (int d = 0; d + 1 < kRank; ++d) left[d] = cursor.left[d];
 #pragma unroll
-      for (int d = 0; d + 1 < kRank; ++d) {
-        left[d] -= ends;
-        ends = ends && left[d] == 0;
-        if (ends) {
-          left[d] = static_cast<int>(size[d]);
-          offset += wrap[kStream][d];
+      for (int i = 0; i < kCount; ++i) {
+        visit(i, offset);
+        offset += stride[kStream][0];
+        bool ends = true;
+#pragma unroll
+        for (int d = 0; d + 1 < kRank; ++d) {
+          left[d] -= ends;
+          ends = ends && left[d] == 0;
+          if (ends) {
+            left[d] = static_cast<int>(size[d]);
+            offset += wrap[kStream][d];
+          }
         }
       }
     }
@@ -308,10 +332,25 @@ struct GatheredLayout {
 //
 // A task is a strip of a plane, of which it has every `ranges`-th group of rows, a batch each. A vector is present or
 // not.
-template <int kVecSize, int kAcross_, int kSteps_, int kStreams, int kRank>
-struct StripLayout {
+//
+// With kRagged no vector divides a row, and every stream is dense in the order of the index space or broadcast. Vectors
+// lie at multiples of their size in the dense streams. Then either other streams have one number per row, and the
+// vectors at the ends of a row are shared with the rows beside it: of these each has a part of the vector's elements.
+// Or others have the same in all rows, and as many rows as vectors divide are one of the strips': its columns repeat
+// those of the streams with a `period`.
+template <bool kRagged>
+struct RowEnds {};
+template <>
+struct RowEnds<true> {
+  int64 length;    // elements of a row
+  int64 elements;  // of all rows, the last of which may have fewer
+  int64 period;    // elements before other streams repeat, of the size of an int at most; 0 if none does
+};
+
+template <int kVecSize, int kAcross_, int kSteps_, int kStreams, int kRank, bool kRagged_ = false>
+struct StripLayout : RowEnds<kRagged_> {
   static constexpr int kOuter = 1;
-  static constexpr bool kTiled = false, kStrips = true, kFronts = false, kWholeBatches = false;
+  static constexpr bool kTiled = false, kStrips = true, kFronts = false, kWholeBatches = false, kRagged = kRagged_;
   static constexpr int kAcross = kAcross_, kDown = kWarp / kAcross, kSteps = kSteps_, kWidth = kAcross * kSteps;
   static_assert(kSteps == 1 || kDown == 1, "steps along a row of which a warp has one");
   struct Cursor {
@@ -319,6 +358,8 @@ struct StripLayout {
     int64 column;   // in vectors
     int64 row_sum;  // the sum over a row of this strip has this index: rows of all planes in order, strips innermost
     int64 base[kStreams];
+    int64 element;  // of dense streams with kRagged, in front of which their vector may begin
+    int place;      // of the vector's first element in the period
   };
   int64 columns;  // vectors of a row
   int64 rows;     // of a plane
@@ -343,6 +384,11 @@ struct StripLayout {
     for (int s = 0; s < kStreams; ++s) {
       cursor.base[s] += cursor.row * row_stride[s] + cursor.column * kVecSize * inner_stride[s];
     }
+    if constexpr (kRagged) {
+      const int64 column = cursor.column * kVecSize;
+      cursor.element = (plane * rows + cursor.row) * this->length + column;
+      cursor.place = this->period > 0 ? static_cast<int>(column % this->period) : 0;
+    }
     return cursor;
   }
   __device__ __forceinline__ void move_down(Cursor& cursor, int64 more) const {
@@ -350,6 +396,7 @@ struct StripLayout {
     cursor.row_sum += more * strips;
 #pragma unroll
     for (int s = 0; s < kStreams; ++s) cursor.base[s] += more * row_stride[s];
+    if constexpr (kRagged) cursor.element += more * this->length;
   }
   // A step of a batch.
   __device__ __forceinline__ void advance(Cursor& cursor) const {
@@ -359,23 +406,53 @@ struct StripLayout {
       cursor.column += kAcross;
 #pragma unroll
       for (int s = 0; s < kStreams; ++s) cursor.base[s] += kAcross * kVecSize * inner_stride[s];
+      if constexpr (kRagged) cursor.element += kAcross * kVecSize;
     }
   }
   __device__ __forceinline__ int64 present(const Cursor& cursor) const {
     return cursor.row < rows && cursor.column < columns;
   }
-  // The cursor, or another one of the same plane that is present.
+  // True if all elements of the strip's vectors are there, in rows above `end`.
+  __device__ __forceinline__ bool whole_strip(int64 strip, int64 end) const {
+    if constexpr (kRagged) {
+      // Vectors lie at the ends of rows that are joined, of which the last may have fewer elements.
+      const bool last_rows = this->period > 0 && end >= rows;
+      return (this->period > 0 || strip > 0) && !last_rows && (strip + 1) * kWidth * kVecSize <= this->length;
+    } else {
+      return (strip + 1) * kWidth <= columns;
+    }
+  }
+  // A bit for each element of the vector that is there, in this row. Precondition: kRagged.
+  __device__ __forceinline__ unsigned elements_present(const Cursor& cursor) const {
+    const int skipped = static_cast<int>(cursor.element & (kVecSize - 1));
+    const int64 left = this->period > 0 ? this->elements - cursor.element : this->length - cursor.column * kVecSize;
+    const int end = present(cursor) ? static_cast<int>(min(left + skipped, static_cast<int64>(kVecSize))) : 0;
+    const unsigned behind = end > 0 ? (1u << end) - 1u : 0u;
+    return cursor.column == 0 ? behind & (~0u << skipped) : behind;
+  }
+  // The cursor, or another one that is present: of the same plane, or the very first.
   __device__ __forceinline__ Cursor inside(const Cursor& cursor) const {
     Cursor found = cursor;
-    const int64 up = cursor.row < rows ? 0 : cursor.row - rows + 1;
-    const int64 left = cursor.column < columns ? 0 : (cursor.column - columns + 1) * kVecSize;
+    if constexpr (kRagged) {
+      const bool there = present(cursor);
+      found.element = there ? cursor.element : 0;
 #pragma unroll
-    for (int s = 0; s < kStreams; ++s) found.base[s] -= up * row_stride[s] + left * inner_stride[s];
+      for (int s = 0; s < kStreams; ++s) found.base[s] = there ? cursor.base[s] : 0;
+    } else {
+      const int64 up = cursor.row < rows ? 0 : cursor.row - rows + 1;
+      const int64 left = cursor.column < columns ? 0 : (cursor.column - columns + 1) * kVecSize;
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s) found.base[s] -= up * row_stride[s] + left * inner_stride[s];
+    }
     return found;
   }
   template <int kStream, bool kSplat>
   __device__ __forceinline__ int64 offset(const Cursor& cursor) const {
-    return cursor.base[kStream];
+    if constexpr (kRagged && !kSplat) {
+      return cursor.element & ~static_cast<int64>(kVecSize - 1);
+    } else {
+      return cursor.base[kStream];
+    }
   }
 };
 
@@ -477,6 +554,19 @@ struct TiledLayout {
   }
   __device__ __forceinline__ int64 present(const Cursor& cursor) const {
     return cursor.a < size_a && cursor.b < size_b;
+  }
+  // The cursor, or another one of the same plane that is present.
+  __device__ __forceinline__ Cursor inside(const Cursor& cursor) const {
+    Cursor found = cursor;
+    found.a = cursor.a < size_a ? cursor.a : size_a - Tile::kA;
+    found.b = cursor.b < size_b ? cursor.b : size_b - Tile::kB;
+    if constexpr (kOneLine) {
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s) {
+        found.base[s] -= (cursor.a - found.a) * stride_a[s] + (cursor.b - found.b) * stride_b[s];
+      }
+    }
+    return found;
   }
   template <int kStream, bool kSplat>
   __device__ __forceinline__ int64 offset(const Cursor& cursor) const {

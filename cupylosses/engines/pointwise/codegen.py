@@ -70,6 +70,9 @@ SUMS = frozenset({"broadcast_gradient", "combine_slices"}) | SUMS_OF_VALUES
 ACCESS = {
     "stream": "kStream", "splat": "kSplat", "shifted": "kShifted", "singles": "kSingles", "scalars": "kScalars",
     "gather": "kGather",
+    "gather_row": "kGatherRow",
+    "gather_shifted": "kGatherShifted",
+    "periodic": "kPeriodic",
 }  # fmt: skip
 
 #: Spelling of the accesses of micro-tiles.
@@ -86,15 +89,15 @@ class PointwiseKernel(Kernel):
 
     ``kind`` names the entry point: one of :data:`KINDS`, or :data:`PRODUCT`.
     ``access`` holds one entry per operand and a last one for a grad_output per element (``"none"`` without).
-    ``compute`` is the dtype of the arithmetic. ``counted`` says that the divisor lies on the device, ``outer`` that a
-    sum runs over dimensions that cannot be merged into one, ``shared`` that arguments say how many lanes and warps
-    share an output: otherwise it has a lane (``columns``) or a warp of its own.
+    ``compute`` is the dtype of the arithmetic. ``counted`` says that the divisor lies on the device, ``outer`` for how
+    many dimensions that cannot be merged a sum has room, ``shared`` that arguments say how many lanes and warps share
+    an output: otherwise it has a lane (``columns``) or a warp of its own.
     ``tile`` is the shape of tiles of micro-tiles, ``sinks`` are then the accesses of gradients and result, as they are
-    where some streams are gathered. ``strip``
-    has the vectors that a warp has in a row of strips, and the steps along it. ``sums`` has, for each wanted gradient
+    where some streams are gathered. ``strip`` has the vectors that a warp has in a row of strips, the steps along it,
+    and whether rows begin and end within vectors. ``sums`` has, for each wanted gradient
     that is summed beside the value, the kind of its partial sums and the dimensions of their combination. ``unroll``
     are the vectors of a lane in a batch, if they are not those that the layout has otherwise; ``whole_batches`` says
-    that batches fill the elements.
+    that batches fill the elements, ``long_rows`` that rows beside which streams are gathered have a vector at least.
     """
 
     loss: Loss
@@ -113,10 +116,11 @@ class PointwiseKernel(Kernel):
     shared: bool = False
     tile: Tile | None = None
     sinks: tuple[str, ...] = ()
-    strip: tuple[int, int] = (0, 1)
+    strip: tuple[int, int, bool] = (0, 1, False)
     sums: tuple[tuple[str, int] | None, ...] = ()
     unroll: int = 0
     whole_batches: bool = False
+    long_rows: bool = False
 
     @property
     def companions(self) -> tuple[str, ...]:
@@ -139,10 +143,11 @@ class PointwiseKernel(Kernel):
             parts += ["tile-" + "-".join(map(str, astuple(self.tile)))]
         if self.sinks:
             parts += [x for x, written in zip(self.sinks, self._written, strict=True) if written]
-        parts += ["strip-" + "-".join(map(str, self.strip))] if self.layout in STRIPS else []
+        parts += [f"strip-{self.strip[0]}-{self.strip[1]}{'-ragged' * self.strip[2]}"] if self.layout in STRIPS else []
         parts += ["sums-" + "-".join(f"{x[0]}{x[1]}" if x else "0" for x in self.sums)] if self.sums else []
         parts += [f"unroll-{self.unroll}"] if self.unroll else []
         parts += ["whole"] if self.whole_batches else []
+        parts += ["long-rows"] if self.long_rows else []
         return "_".join(parts)
 
     @property
@@ -545,9 +550,12 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
             layout_type = f"TiledLayout<{streams}, {rank}{_tile_shape(variant.tile)}>"
         if variant.layout in GATHERED:
             places = GATHERED.index(variant.layout) + 1
-            layout_type = f"GatheredLayout<{variant.vec_size}, {streams}, {places}>"
+            long_rows = ", true" * variant.long_rows
+            layout_type = f"GatheredLayout<{variant.vec_size}, {streams}, {places}{long_rows}>"
         if variant.layout in STRIPS:
-            layout_type = f"StripLayout<{variant.vec_size}, {variant.strip[0]}, {variant.strip[1]}, {streams}, {rank}>"
+            across, steps, ragged = variant.strip
+            ends = ", true" * ragged
+            layout_type = f"StripLayout<{variant.vec_size}, {across}, {steps}, {streams}, {rank}{ends}>"
         layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
     steps = variant.tile.steps_a * variant.tile.steps_b if variant.tile else UNROLL[variant.vec_size]
     element, call = skeleton_call(variant.kind, variant.unroll or steps, bool(variant.summed))

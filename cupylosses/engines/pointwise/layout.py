@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
-from math import prod
+from math import gcd, prod
 from operator import mul
 
 from cupylosses.definition.base import MAX_OPERANDS
@@ -145,6 +145,10 @@ SCATTERED_AT_ONCE = 4
 #: The longest of their dimensions but the last, whose coordinates are counted in 32 bits.
 LONGEST_GATHERED = 1 << 30
 
+#: Vectors of a row beside which streams without gaps, of less than four bytes, are read in shifted vectors: the ends of
+#: shorter rows, which are gathered, would be in most warps. In float32 they took 1.1 to 1.2 times as long.
+LONG_ROW = 64
+
 #: Elements below which streams are not gathered: 0 to 4 us of 12 to 26 would be gained. It keeps rows of single
 #: elements, which more dimensions need, within reach of small tests.
 GATHERED_ELEMENTS = 1 << 14
@@ -154,6 +158,10 @@ MAX_SUMS = 1 << 20
 
 #: Dimensions of a gradient, and of the partial sums that meet in one of its elements, that kernels have room for.
 COMBINED_RANK = 4
+
+#: Rows of strips that join others, at least, and multiples of the fewest rows that vectors divide together which are
+#: tried.
+FEWEST_JOINED_ROWS, MOST_JOINED = 64, 32
 
 #: The least part of the lanes and steps of strips that must exist where there are more than so many elements.
 FULL_STRIPS = 0.7
@@ -234,6 +242,8 @@ class Layout:
     across: int = 0
     steps: int = 1
     ranges: int = 0
+    #: Of strips whose rows no vector divides: the rows of the index space that are one of the strips'; otherwise 0.
+    joined: int = 0
     #: Of rows and gathered streams: stretches of the index space that are visited at once.
     fronts: int = 1
     #: Vectors of a lane in a batch, where it is not that of UNROLL.
@@ -258,9 +268,26 @@ class Layout:
         return self.kind == "flat" and filled and "shifted" not in self.access
 
     @property
+    def long_rows(self) -> bool:
+        """True of gathered streams if a row, their innermost dimension, has a vector at least."""
+        return self.kind in GATHERED[1:] and self.sizes[0] >= self.vec_size
+
+    @property
+    def columns(self) -> int:
+        """Vectors of a row of strips; of one that begins and ends within vectors, as many as it has a part of."""
+        if self.joined == 1:
+            return -(-(self.sizes[0] + self.vec_size - 1) // self.vec_size)
+        return max(self.joined, 1) * self.sizes[0] // self.vec_size
+
+    @property
+    def rows(self) -> int:
+        """Rows of strips in a plane."""
+        return -(-self.sizes[1] // max(self.joined, 1))
+
+    @property
     def strips(self) -> int:
         """The number of strips."""
-        return -(-self.sizes[0] // (self.vec_size * self.across * self.steps))
+        return -(-self.columns // (self.across * self.steps))
 
     @property
     def tasks(self) -> int:
@@ -306,8 +333,11 @@ class Layout:
             rank = outer_rank(self.kind, len(self.strides) // 2)
             return head + dimension_words(self.sizes[2:] or (1,), [s[2:] or (0,) for s in self.strides], rank)
         if self.kind in STRIPS:
-            head = [self.sizes[0] // self.vec_size, self.sizes[1], prod(self.sizes[2:]), self.strips, self.ranges]
+            head = [self.columns, self.rows, prod(self.sizes[2:]), self.strips, self.ranges]
             head += [s[d] for d in (0, 1) for s in self.strides]
+            if self.joined:
+                length, period = self.joined * self.sizes[0], self.sizes[0] if self.joined > 1 else 0
+                head = [length, self.elements, period, *head]
             rank = outer_rank(self.kind, len(self.strides) // 2)
             return head + dimension_words(self.sizes[2:] or (1,), [s[2:] or (0,) for s in self.strides], rank)
         if self.kind == LINEAR:
@@ -322,6 +352,13 @@ class Layout:
 def max_rank(operands: int) -> int:
     """The outer dimensions that a kernel of so many operands has room for."""
     return MAX_RANK if operands <= MAX_OPERANDS else MAX_RANK_OF_MANY
+
+
+def sum_rank(dimensions: int, operands: int) -> int:
+    """The dimensions that the kernel of a sum has room for, of those that are kept or of those that are summed: exactly
+    one or two, which have no loop over them, or any number.
+    """
+    return max(dimensions, 1) if dimensions <= 2 else max_rank(operands)
 
 
 def outer_rank(kind: str, operands: int) -> int:
@@ -357,13 +394,6 @@ def layout(
         return tiled
     vec_size = 1
     if all(s[0] in (0, 1) for s in strides):
-def sum_rank(dimensions: int, operands: int) -> int:
-    """The dimensions that the kernel of a sum has room for, of those that are kept or of those that are summed: exactly
-    one or two, which have no loop over them, or any number.
-    """
-    return max(dimensions, 1) if dimensions <= 2 else max_rank(operands)
-
-
         vec_size = _widest(sizes, strides, streams, flat, widest)
     access = tuple(_access_of(x, s, sizes, vec_size, flat) for x, s in zip(streams, strides, strict=True))
     kind = "flat" if flat else LINEAR if len(sizes) == 1 else OF_ROWS[min(len(sizes) - 2, 2)]
@@ -430,10 +460,10 @@ def _fronts(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Seq
 
 
 def gathered(found: Layout, streams: Sequence[Stream]) -> Layout | None:
-    """The layout of one dimension in place of one without vectors, if some streams are dense in it: the others are read
-    and written element by element, whose places cost less there than rows do.
+    """The layout of one dimension in place of one without vectors, or with narrower ones of rows, if some streams are
+    dense in it: the others are read and written element by element, whose places cost less there than rows do.
     """
-    if found.kind not in SCALAR or found.vec_size > 1 or len(found.sizes) > len(GATHERED):
+    if found.kind not in SCALAR or len(found.sizes) > len(GATHERED):
         return None
     if max(found.sizes[:-1], default=0) > LONGEST_GATHERED:
         return None
@@ -449,10 +479,19 @@ def gathered(found: Layout, streams: Sequence[Stream]) -> Layout | None:
         vec_size = min(vec_size, SCATTERED_AT_ONCE if max(x.itemsize for x in flat) <= 2 else GATHERED_AT_ONCE)
     while vec_size > GATHERED_AT_ONCE and found.elements < MAX_CHUNKS * WARP * UNROLL[vec_size] * vec_size:
         vec_size //= 2
-    if vec_size == 1 or found.elements < GATHERED_ELEMENTS:
+    rows = all([s[0] == 0 for x, s in zip(access, found.strides, strict=True) if x == "gather"])
+    least = found.vec_size if rows else 1
+    if vec_size <= least or found.vec_size > least or found.elements < GATHERED_ELEMENTS:
         return None
     for i in whole:
         access[i] = "stream" if _aligned(streams[i], (1,), vec_size) else "shifted"
+    for i, (s, stream) in enumerate(zip(found.strides, streams, strict=True)):
+        if access[i] != "gather" or not stream.read or len(found.sizes) == 1:
+            continue
+        if s[0] == 0 and found.sizes[0] >= vec_size:
+            access[i] = "gather_row"
+        elif s[0] == 1 and found.sizes[0] >= LONG_ROW * vec_size and 4 <= vec_size * stream.itemsize < 4 * vec_size:
+            access[i] = "gather_shifted"
     kind = GATHERED[len(found.sizes) - 1]
     return Layout(kind, vec_size, found.sizes, found.strides, tuple(access), fronts=found.fronts)
 
@@ -779,6 +818,8 @@ def partial_sums(found: Layout, chunks: int, gradient: Sequence[int]) -> Partial
         return None
     if gradient[0] == 0:
         kind, sizes, own = "row", (found.strips, *found.sizes[1:]), (0, *gradient[1:])
+    elif found.joined:
+        kind, sizes, own = "column", (found.sizes[0], found.joined, found.ranges), (gradient[0], 0, 0)
     else:
         kind, sizes = "column", (found.sizes[0], found.ranges, *found.sizes[2:])
         own = (gradient[0], 0, *gradient[2:])
@@ -808,9 +849,48 @@ def in_strips(found: Layout, gradients: Sequence[int]) -> Layout | None:
         return None
     if not any(any(s) and (s[0] == 0 or s[1] == 0) for s in strides):
         return None
-    columns, rows, planes = found.sizes[0] // found.vec_size, found.sizes[1], prod(found.sizes[2:])
+    return _in_strips(found, any(s[0] != 0 and s[1] == 0 for s in strides))
+
+
+def in_ragged_strips(found: Layout, streams: Sequence[Stream], gradients: Sequence[int]) -> Layout | None:
+    """The same of rows that no vector divides, of streams that are dense, and of others that all have a number per row,
+    or all the same in every row; None where vectors would be no wider, or hardly any.
+    """
+    if found.kind not in OF_ROWS or len(found.sizes) < 2 or found.elements < GATHERED_ELEMENTS:
+        return None
+    dense = tuple(prod(found.sizes[:d]) for d in range(len(found.sizes)))
+    whole = [x for x, s in zip(streams, found.strides, strict=True) if s == dense]
+    others = [s for s in found.strides if any(s) and s != dense]
+    if not whole or not any(any(found.strides[i]) for i in gradients):
+        return None
+    vec_size = _widest((found.elements,), [(1,)] * len(whole), whole, True)
+    if vec_size <= found.vec_size or not all(_aligned(x, (1,), vec_size) for x in whole):
+        return None
+    by_row = all(s[0] == 0 for s in others)
+    if not by_row and (len(found.sizes) > 2 or found.sizes[0] > LONGEST_GATHERED or any(s[1] for s in others)):
+        return None
+    joined = 1 if by_row else _joined(found.sizes[0], vec_size)
+    access = ["stream" if s == dense else "splat" if by_row or not any(s) else "periodic" for s in found.strides]
+    ragged = replace(found, vec_size=vec_size, access=tuple(access), joined=joined)
+    if by_row:
+        # Most vectors of short rows are at their ends.
+        strips = _in_strips(ragged, False)
+        return strips if strips and strips.steps > 1 else None
+    return _in_strips(ragged, True) if ragged.rows >= FEWEST_JOINED_ROWS else None
+
+
+def _joined(length: int, vec_size: int) -> int:
+    """Rows that vectors divide together, so many that they fill strips."""
+    fewest = vec_size // gcd(length, vec_size)
+    numbers = [n * fewest for n in range(1, MOST_JOINED + 1)]
+    return max(numbers, key=lambda n: (min(_used(n * length // vec_size, WARP), WELL_USED), -n))
+
+
+def _in_strips(found: Layout, by_column: bool) -> Layout | None:
+    """The layout in strips, of which columns are summed, or rows alone; None if lanes would have nothing to do."""
+    columns, rows, planes = found.columns, found.rows, prod(found.sizes[2:])
     kind, steps = STRIPS[len(found.sizes) > 3], UNROLL[found.vec_size]
-    if not any(s[0] != 0 and s[1] == 0 for s in strides) and _used(columns, WARP * steps) >= FULL_STRIPS:
+    if not by_column and _used(columns, WARP * steps) >= FULL_STRIPS:
         found = replace(found, kind=kind, across=WARP, steps=steps)
         return replace(found, ranges=max(1, min(rows, MAX_TASKS // (found.strips * planes))))
     # Whole sectors, and few lanes and steps behind the end of a row or of a plane.
@@ -1050,6 +1130,16 @@ def reordered(
     return {i: order for i, x in streams.items() if not in_order(shape, x.strides, order)}
 
 
+def _is_scattered(found: Layout, itemsize: int) -> bool:
+    """True if the elements of some stream would be gathered from sectors that are read again and again."""
+    dense = [prod(found.sizes[:d]) for d in range(len(found.sizes))]
+    apart = [min(range(len(s)), key=s.__getitem__) for s in found.strides]
+    return any(
+        dense[d] >= SCATTERED_APART and _sectors(found.sizes, s, itemsize) > SCATTERED
+        for d, s in zip(apart, found.strides, strict=True)
+    )
+
+
 def blocks_vectors(full: Sequence[Stream], small: Stream, copy: Stream, shape: Sequence[int]) -> bool:
     """True if the elements of a broadcast operand take single loads beside the operands of the full shape, where those
     of a copy would be loaded in vectors.
@@ -1126,16 +1216,6 @@ def sum_in_vectors(x: SumLayout, streams: Sequence[Stream], result: Stream, sing
         if singles and not x.columns:
             alone = {i for i, s in enumerate(of_all) if s[0] == 1 and not _aligned(everything[i], s, 2)}
         vectors = [i for i in range(len(everything)) if i not in alone]
-def _is_scattered(found: Layout, itemsize: int) -> bool:
-    """True if the elements of some stream would be gathered from sectors that are read again and again."""
-    dense = [prod(found.sizes[:d]) for d in range(len(found.sizes))]
-    apart = [min(range(len(s)), key=s.__getitem__) for s in found.strides]
-    return any(
-        dense[d] >= SCATTERED_APART and _sectors(found.sizes, s, itemsize) > SCATTERED
-        for d, s in zip(apart, found.strides, strict=True)
-    )
-
-
         vec_size = _widest((along[0],), [of_all[i] for i in vectors], [everything[i] for i in vectors], False)
     access = ["stream"] * len(streams)
     if vec_size > 1:

@@ -48,7 +48,11 @@ class ElementLaunch:
         self.plan = plan
         found = plan.layout_of(streams)
         summed = {slot: len(plan.tensors) + slot for slot in broadcast}
-        strips = pointwise_layout.in_strips(found, [*summed.values()]) if broadcast else None
+        strips = None
+        if broadcast:
+            gradients = [*summed.values()]
+            strips = pointwise_layout.in_ragged_strips(found, streams, gradients)
+            strips = strips or pointwise_layout.in_strips(found, gradients)
         found = strips or pointwise_layout.gathered(found, streams) or found
         wide = (
             pointwise_layout.spread(plan.full_shape, streams, found, plan.spills, plan.micro_tile) if spread else None
@@ -120,10 +124,11 @@ class ElementLaunch:
             counted=counted,
             tile=self.layout.tile if micro_tiles else None,
             sinks=access[operands:] if micro_tiles or self.layout.kind in pointwise_layout.GATHERED else (),
-            strip=(self.layout.across, self.layout.steps),
+            strip=(self.layout.across, self.layout.steps, self.layout.joined > 0),
             sums=tuple([(x.kind, x.rank) if x else None for x in summed]) if any(summed) else (),
             unroll=self.layout.unroll,
             whole_batches=self.layout.whole_batches and kind != COMBINED,
+            long_rows=self.layout.long_rows and kind != COMBINED,
         )
 
 
@@ -425,6 +430,12 @@ class PointwisePlan(Plan):
             strides = broadcast_strides(x.shape, self.gradient_strides(slot), self.full_shape)
             streams[len(self.tensors) + slot] = pointwise_layout.Stream(strides, interop.ITEMSIZE[x.dtype])
         launch = ElementLaunch(self, streams, self.machine.processors, self._broadcast)
+        if launch.layout.kind in pointwise_layout.STRIPS:
+            # Wider vectors save more than a launch of their own for the sums costs.
+            plain = [*self.streams, last]
+            gathered = pointwise_layout.gathered(self.layout_of(plain), plain)
+            if gathered and gathered.vec_size > launch.layout.vec_size:
+                return None
         return launch if launch.sums else None
 
     @cached_property
