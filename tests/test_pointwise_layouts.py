@@ -184,6 +184,7 @@ def test_micro_tiles_have_the_gradients_of_contiguous_operands(dtype: str) -> No
     [
         ((125, 95), "bfloat16", 1),  # lines begin at both halves of a word
         ((195, 192), "float16", 0),  # tiles in the middle of lines, which are copied in words, and one that ends a line
+        ((192, 195), "bfloat16", 1),  # lines that begin with words, and end with them
         ((3, 63, 95), "float64", 1),
         ((2, 3, 61, 95), "float32", 0),
     ],

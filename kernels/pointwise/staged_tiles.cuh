@@ -96,10 +96,11 @@ __device__ __forceinline__ Storage* staged_tile(int place, int bytes) {
 }
 
 // Starts to copy kLines lines of kLength elements, of which so many of each are there. With `before`, lines go on in
-// memory by an element in front of the tile; with `inside`, by two behind it, too, and all elements are there.
+// memory by an element in front of the tile. With `inside` all elements are there, and lines either go on by two behind
+// it, too, or all begin with a word (`even`).
 template <int kLength, int kLines, class Storage>
 __device__ __forceinline__ void copy_lines(const Storage* from, int64 stride, Storage* tile, int64 lines, int64 length,
-                                           bool before, bool inside) {
+                                           bool before, bool inside, bool even) {
   constexpr int kPitch = staged_pitch<Storage>(kLength);
   const int lane = threadIdx.x % kWarp;
   if constexpr (sizeof(Storage) == 2 && kHasCpAsync) {
@@ -113,7 +114,7 @@ __device__ __forceinline__ void copy_lines(const Storage* from, int64 stride, St
       for (int line = 0; line < kLines; ++line) {
         cp_async_bytes<4>(to + line * (kPitch / 2) + lane, aligned(from + line * stride) + lane);
       }
-      cp_async_bytes<4>(to + lane * (kPitch / 2) + kWarp, aligned(from + lane * stride) + kWarp);
+      if (!even) cp_async_bytes<4>(to + lane * (kPitch / 2) + kWarp, aligned(from + lane * stride) + kWarp);
       return;
     }
     const auto copy_word = [&](int line, int word) {
@@ -159,10 +160,11 @@ __device__ __forceinline__ void stage_source(const Layout& layout, typename Layo
     const Storage* const own = x.pointer + first.base[kStream];
     const Storage* const from = own - lane * stride_a;
     if constexpr (S::kAlong == Along::kA) {
-      copy_lines<Tile::kSideA, Tile::kSideB>(from, stride_b, x.tile, left_b, left_a, false, false);
+      copy_lines<Tile::kSideA, Tile::kSideB>(from, stride_b, x.tile, left_b, left_a, false, false, false);
     } else {
-      const bool inside = first.whole && first.b > 0 && left_b > Tile::kSideB + 1;
-      copy_lines<Tile::kSideB, Tile::kSideA>(from, stride_a, x.tile, left_a, left_b, first.b > 0, inside);
+      const bool even = stride_a % 2 == 0 && phase_of(own) == 0;
+      const bool inside = first.whole && (even || (first.b > 0 && left_b > Tile::kSideB + 1));
+      copy_lines<Tile::kSideB, Tile::kSideA>(from, stride_a, x.tile, left_a, left_b, first.b > 0, inside, even);
       first.phases |= phase_of(own) << kStream;
     }
   }

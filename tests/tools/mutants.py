@@ -62,6 +62,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "row added by half of the lanes", POINTWISE, "end_row", "int offset = 1", "int offset = 2", ("truth, column",)
     ),
+    Mutant(
+        "elements of the row in front counted twice",
+        LAYOUT,
+        "elements_present",
+        r"behind & \(~0u << skipped\)",
+        "behind",
+        ("truth, long odd rows",),
+    ),
+    Mutant("period begins too late", POINTWISE, "load_from", r"period\) \? 0", "period) ? 1", ("truth, odd rows",)),
     Mutant("micro-tile transposed", POINTWISE, "TileVectors", r"i / kA : kAlong", "i % kA : kAlong", ("truth, mixed",)),
     # Their addresses.
     Mutant(
