@@ -9,7 +9,7 @@ import torch
 
 from benchmarking.cases import Case, Layout, channels_last, transposed
 from benchmarking.figures import DTYPES, HVP
-from benchmarking.pointwise import PointwiseWorkload, loss_of, pair, square
+from benchmarking.pointwise import PointwiseWorkload, loss_of, over_dimensions, pair, square
 from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise.definition import Loss, modified
 
@@ -61,6 +61,11 @@ def _layouts() -> Iterator[Case]:
         yield case(pair("mse_loss", (8191, 8191), dtype), transposed(2), mode=ALL)
         yield case(pair("mse_loss", (1 << 20, 24), dtype), transposed(2))
         yield case(pair("mse_loss", (12, 1 << 22), dtype), transposed(2))
+        yield case(pair("mse_loss", (64, 512, 33, 31), dtype), channels_last(4))
+    yield case(pair("mse_loss", (300, 111849), BF16), transposed(2))
+    # Few neighbours of one operand lie far apart in the other, or as many dimensions as tensors have.
+    yield case(pair("mse_loss", (7, 11, 13, 33521), F32), transposed(4))
+    yield case(pair("mse_loss", (4, 3, 129, 130, 131), F32), transposed(5, 0, 3))
     yield case(pair("mse_loss", square(26), F32, reduction="none"), transposed(2))
     yield case(pair("binary_cross_entropy_with_logits", square(26), BF16), transposed(2))
     yield Case(LAYOUTS, pair("mse_loss", (1024, 1024), F32), layouts={1: transposed(2)})
@@ -89,6 +94,13 @@ def _broadcast() -> Iterator[Case]:
     yield case("mse_loss", (64, 1, 1), BF16, middle)
     yield case("mse_loss", (1, 1024, 1), BF16, middle)
     yield case("mse_loss", (1, 64, 1, 1), F32, (16, 64, 256, 256))
+    # Rows that no vector divides, with and without the gradient of the other operand.
+    odd: tuple[int, ...] = (5793, 5793)
+    for dtype in DTYPES:
+        for target in ((5793, 1), (1, 5793)):
+            yield case("mse_loss", target, dtype, odd)
+        for shape, target in ((odd, (5793, 1)), ((1000003, 33), (1, 33)), ((111849, 300), (111849, 1))):
+            yield Case(BROADCAST, loss_of("mse_loss", (shape, target), dtype), copy_bar=0.6)
     # Both operands are broadcast, and the gradient of one alone.
     yield Case(BROADCAST, loss_of("mse_loss", ((8192, 1), (8192,)), F32), ALL)
     yield Case(BROADCAST, loss_of("mse_loss", ((8192,), (8192, 8192)), F32), copy_bar=0.6)
@@ -162,6 +174,7 @@ def _modified() -> Iterator[Case]:
         for dim in (0, 1):
             eager = _mean_over(dim)
             yield case(PointwiseWorkload(loss, (full, full), dtype, "", eager=eager, dim=(dim,)), copy_bar=0.6)
+        yield case(over_dimensions(pair("mse_loss", (4096, 3, 2731), dtype), (0, 2)), copy_bar=0.6)
 
 
 def _mean_over(dim: int) -> Any:

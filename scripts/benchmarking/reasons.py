@@ -75,10 +75,39 @@ REASONS: dict[tuple[str, ...], str] = {
         "room for 24 warps per multiprocessor: 0.148 on an H200, and 0.169 with 90 registers; 64 spill 60 bytes"
     ),
     ("different layouts", "8191x8191"): (
-        "no vector divides rows or columns: tiles through shared memory take 0.205 in bfloat16 and 0.314 in float32 on "
-        "an H200, with both gradients 0.356 and 0.518, where a target that is copied first takes 0.238 and 0.405, "
+        "no vector divides rows or columns: tiles through shared memory take 0.177 in bfloat16 and 0.303 in float32 on "
+        "an H200, with both gradients 0.342 and 0.515, where a target that is copied first took 0.238 and 0.405, "
         "0.409 and 0.686; with the other operand prefetched, or in shared memory too, bfloat16 takes 1.1 and 1.2 times "
         "as long on an H100"
+    ),
+    ("different layouts", "bfloat16 64x512x33x31"): (
+        "no vector divides the pixels, so tiles go through shared memory and lanes read single elements beside them: "
+        "an H200 takes 0.119, and 0.261 with a contiguous copy of the target; float32 takes 0.155 for twice the bytes"
+    ),
+    ("different layouts", "bfloat16 300x111849"): (
+        "no vector divides the rows, so tiles go through shared memory and lanes read single elements beside them: an "
+        "H200 takes 0.120, and 0.294 with a contiguous copy of the target"
+    ),
+    ("broadcast gradients, mse_loss float32 111849x300 111849x1",): (
+        "an H200 takes 0.115, and 0.113 would meet the bar: the strips that would add up the other gradient fix the "
+        "order of additions, whether it is wanted or not; in bfloat16, without strips, it takes 0.045"
+    ),
+    ("broadcast gradients, mse_loss bfloat16 5793x5793", "all gradients"): (
+        "no vector divides the rows, so each of the eight elements of a vector is asked whether it is in its row: an "
+        "H200 takes 0.081 by rows and 0.076 by columns, float32 0.090 and 0.088 for twice the bytes; by rows, without "
+        "strips and with a pass for the sums, 0.117"
+    ),
+    ("broadcast gradients, mse_loss bfloat16 5793x5793 5793x1, forward+backward",): (
+        "the strips of both gradients fix the order of additions, whether both are wanted or not: an H200 takes 0.071, "
+        "float32 0.086 for twice the bytes"
+    ),
+    ("broadcast gradients, mse_loss bfloat16 1000003x33",): (
+        "the strips of both gradients fix the order of additions, whether both are wanted or not: an H200 takes 0.069, "
+        "float32 0.089 for twice the bytes"
+    ),
+    ("weights, masks, dims, mse_loss bfloat16 4096x3x2731",): (
+        "no vector divides the rows, of which sums read single elements: an H200 takes 0.185, and float32 0.231 for "
+        "twice the bytes; eager takes 0.25 in bfloat16"
     ),
     ("nll_loss, nll_loss", "float32 6710886x10"): (
         "a sector of 32 bytes is read for each label's 4: a bare kernel that reads labels and their elements and "
