@@ -334,17 +334,16 @@ struct GatheredLayout {
 // not.
 //
 // With kRagged no vector divides a row, and every stream is dense in the order of the index space or broadcast. Vectors
-// lie at multiples of their size in the dense streams. Then either other streams have one number per row, and the
-// vectors at the ends of a row are shared with the rows beside it: of these each has a part of the vector's elements.
-// Or others have the same in all rows, and as many rows as vectors divide are one of the strips': its columns repeat
-// those of the streams with a `period`.
+// lie at multiples of their size in the dense streams. Either the others have one number per row: then the vectors at
+// the ends of a row are shared with the rows beside it, and each row has some of their elements. Or the others are the
+// same in all rows: then as many rows as vectors divide are joined to one, and the others repeat in it with a `period`.
 template <bool kRagged>
 struct RowEnds {};
 template <>
 struct RowEnds<true> {
   int64 length;    // elements of a row
-  int64 elements;  // of all rows, the last of which may have fewer
-  int64 period;    // elements before other streams repeat, of the size of an int at most; 0 if none does
+  int64 elements;  // of all rows; of joined ones the last may have fewer
+  int64 period;    // of joined rows, of the size of an int at most; otherwise 0
 };
 
 template <int kVecSize, int kAcross_, int kSteps_, int kStreams, int kRank, bool kRagged_ = false>
@@ -358,8 +357,8 @@ struct StripLayout : RowEnds<kRagged_> {
     int64 column;   // in vectors
     int64 row_sum;  // the sum over a row of this strip has this index: rows of all planes in order, strips innermost
     int64 base[kStreams];
-    int64 element;  // of dense streams with kRagged, in front of which their vector may begin
-    int place;      // of the vector's first element in the period
+    int64 element;  // with kRagged, in dense streams: their vector is the one that has it
+    int place;      // of that element in the period
   };
   int64 columns;  // vectors of a row
   int64 rows;     // of a plane
@@ -412,7 +411,7 @@ struct StripLayout : RowEnds<kRagged_> {
   __device__ __forceinline__ int64 present(const Cursor& cursor) const {
     return cursor.row < rows && cursor.column < columns;
   }
-  // True if all elements of the strip's vectors are there, in rows above `end`.
+  // True if all elements of the strip's vectors are there, in rows before `end`.
   __device__ __forceinline__ bool whole_strip(int64 strip, int64 end) const {
     if constexpr (kRagged) {
       // Vectors lie at the ends of rows that are joined, of which the last may have fewer elements.
@@ -426,9 +425,9 @@ struct StripLayout : RowEnds<kRagged_> {
   __device__ __forceinline__ unsigned elements_present(const Cursor& cursor) const {
     const int skipped = static_cast<int>(cursor.element & (kVecSize - 1));
     const int64 left = this->period > 0 ? this->elements - cursor.element : this->length - cursor.column * kVecSize;
-    const int end = present(cursor) ? static_cast<int>(min(left + skipped, static_cast<int64>(kVecSize))) : 0;
-    const unsigned behind = end > 0 ? (1u << end) - 1u : 0u;
-    return cursor.column == 0 ? behind & (~0u << skipped) : behind;
+    const int64 end = present(cursor) && left + skipped > 0 ? left + skipped : 0;  // of the row, in the vector
+    const unsigned before_end = end < kVecSize ? (1u << static_cast<int>(end)) - 1u : (1u << kVecSize) - 1u;
+    return cursor.column == 0 ? before_end & (~0u << skipped) : before_end;
   }
   // The cursor, or another one that is present: of the same plane, or the very first.
   __device__ __forceinline__ Cursor inside(const Cursor& cursor) const {
