@@ -1250,10 +1250,13 @@ __host__ __device__ constexpr int flight() {
   // The sum of an operand's derivatives takes registers, and so do the places of what is gathered.
   constexpr bool kSummed = Program::kDerivatives > Program::kGradients &&
                            (Program::Layout::kOuter == 0 || (kNarrow && Program::kScaledPerElement));
-  // So do the sums of columns of 16 bits, of which vectors have eight, beside what tells their elements apart.
-  constexpr bool kColumns = Program::kRagged && !Program::kSumsRows && Program::kDerivatives > Program::kGradients;
-  constexpr bool kHalf = kSummed || Program::kFewInFlight || (kNarrow && kColumns);
-  constexpr bool kMany = Program::kGathers * Program::kVector >= 16;
+  // So do ragged rows: the sums of eight columns and more, beside what tells which of them are there, and heavy losses.
+  constexpr int kCost = Program::Loss::kHeavy;
+  constexpr bool kSums = Program::kRagged && Program::kDerivatives > Program::kGradients;
+  constexpr bool kColumns = kSums && !Program::kSumsRows && Program::kVector >= 8;
+  constexpr bool kHalf = kSummed || Program::kFewInFlight || kColumns || (Program::kRagged && kCost > 1);
+  constexpr bool kMany = Program::kGathers * Program::kVector >= 16 || (kSums && kCost > 1) ||
+                         (kColumns && (kCost > 0 || Program::kOperands > 2));
   constexpr int kFree = kMicroTile || kMany ? 1 : kTight ? kTightFree : kHalf ? kHalved : kUnroll;
   constexpr bool kRoom =
       kNarrow && Program::Loss::kHeavy == 1 && (Program::Layout::kOuter == 0 || Program::Layout::kStrips);
@@ -1359,8 +1362,9 @@ __device__ __forceinline__ void sweep_strips(const Program& program, Scale& scal
   static_assert(Layout::kSteps == 1 || Layout::kSteps == kUnroll, "a batch is as wide as a strip");
   constexpr int kRun = kMaxRun / (kUnroll * Program::kVector);
   constexpr bool kShort = kRun * kUnroll > 16;  // runs of columns end with each group
-  // In float32 a way for rows as a whole beside that for their ends took 1.1 to 1.2 times as long as the latter alone.
-  constexpr bool kWholeFirst = !Program::kRagged || kNarrow;
+  // In float32 a way for whole rows beside that for their ends took 1.1 to 1.2 times as long as the latter alone. With
+  // both, heavy losses spill more registers.
+  constexpr bool kWholeFirst = !Program::kRagged || (kNarrow && Program::Loss::kHeavy == 0);
   constexpr int kFlight = flight<Program, kUnroll>();
   const Layout& layout = program.layout;
   const int lane = threadIdx.x % kWarp;

@@ -863,7 +863,8 @@ def in_ragged_strips(found: Layout, streams: Sequence[Stream], gradients: Sequen
     others = [s for s in found.strides if any(s) and s != dense]
     if not whole or not any(any(found.strides[i]) for i in gradients):
         return None
-    vec_size = _widest((found.elements,), [(1,)] * len(whole), whole, True)
+    widest = 32 // max([x.itemsize for x, s in zip(streams, found.strides, strict=True) if any(s)])
+    vec_size = _widest((found.elements,), [(1,)] * len(whole), whole, True, widest)
     if vec_size <= found.vec_size or not all(_aligned(x, (1,), vec_size) for x in whole):
         return None
     by_row = all(s[0] == 0 for s in others)
