@@ -94,10 +94,10 @@ class PointwiseKernel(Kernel):
     an output: otherwise it has a lane (``columns``) or a warp of its own.
     ``tile`` is the shape of tiles of micro-tiles, ``sinks`` are then the accesses of gradients and result, as they are
     where some streams are gathered. ``strip`` has the vectors that a warp has in a row of strips, the steps along it,
-    and whether rows begin and end within vectors. ``sums`` has, for each wanted gradient
-    that is summed beside the value, the kind of its partial sums and the dimensions of their combination. ``unroll``
-    are the vectors of a lane in a batch, if they are not those that the layout has otherwise; ``whole_batches`` says
-    that batches fill the elements, ``long_rows`` that rows beside which streams are gathered have a vector at least.
+    and whether no vector divides the rows. ``sums`` has, for each wanted gradient that is summed beside the value, the
+    kind of its partial sums and the dimensions of their combination. ``unroll`` are the vectors of a lane in a batch,
+    if they are not those that the layout has otherwise; ``whole_batches`` says that batches fill the elements,
+    ``long_rows`` that rows beside which streams are gathered have a vector at least.
     """
 
     loss: Loss

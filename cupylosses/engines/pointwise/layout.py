@@ -242,7 +242,7 @@ class Layout:
     across: int = 0
     steps: int = 1
     ranges: int = 0
-    #: Of strips whose rows no vector divides: the rows of the index space that are one of the strips'; otherwise 0.
+    #: Of strips of rows that no vector divides: the rows that are joined to one, or 1 if rows share vectors.
     joined: int = 0
     #: Of rows and gathered streams: stretches of the index space that are visited at once.
     fronts: int = 1
@@ -274,7 +274,7 @@ class Layout:
 
     @property
     def columns(self) -> int:
-        """Vectors of a row of strips; of one that begins and ends within vectors, as many as it has a part of."""
+        """Vectors of a row of strips; of one that shares vectors with its neighbours, the most that it can touch."""
         if self.joined == 1:
             return -(-(self.sizes[0] + self.vec_size - 1) // self.vec_size)
         return max(self.joined, 1) * self.sizes[0] // self.vec_size
@@ -853,8 +853,8 @@ def in_strips(found: Layout, gradients: Sequence[int]) -> Layout | None:
 
 
 def in_ragged_strips(found: Layout, streams: Sequence[Stream], gradients: Sequence[int]) -> Layout | None:
-    """The same of rows that no vector divides, of streams that are dense, and of others that all have a number per row,
-    or all the same in every row; None where vectors would be no wider, or hardly any.
+    """The layout in strips of rows that no vector divides: of streams that are dense, and of others that have one
+    number per row, or else are the same in every row. None if vectors would not be wider, or rows are short or few.
     """
     if found.kind not in OF_ROWS or len(found.sizes) < 2 or found.elements < GATHERED_ELEMENTS:
         return None
@@ -1104,9 +1104,10 @@ def reordered(
     shape: tuple[int, ...], streams: Mapping[int, Stream], stages_16_bits: bool, twice: bool, gaps: bool, several: bool
 ) -> dict[int, tuple[int, ...]]:
     """The operands of the full shape that are copied into the order of the first, with the strides of the copies: those
-    of other orders, if they are read ``twice``, or have too many dimensions to be gathered, or are many that would be
-    gathered, or lie in tiles of single elements, or of pairs where these are 16 bits or ``several`` gradients are
-    written. If the first has ``gaps``, all take the row-major order, which its gradient has.
+    of other orders, if they are read ``twice`` or have too many dimensions to be gathered; and large ones that would be
+    gathered from sectors which no cache keeps, or lie in tiles of single elements, or of pairs where these are 16 bits
+    or ``several`` gradients are written. If the first has ``gaps``, all take the row-major order, which its gradient
+    has.
     """
     if len(streams) < 2 or prod(shape) < ORDERED_ELEMENTS:
         return {}
