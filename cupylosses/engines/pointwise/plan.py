@@ -430,7 +430,9 @@ class PointwisePlan(Plan):
             strides = broadcast_strides(x.shape, self.gradient_strides(slot), self.full_shape)
             streams[len(self.tensors) + slot] = pointwise_layout.Stream(strides, interop.ITEMSIZE[x.dtype])
         launch = ElementLaunch(self, streams, self.machine.processors, self._broadcast)
-        if launch.layout.kind in pointwise_layout.STRIPS:
+        itemsize = min([x.itemsize for x in streams if any(x.strides)], default=1)
+        narrow = not launch.layout.joined and launch.layout.vec_size * itemsize < 16
+        if narrow and launch.layout.kind in pointwise_layout.STRIPS:
             # Wider vectors save more than a launch of their own for the sums costs.
             plain = [*self.streams, last]
             gathered = pointwise_layout.gathered(self.layout_of(plain), plain)
