@@ -146,7 +146,8 @@ SCATTERED_AT_ONCE = 4
 LONGEST_GATHERED = 1 << 30
 
 #: Vectors of a row beside which streams without gaps, of less than four bytes, are read in shifted vectors: the ends of
-#: shorter rows, which are gathered, would be in most warps. In float32 they took 1.1 to 1.2 times as long.
+#: shorter rows, which are gathered, would be in most warps. Shifted vectors of float32 took 1.1 to 1.2 times as long as
+#: single elements.
 LONG_ROW = 64
 
 #: Elements below which streams are not gathered: 0 to 4 us of 12 to 26 would be gained. It keeps rows of single
