@@ -79,7 +79,8 @@ struct Dimensions {
 template <int kVecSize, bool kWholeBatches_ = false>
 struct FlatLayout {
   static constexpr int kOuter = 0;  // outer dimensions: none, one offset serves all streams
-  static constexpr bool kTiled = false, kStrips = false, kFronts = false, kWholeBatches = kWholeBatches_;
+  static constexpr bool kTiled = false, kStrips = false, kRagged = false, kFronts = false,
+                        kWholeBatches = kWholeBatches_;
   struct Cursor {
     int64 element;
   };
@@ -113,7 +114,7 @@ struct FlatLayout {
 template <int kStreams>
 struct LinearLayout {
   static constexpr int kOuter = 1;  // streams have offsets of their own
-  static constexpr bool kTiled = false, kStrips = false, kFronts = false, kWholeBatches = false;
+  static constexpr bool kTiled = false, kStrips = false, kRagged = false, kFronts = false, kWholeBatches = false;
   struct Cursor {
     int64 element;
     int64 base[kStreams];
@@ -151,7 +152,7 @@ struct LinearLayout {
 template <int kVecSize, int kStreams, int kRank>
 struct StridedLayout {
   static constexpr int kOuter = kRank;
-  static constexpr bool kTiled = false, kStrips = false, kFronts = true, kWholeBatches = false;
+  static constexpr bool kTiled = false, kStrips = false, kRagged = false, kFronts = true, kWholeBatches = false;
   struct Cursor {
     int64 row;
     int64 column;  // in vectors
@@ -210,7 +211,7 @@ struct StridedLayout {
 template <int kVecSize, int kStreams, int kRank, bool kLongRows_ = false>
 struct GatheredLayout {
   static constexpr int kOuter = 1;
-  static constexpr bool kTiled = false, kStrips = false, kFronts = true, kWholeBatches = false;
+  static constexpr bool kTiled = false, kStrips = false, kRagged = false, kFronts = true, kWholeBatches = false;
   static constexpr int kCounted = kRank > 1 ? kRank - 1 : 1;
   static constexpr bool kLongRows = kLongRows_ && kRank > 1;
   struct Cursor {
@@ -485,7 +486,7 @@ template <int kStreams, int kRank, class Tile_ = TileShape<1, 1, 8, 2, 4>>
 struct TiledLayout {
   using Tile = Tile_;
   static constexpr int kOuter = kRank;
-  static constexpr bool kTiled = true, kStrips = false, kFronts = false, kWholeBatches = false;
+  static constexpr bool kTiled = true, kStrips = false, kRagged = false, kFronts = false, kWholeBatches = false;
   static constexpr int64 kMostShifts = 1 << 16;
   // A lane has a line of single elements: bases are those of the element.
   static constexpr bool kOneLine = Tile::kSideA == kWarp && Tile::kLanesA == kWarp && Tile::kB == 1;

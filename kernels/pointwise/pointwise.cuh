@@ -37,7 +37,8 @@
 //   operands + k Element   Absent, Source (grad_output) or Sink (values); its stream is 2 * operands
 //
 // Preconditions: blockDim.x is a multiple of 32; pointers are aligned to the vectors of the layout, but for those of
-// sources whose access is kShifted. Of these, no element lies behind the last one of the index space.
+// sources that are shifted, gathered or periodic. Of those whose access is kShifted, no element lies behind the last
+// one of the index space.
 #pragma once
 #include "core/dual.cuh"
 #include "core/layout.cuh"
@@ -708,15 +709,6 @@ struct PresentOf<true> {
   using type = unsigned;
 };
 
-template <class Layout>
-__device__ constexpr bool is_ragged() {
-  if constexpr (Layout::kStrips) {
-    return Layout::kRagged;
-  } else {
-    return false;
-  }
-}
-
 template <class Loss_, class Layout_, int kVecSize, class Sources_, class Sinks_, class Element_>
 struct Pointwise {
   using Loss = Loss_;
@@ -727,7 +719,7 @@ struct Pointwise {
   using Sums = typename LaneSums<Compute, kVecSize, Sinks_>::type;
   static constexpr int kVector = kVecSize;
   static constexpr bool kGathered = PlaceOf<Layout>::kKept;
-  static constexpr bool kRagged = is_ragged<Layout>();
+  static constexpr bool kRagged = Layout::kRagged;
   using Present = typename PresentOf<kRagged>::type;
   static constexpr int kGathers = gathered_count(static_cast<const Sources_*>(nullptr));
   static constexpr bool kFewInFlight = any_gathered(static_cast<const Sources_*>(nullptr));
