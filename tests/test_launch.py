@@ -619,9 +619,54 @@ def test_terms_that_are_not_aligned_leave_the_others_their_vectors() -> None:
     streams = [pointwise_layout.Stream((4097, 1), 2), stream(shape, 2), pointwise_layout.Stream((0, 0), 2)]
     sums = pointwise_layout.sum_layout(shape, [x.strides for x in streams], result)
     to = pointwise_layout.Stream(result, 2)
-    found = pointwise_layout.sum_in_vectors(sums, streams, to, singles=True)
+    found = pointwise_layout.sum_in_vectors(sums, streams, to, unaligned=True)
     assert (found.vec_size, found.access) == (8, ("singles", "stream", "splat"))
     assert pointwise_layout.sum_in_vectors(sums, streams, to).vec_size == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "small", "columns", "vec_size", "lanes"),
+    [
+        ((61, 33), (1, 33), True, 8, 6),  # five vectors of a row for six lanes each
+        ((61, 7), (61, 1), False, 8, 1),
+        ((5, 3, 131), (5, 1, 131), True, 8, 1),
+        ((3, 19, 35), (1, 19, 1), False, 8, 2),
+        ((61, 3), (1, 3), True, 4, 32),
+    ],
+)
+def test_sums_in_vectors_of_rows_that_none_divides_take_every_element_once(
+    shape: tuple[int, ...],
+    small: tuple[int, ...],
+    columns: bool,
+    vec_size: int,
+    lanes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pointwise_layout, "RAGGED_ELEMENTS", 1)
+    dense = dense_strides(shape, (0,) * len(shape))
+    result = broadcast_strides(small, dense_strides(small, (0,) * len(small)), shape)
+    streams = [pointwise_layout.Stream(s, 2) for s in (dense, result)]
+    sums = pointwise_layout.sum_layout(shape, [dense, result], result)
+    x = pointwise_layout.sum_in_vectors(sums, streams, pointwise_layout.Stream(result, 2), unaligned=True)
+    assert (x.columns, x.vec_size, x.lanes, x.row) == (columns, vec_size, lanes, shape[-1])
+    kept, reduced = addresses(x.kept, x.kept_strides), addresses(x.reduced, x.reduced_strides)
+    found: Counter[tuple[int, ...]] = Counter()
+    for a, b in itertools.product(kept, reduced):
+        of_full, of_small, place, of_result = (i + j for i, j in zip(a, b, strict=True))
+        for v in range(min(x.vec_size, x.row - place)):
+            found[of_full + v, of_small + v * columns, of_result + v * columns] += 1
+    assert found == addresses(shape, [dense, result, result])
+    # Places of outputs, those that do not exist too.
+    assert x.places == (len(kept) * x.vec_size if columns else prod(small))
+
+
+def test_sums_of_heavy_losses_have_no_vectors_of_which_much_is_absent() -> None:
+    dense, result = (5, 1), (1, 0)
+    for heavy, row in ((0, 5), (1, 0)):
+        streams = [pointwise_layout.Stream(s, 2) for s in (dense, result)]
+        sums = pointwise_layout.sum_layout((1 << 14, 5), [dense, result], result)
+        to = pointwise_layout.Stream(result, 2)
+        assert pointwise_layout.sum_in_vectors(sums, streams, to, unaligned=True, heavy=heavy).row == row
 
 
 def test_dimension_words_are_padded_to_the_kernels_rank() -> None:

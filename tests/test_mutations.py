@@ -276,6 +276,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     # Rows that are joined until vectors divide them, and such that share vectors.
     "truth, odd rows": truth((1801, 33), layout="row"),
     "truth, long odd rows": truth((17, 3077), layout="column"),
+    "truth, sums of odd rows": truth((2001, 9), dtypes=("bfloat16",), layout="column"),
     "truth, scalar": truth((67, 129), layout="scalar"),
     "repeats": executed(properties.repeats_bit_by_bit, shape=(2503,)),
     "alone and together": executed(properties.differentiates_operands_alone_and_together),

@@ -315,10 +315,14 @@ def test_strips_of_rows_that_no_vector_divides(itemsize: int, monkeypatch: pytes
         full, lies = (dense_strides(x, (0,) * len(x)) for x in (shape, own))
         small = broadcast_strides(own, lies, shape)
         streams = [Stream(s, itemsize, read=read) for read in (True, False) for s in (full, small)]
-        strips = pointwise_layout.in_ragged_strips(pointwise_layout.layout(shape, streams), streams, [3])
-        found.append((strips.vec_size, min(strips.joined, 2)) if strips else None)
+        for heavy in (0, 1):
+            layout = pointwise_layout.layout(shape, streams)
+            strips = pointwise_layout.in_ragged_strips(layout, streams, [3], heavy)
+            found.append((strips.vec_size, min(strips.joined, 2)) if strips else None)
     vec = 16 // itemsize
-    assert found == [(vec, 2), (vec, 2), (vec, 1), (vec, 1), None]
+    # In 16 bits sums of rows take no longer apart, unless the loss is heavy.
+    light = None if itemsize == 2 else (vec, 1)
+    assert found == [(vec, 2)] * 4 + [light, (vec, 1)] * 2 + [None] * 2
 
 
 @pytest.mark.parametrize("reduction", ["sum", "none"])
@@ -326,21 +330,54 @@ def test_strips_of_rows_that_no_vector_divides(itemsize: int, monkeypatch: pytes
 def test_gradients_of_broadcast_operands_beside_rows_that_no_vector_divides(
     shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: str, reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small integers, of which every sum is exact."""
+    """Small integers, of which every sum is exact. Strips are those of a heavy loss."""
     shape, target = shapes
+    strips = pointwise_layout.in_ragged_strips
+    monkeypatch.setattr(pointwise_layout, "in_ragged_strips", lambda *x: strips(*x[:3], 1))
     monkeypatch.setattr(pointwise_layout, "GATHERED_ELEMENTS", 1)
     monkeypatch.setattr(pointwise_layout, "FEWEST_JOINED_ROWS", 1)
+    check_exact(shape, target, dtype, reduction)
+
+
+def check_exact(shape: tuple[int, ...], target: tuple[int, ...], dtype: str, reduction: str, offset: int = 0) -> None:
+    """Checks value and gradients of small integers, the first of which lie behind ``offset`` others."""
     x = (torch.arange(prod(shape), device=KERNELS) % 5 - 1.0).reshape(shape)
     t = (torch.arange(prod(target), device=KERNELS) % 3.0).reshape(target)
     upstream = (torch.arange(prod(shape), device=KERNELS) % 7 - 2.0).reshape(shape)
     kind = getattr(torch, dtype)
     per_element = upstream.to(kind) if reduction == "none" else 1.0
-    value, of_x, of_t = gradients([x.to(kind), t.to(kind)], reduction, per_element)
+    value, of_x, of_t = gradients([shifted(x.to(kind), offset).reshape(shape), t.to(kind)], reduction, per_element)
     factor = upstream if reduction == "none" else 1.0
     squares = (x - t).square()
     assert torch.equal(value, (squares if reduction == "none" else squares.sum()).to(kind))
     assert torch.equal(of_x, (2 * (x - t) * factor).to(kind))
     assert torch.equal(of_t, (2 * (t - x) * factor).sum_to_size(target).to(kind))
+
+
+#: Shapes of two operands with rows that no vector divides, and elements in front of the first.
+SUMS = [
+    ((1601, 33), (1, 33), 0),  # lanes that share columns, in several slices
+    ((1, 5, 1601), (5, 1), 1),  # rows of a warp
+    ((67, 65), (67, 1), 3),  # rows of some lanes
+    ((211, 7), (211, 1), 0),  # rows of a lane, shorter than a vector
+    ((5, 67, 9), (5, 1, 9), 1),  # columns of planes
+    ((3, 19, 35), (19, 1), 0),  # rows of planes that are summed
+    ((523, 3), (3,), 1),  # vectors of four elements
+    ((37, 2, 131), (2, 131), 0),  # more columns than a warp has
+]
+
+
+@pytest.mark.addresses
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+@pytest.mark.parametrize(("shape", "target", "offset"), SUMS, ids=str)
+def test_sums_of_rows_of_16_bits_that_no_vector_divides(
+    shape: tuple[int, ...], target: tuple[int, ...], offset: int, reduction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small integers, of which every sum is exact, in memory that ends with them."""
+    monkeypatch.setattr(pointwise_layout, "RAGGED_ELEMENTS", 1)
+    for strips in ("in_strips", "in_ragged_strips"):
+        monkeypatch.setattr(pointwise_layout, strips, lambda *_: None)
+    check_exact(shape, target, "bfloat16", reduction, offset)
 
 
 @pytest.mark.parametrize(("length", "gap", "dtype"), [(3000, 0, "float32"), (2600, 1, "bfloat16")], ids=str)

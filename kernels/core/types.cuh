@@ -259,6 +259,33 @@ __device__ __forceinline__ UnalignedPack<Storage, kVecSize> load_unaligned(const
   return pack;
 }
 
+// As above, of a pack of which `count` elements exist, one at least. Only words that hold one of them are read.
+template <int kVecSize, class Storage>
+__device__ __forceinline__ UnalignedPack<Storage, kVecSize> load_unaligned(const Storage* pointer, int count) {
+  using P = UnalignedPack<Storage, kVecSize>;
+  using Word = typename P::P::Word;
+  P pack;
+  const unsigned long long address = reinterpret_cast<unsigned long long>(pointer);
+  pack.skipped = static_cast<int>(address % sizeof(Word));
+  const Word* const first = reinterpret_cast<const Word*>(address - pack.skipped);
+  const unsigned bytes = static_cast<unsigned>(pack.skipped) + static_cast<unsigned>(count) * sizeof(Storage);
+  const unsigned last = (bytes - 1) / static_cast<unsigned>(sizeof(Word));
+#pragma unroll
+  for (unsigned i = 0; i < P::kWords; ++i) pack.word[i] = __ldg(first + (i < last ? i : last));
+  return pack;
+}
+
+// The same, element by element.
+template <int kVecSize, class Storage>
+__device__ __forceinline__ UnalignedPack<Storage, kVecSize> load_elements(const Storage* pointer, int count) {
+  UnalignedPack<Storage, kVecSize> pack = {};
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) {
+    if (i < count) reinterpret_cast<Storage*>(pack.word)[i] = load_pack<1>(pointer + i).element[0];
+  }
+  return pack;
+}
+
 template <int kVecSize, class Storage>
 __device__ __forceinline__ void store_stream(Storage* pointer, const Pack<Storage, kVecSize>& pack) {
   using P = Pack<Storage, kVecSize>;

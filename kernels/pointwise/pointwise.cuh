@@ -66,7 +66,8 @@ __host__ __device__ constexpr int vectors_in_flight(int vectors, int words, int 
 // apart, component by component; their offsets are in components. kSingles: element by element, neighbours at addresses
 // that are aligned for an element only. kGather: element by element, at the places that a GatheredLayout has for them.
 // kGatherRow: the same of one number per row of a GatheredLayout with kLongRows, of which a vector has two at most.
-// kGatherShifted: as kShifted within a row that lies without gaps, and element by element at its end.
+// kGatherShifted: as kShifted within a row that lies without gaps, and element by element at its end. kRagged: as
+// kShifted, of a vector that may lack elements.
 // kPeriodic: element by element, from the period of a StripLayout with kRagged, in which neighbours have the stride of
 // the stream. kStaged: element by element, from a tile in shared memory (staged_tiles.cuh).
 enum class Access {
@@ -78,6 +79,7 @@ enum class Access {
   kGather,
   kGatherRow,
   kGatherShifted,
+  kRagged,
   kPeriodic,
   kStaged
 };
@@ -280,6 +282,10 @@ template <class Storage, int kVecSize>
 struct LoadedOf<Source<Storage, Access::kGatherShifted>, kVecSize> {
   using type = LoadedShifted<Storage, kVecSize>;
 };
+template <class Storage, int kVecSize>
+struct LoadedOf<Source<Storage, Access::kRagged>, kVecSize> {
+  using type = LoadedShifted<Storage, kVecSize>;
+};
 template <class Storage>
 struct LoadedOf<Source<Storage, Access::kGatherShifted>, 1> {
   using type = Loaded<Source<Storage, Access::kGatherShifted>, 1>;
@@ -321,6 +327,19 @@ __device__ __forceinline__ typename LoadedOf<S, kVecSize>::type load(const S& so
   } else {
     // Also what is read once: loads that are evict-first reach 3 to 6 % less of a copy's speed.
     return {load_pack<kVecSize>(source.pointer + offset)};
+  }
+}
+
+// A vector of which `count` elements exist, one at least. Those that do not are undefined. Without kInWords, those of
+// kRagged are loaded one by one.
+template <int kVecSize, bool kInWords, class S>
+__device__ __forceinline__ typename LoadedOf<S, kVecSize>::type load_present(const S& source, int64 offset, int count) {
+  if constexpr (S::kAccess == Access::kRagged && kInWords) {
+    return {load_unaligned<kVecSize>(source.pointer + offset, count)};
+  } else if constexpr (S::kAccess == Access::kRagged) {
+    return {load_elements<kVecSize>(source.pointer + offset, count)};
+  } else {
+    return load<kVecSize>(source, offset);
   }
 }
 

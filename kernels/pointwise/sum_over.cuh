@@ -14,14 +14,19 @@
 //              some of the lanes share the terms instead.
 //   otherwise  lanes along r: one output per warp, or per part of a warp where slices are short
 //    With few outputs and long slices all warps of a block share the terms of an output. A lane takes kVecSize
-//    neighbours along its direction at once if they are contiguous. A butterfly adds the lanes of an output, shared
-//    memory its warps. The components of an operand are a dimension of m, along which other streams have the stride
-//    0; a stream of its own counts them.
+//    neighbours along its direction at once if they are contiguous. A tree adds the lanes of an output, shared memory
+//    its warps. The components of an operand are a dimension of m, along which other streams have the stride 0; a
+//    stream of its own counts them.
+//   kRagged    rows, the innermost dimension of the lanes' direction, have any length, and begin anywhere. Vectors
+//   begin
+//              with the rows, whose last one may lack elements: they are cut out of the aligned words that they touch
+//              (Access::kRagged). The direction is counted in vectors, of which a stream of its own has the first
+//              element's place in its row.
 // 3. With one slice the result is stored at once. With several, partials[slice * outputs + m] holds the sums, and a
 //    second launch (combine_slices) adds them in order.
 //
 // Order of additions: a lane adds in double, terms one by one (along m) or vectors of them (along r), which it adds as
-// a tree in Compute; then the butterfly, then warps in order, then slices by a fixed tree. All of it follows from the
+// a tree in Compute; then lanes as a tree, then warps in order, then slices by a fixed tree. All of it follows from the
 // sizes, never from the grid. These terms have signs and cancel: float runs as long as in pointwise.cuh lost digits
 // that PyTorch keeps. A tree of at most 8 terms loses no more than the rounding of the terms themselves, and a
 // conversion to double costs as much as eight additions. Along m a tree of the terms in flight cost half of the warps
@@ -31,10 +36,11 @@
 #pragma once
 #include "pointwise/pointwise.cuh"
 
-constexpr int kMostTerms = 4;       // loads in flight, in terms ...
-constexpr int kMostTermWords = 60;  // ... as long as they take no more registers
-constexpr int kValue = -1;          // in place of a slot: the terms are values
-constexpr int kMostWarps = 8;       // engines/pointwise/layout.py: MAX_THREADS / WARP
+constexpr int kMostTerms = 4;         // loads in flight, in terms ...
+constexpr int kMostTermWords = 60;    // ... as long as they take no more registers
+constexpr int kMostRaggedWords = 80;  // with kRagged, of which a quarter are padding
+constexpr int kValue = -1;            // in place of a slot: the terms are values
+constexpr int kMostWarps = 8;         // engines/pointwise/layout.py: MAX_THREADS / WARP
 
 // The component whose derivative a sum is over, of an operand that has several.
 template <bool kSeveral>
@@ -57,13 +63,42 @@ template <class Sources, int kSlot>
 struct OperandAt {
   static constexpr int kFirst = first_slot(kSlot, static_cast<const Sources*>(nullptr));
   static constexpr int kComponents = ElementOf<typename TypeAt<kSlot, Sources>::Storage, void>::kComponents;
+  template <int kVecSize>
+  using LoadedVector = typename LoadedOf<TypeAt<kSlot, Sources>, kVecSize>::type;
 };
 template <class Sources>
 struct OperandAt<Sources, kValue> {
   static constexpr int kFirst = 0, kComponents = 0;
+  template <int kVecSize>
+  using LoadedVector = Absent;
 };
 
-template <class Loss_, class Sources_, class Element_, int kSlot_, int kKeptRank_, int kReducedRank_, int kVecSize_>
+// Loaded vectors of all sources but one.
+template <int kBut, int kVecSize, class Sources, class Slots>
+struct LoadedButFor;
+template <int kBut, int kVecSize, class Sources, int... kSlot>
+struct LoadedButFor<kBut, kVecSize, Sources, Indices<kSlot...>> {
+  using type = Tuple<Choose<kSlot == kBut, Absent, typename LoadedOf<TypeAt<kSlot, Sources>, kVecSize>::type>...>;
+};
+
+// With kRagged the elements of a row, and of each stream with the gaps between them.
+template <int kStreams, bool kRagged>
+struct Rows {
+  int64 length, sizes[kStreams];
+
+  __device__ __forceinline__ int64 size(int stream) const {
+    return sizes[stream];
+  }
+};
+template <int kStreams>
+struct Rows<kStreams, false> {
+  __device__ __forceinline__ int64 size(int) const {
+    return 0;
+  }
+};
+
+template <class Loss_, class Sources_, class Element_, int kSlot_, int kKeptRank_, int kReducedRank_, int kVecSize_,
+          bool kRagged_ = false>
 struct SumOver {
   using Loss = Loss_;
   using Compute = typename Loss::Compute;
@@ -71,10 +106,11 @@ struct SumOver {
   static constexpr int kVecSize = kVecSize_;
   static constexpr int kOperands = Sources_::kSize;
   static constexpr int kComponents = OperandAt<Sources_, kSlot_>::kComponents;
-  static constexpr bool kSeveral = kComponents > 1;
-  static constexpr int kStreams = kOperands + 2 + kSeveral;  // operands, grad_output, components, the result
+  static constexpr bool kSeveral = kComponents > 1, kRagged = kRagged_;
+  static_assert(!(kSeveral && kRagged), "components are counted in the stream of places");
+  static constexpr int kStreams = kOperands + 2 + (kSeveral || kRagged);  // operands, grad_output, a count, the result
   static constexpr int kElementStream = kOperands;
-  static constexpr int kComponentStream = kOperands + 1;
+  static constexpr int kCountStream = kOperands + 1;  // of components, or elements of a row
   static constexpr int kResultStream = kStreams - 1;
   static constexpr unsigned kMask = ((1u << kComponents) - 1u) << OperandAt<Sources_, kSlot_>::kFirst;
   template <int kSlot>
@@ -86,39 +122,113 @@ struct SumOver {
   Element_ element;
   const Dimensions<kStreams, kKeptRank_>& kept;  // kernel parameters: copies would go to local memory
   const Dimensions<kStreams, kReducedRank_>& reduced;
+  const Rows<kStreams, kRagged>& rows;
 
-  // kVecSize neighbouring terms of a sum.
+  // kVecSize neighbouring terms of a sum, but for what is shared.
   struct Terms : ChosenComponent<kSeveral> {
-    typename LoadedTuple<kVecSize, Sources_>::type operands;
+    typename LoadedButFor<kSlot_, kVecSize, Sources_, Slots>::type operands;
     typename LoadedElement<Element_, kVecSize>::type grad_output;
   };
+  // The elements of the operand whose gradient is summed, which all terms of an output share.
+  using Shared = typename OperandAt<Sources_, kSlot_>::template LoadedVector<kVecSize>;
 
-  __device__ __forceinline__ void load_terms(const int64 (&at)[kStreams], Terms& terms) const {
-    load_terms(at, terms, Slots{});
+  // The elements of a vector that exist.
+  __device__ __forceinline__ int present(const int64 (&at)[kStreams]) const {
+    if constexpr (kRagged) {
+      return static_cast<int>(min(rows.length - at[kCountStream], static_cast<int64>(kVecSize)));
+    } else {
+      return kVecSize;
+    }
   }
-  __device__ __forceinline__ Compute evaluate(const Terms& terms, int lane) const {
-    return evaluate(terms, lane, Slots{});
+
+  // True if the words that hold elements of a vector belong to the arrays as a whole, none of which ends within one.
+  __device__ __forceinline__ bool in_words(const int64 (&at)[kStreams]) const {
+    return in_words(at, Slots{});
+  }
+
+  // Preconditions of loads: `count` elements exist, one at least; with kInWords, in_words.
+  __device__ __forceinline__ void load_shared(const int64 (&at)[kStreams], int count, Shared& shared) const {
+    if constexpr (kSlot_ != kValue) {
+      shared = ::load_present<kVecSize, false>(get<kSlot_>(sources), at[kSlot_], count);
+      shared.settle();
+    }
+  }
+  template <bool kInWords>
+  __device__ __forceinline__ void load_terms(const int64 (&at)[kStreams], int count, Terms& terms) const {
+    load_terms<kInWords>(at, count, terms, Slots{});
+  }
+  // To be called once before terms are evaluated: what is loaded unaligned is shifted.
+  __device__ __forceinline__ void settle(Terms& terms) const {
+    settle(terms, Slots{});
+  }
+  __device__ __forceinline__ Compute evaluate(const Terms& terms, const Shared& shared, int lane) const {
+    return evaluate(terms, shared, lane, Slots{});
   }
 
  private:
+  template <class S>
+  __device__ __forceinline__ bool ends_behind(const S&, int64 offset, int stream) const {
+    if constexpr (S::kAccess == Access::kRagged) {
+      constexpr int kWordElements = 16 / static_cast<int>(sizeof(typename S::Storage));
+      return offset + kVecSize + kWordElements <= rows.size(stream);
+    } else {
+      return true;
+    }
+  }
   template <int... kSlot>
-  __device__ __forceinline__ void load_terms(const int64 (&at)[kStreams], Terms& terms, Indices<kSlot...>) const {
-    ((get<kSlot>(terms.operands) = ::load<kVecSize>(get<kSlot>(sources), at[kSlot])), ...);
-    if constexpr (kScaledPerElement) terms.grad_output = ::load<kVecSize>(element, at[kElementStream]);
-    if constexpr (kSeveral) terms.component = at[kComponentStream];
+  __device__ __forceinline__ bool in_words(const int64 (&at)[kStreams], Indices<kSlot...>) const {
+    bool inside = ((kSlot == kSlot_ || ends_behind(get<kSlot>(sources), at[kSlot], kSlot)) && ...);
+    if constexpr (kScaledPerElement) inside &= ends_behind(element, at[kElementStream], kElementStream);
+    return inside;
+  }
+
+  template <bool kInWords, int kSlot>
+  __device__ __forceinline__ void load_operand(const int64 (&at)[kStreams], int count, Terms& terms) const {
+    if constexpr (kSlot != kSlot_) {
+      get<kSlot>(terms.operands) = ::load_present<kVecSize, kInWords>(get<kSlot>(sources), at[kSlot], count);
+    }
+  }
+  template <bool kInWords, int... kSlot>
+  __device__ __forceinline__ void load_terms(const int64 (&at)[kStreams], int count, Terms& terms,
+                                             Indices<kSlot...>) const {
+    (load_operand<kInWords, kSlot>(at, count, terms), ...);
+    if constexpr (kScaledPerElement) {
+      terms.grad_output = ::load_present<kVecSize, kInWords>(element, at[kElementStream], count);
+    }
+    if constexpr (kSeveral) terms.component = at[kCountStream];
+  }
+
+  template <int kSlot>
+  __device__ __forceinline__ void settle_operand(Terms& terms) const {
+    if constexpr (kSlot != kSlot_) get<kSlot>(terms.operands).settle();
+  }
+  template <int... kSlot>
+  __device__ __forceinline__ void settle(Terms& terms, Indices<kSlot...>) const {
+    (settle_operand<kSlot>(terms), ...);
+    if constexpr (kScaledPerElement) terms.grad_output.settle();
+  }
+
+  template <int kSlot>
+  __device__ __forceinline__ auto element_of(const Terms& terms, const Shared& shared, int lane) const {
+    if constexpr (kSlot == kSlot_) {
+      return shared.template element<Wide<kSlot>>(lane);
+    } else {
+      return get<kSlot>(terms.operands).template element<Wide<kSlot>>(lane);
+    }
   }
 
   template <int... kSlot>
-  __device__ __forceinline__ Compute evaluate(const Terms& terms, int lane, Indices<kSlot...>) const {
+  __device__ __forceinline__ Compute evaluate(const Terms& terms, const Shared& shared, int lane,
+                                              Indices<kSlot...>) const {
     Compute value, derivative;
     bool settled = false;
     if constexpr (Loss::kTriedFirst) {
       if (loss.usual()) {
-        differentiate<kTentative>(terms, lane, value, derivative, Slots{});
+        differentiate<kTentative>(terms, shared, lane, value, derivative, Slots{});
         settled = is_finite(value);
       }
     }
-    if (!settled) differentiate<0u>(terms, lane, value, derivative, Slots{});
+    if (!settled) differentiate<0u>(terms, shared, lane, value, derivative, Slots{});
     if constexpr (kSlot_ == kValue) return value;
     const Compute d = value != value ? value : derivative;  // as in pointwise.cuh
     if constexpr (kScaledPerElement) return d * terms.grad_output.template element<Compute>(lane);
@@ -126,10 +236,10 @@ struct SumOver {
   }
 
   template <unsigned kMode, int... kSlot>
-  __device__ __forceinline__ void differentiate(const Terms& terms, int lane, Compute& value, Compute& derivative,
-                                                Indices<kSlot...>) const {
-    const auto y = loss(element_variable<kMask | kMode, OperandAt<Sources_, kSlot>::kFirst>(
-        get<kSlot>(terms.operands).template element<Wide<kSlot>>(lane))...);
+  __device__ __forceinline__ void differentiate(const Terms& terms, const Shared& shared, int lane, Compute& value,
+                                                Compute& derivative, Indices<kSlot...>) const {
+    const auto y = loss(
+        element_variable<kMask | kMode, OperandAt<Sources_, kSlot>::kFirst>(element_of<kSlot>(terms, shared, lane))...);
     value = y.value;
     constexpr int kFirst = OperandAt<Sources_, kSlot_>::kFirst;
     if constexpr (kSlot_ == kValue) {
@@ -159,9 +269,11 @@ struct Deposit {
 
 // With kShared, `lanes` lanes of a warp, and `warps` warps of a block, take terms of an output in turn; the other lanes
 // and warps have other outputs. Without, an output has a lane (kColumns) or a warp: as constants they take a third
-// fewer registers. Preconditions: every thread of every block calls it once. blockDim.x is 32 * kMostWarps; `lanes` is
-// a power of two up to 32; `warps` is 1 or kMostWarps. If kVecSize > 1, it divides `outputs` (kColumns) or `length` and
-// `slice_length`.
+// fewer registers. With kRagged, `outputs` (kColumns) or `length` and `slice_length` are numbers of vectors, and
+// partials of outputs that do not exist have a place of their own, so that they are [slices][outputs][kVecSize].
+// Preconditions: every thread of every block calls it once. blockDim.x is 32 * kMostWarps; `lanes` is up to 32, a power
+// of two unless kColumns; `warps` is 1 or kMostWarps. If kVecSize > 1 and not kRagged, it divides `outputs` (kColumns)
+// or `length` and `slice_length`.
 template <bool kColumns, bool kShared, class Program, class Storage, class Result>
 __device__ __forceinline__ void sum_slices(const Program& program, const Deposit<Storage, Result>& deposit,
                                            int64 outputs, int64 length, int64 slices, int64 slice_length,
@@ -172,9 +284,12 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
   // Fewer for a heavy loss in 16 bits, whose elements are computed together without a branch between them.
   constexpr int kCost = Program::Loss::kHeavy < 2 ? Program::Loss::kHeavy : 2;
   constexpr int kMost = kNarrow ? kMostTerms >> kCost : kMostTerms;
-  constexpr int kInFlight = vectors_in_flight(kMost, sizeof(typename Program::Terms) / 4, kMostTermWords);
+  constexpr int kInFlight = vectors_in_flight(kMost, sizeof(typename Program::Terms) / 4,
+                                              Program::kRagged ? kMostRaggedWords : kMostTermWords);
   constexpr int kTotals = kColumns ? kVecSize : 1;
-  constexpr int kStep = kColumns ? 1 : kVecSize;
+  constexpr bool kRuns = kNarrow && kVecSize > 1;            // of terms in flight, before they are added up in double
+  constexpr int kCounted = Program::kRagged ? 1 : kVecSize;  // what a vector is counted as
+  constexpr int kStep = kColumns ? 1 : kCounted;
   __shared__ double warp_totals[kShared ? kMostWarps : 1][kShared ? kWarp * kTotals : 1];
   const int lanes = kShared ? static_cast<int>(lanes_shared) : kColumns ? 1 : kWarp;
   const int warps = kShared ? static_cast<int>(warps_shared) : 1;
@@ -184,49 +299,123 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
   const int along = kColumns ? lane / lanes_across : lane % lanes;
   const int share = warp % warps;  // this warp's among those of its outputs
   const int64 stride = static_cast<int64>(lanes) * warps * kStep;
-  const int64 bundle_size = lanes_across * kTotals;
+  const int64 bundle_size = lanes_across * (kColumns ? kCounted : 1);
   const int64 bundles = (outputs + bundle_size - 1) / bundle_size;
   const int64 at_once = kMostWarps / warps;
   // All warps of a block make equally many rounds, because of the barriers.
   for (int64 first = blockIdx.x * at_once; first < bundles * slices; first += gridDim.x * at_once) {
     const int64 task = first + warp / warps;
     const int64 slice = task / bundles;
-    const int64 output = (task - slice * bundles) * bundle_size + across * kTotals;
-    const bool active = slice < slices && output < outputs;
+    const int64 output = (task - slice * bundles) * bundle_size + across * (kColumns ? kCounted : 1);
+    // Lanes that are left over have neither.
+    const bool active = slice < slices && output < outputs && along < lanes;
     const int64 end = active ? min((slice + 1) * slice_length, length) : 0;
     int64 base[kStreams];
     program.kept.offsets(active ? output : 0, base);
+    const int present = program.present(base);  // of columns
+    typename Program::Shared shared;
+    program.load_shared(base, present, shared);
     double total[kTotals] = {};
-    for (int64 r = slice * slice_length + (share * lanes + along) * kStep; r < end; r += kInFlight * stride) {
-      typename Program::Terms terms[kInFlight];
+    const auto add = [&](const typename Program::Terms& terms, int terms_present, Compute(&run)[kTotals]) {
+      if constexpr (kColumns) {
 #pragma unroll
-      for (int i = 0; i < kInFlight; ++i) {
-        // Lanes behind the end load the first terms instead, so that loads need no branch. The result is dropped.
-        int64 at[kStreams];
-        program.reduced.offsets(r + i * stride < end ? r + i * stride : 0, at);
-#pragma unroll
-        for (int s = 0; s < kStreams; ++s) at[s] += base[s];
-        program.load_terms(at, terms[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < kInFlight; ++i) {
-        if (r + i * stride >= end) continue;
-        if constexpr (kColumns) {
-#pragma unroll
-          for (int v = 0; v < kVecSize; ++v) total[v] += program.evaluate(terms[i], v);
-        } else {
-          Compute term[kVecSize];
-#pragma unroll
-          for (int v = 0; v < kVecSize; ++v) term[v] = program.evaluate(terms[i], v);
-          total[0] += sum_tree(term);
+        for (int v = 0; v < kVecSize; ++v) {
+          if constexpr (kRuns) {
+            run[v] += program.evaluate(terms, shared, v);
+          } else {
+            total[v] += program.evaluate(terms, shared, v);
+          }
         }
+      } else {
+        Compute term[kVecSize];
+#pragma unroll
+        for (int v = 0; v < kVecSize; ++v) {
+          const Compute found = program.evaluate(terms, shared, v);
+          term[v] = !Program::kRagged || v < terms_present ? found : Compute(0);
+        }
+        total[0] += sum_tree(term);
+      }
+    };
+    const auto end_run = [&](const Compute(&run)[kTotals]) {
+      if constexpr (kColumns && kRuns) {
+#pragma unroll
+        for (int v = 0; v < kVecSize; ++v) total[v] += run[v];
+      }
+    };
+    const auto locate = [&](int64 term, int64(&at)[kStreams]) {
+      program.reduced.offsets(term, at);
+      const int terms_present = kColumns ? present : program.present(at);
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s) at[s] += base[s];
+      return terms_present;
+    };
+    int64 r = slice * slice_length + (share * lanes + along) * kStep;
+    if constexpr (Program::kRagged) {
+      // Between loads there must be no branch, behind which the compiler would wait for what is loaded. So batches are
+      // whole, and what is left of the slice, or ends with an array, is taken vector by vector.
+      for (; r + (kInFlight - 1) * stride < end; r += kInFlight * stride) {
+        int64 at[kInFlight][kStreams];
+        int terms_present[kInFlight];
+        bool in_words = true;
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+          terms_present[i] = locate(r + i * stride, at[i]);
+          in_words &= program.in_words(at[i]);
+        }
+        if (!in_words) break;
+        typename Program::Terms terms[kInFlight];
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) program.template load_terms<true>(at[i], terms_present[i], terms[i]);
+        Compute run[kTotals] = {};
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+          program.settle(terms[i]);
+          add(terms[i], terms_present[i], run);
+        }
+        end_run(run);
+      }
+#pragma unroll 1
+      for (; r < end; r += stride) {
+        int64 at[kStreams];
+        const int terms_present = locate(r, at);
+        typename Program::Terms terms;
+        if (program.in_words(at)) {
+          program.template load_terms<true>(at, terms_present, terms);
+          program.settle(terms);
+        } else {
+          program.template load_terms<false>(at, terms_present, terms);
+        }
+        Compute run[kTotals] = {};
+        add(terms, terms_present, run);
+        end_run(run);
+      }
+    } else {
+      for (; r < end; r += kInFlight * stride) {
+        typename Program::Terms terms[kInFlight];
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+          // Lanes behind the end load the first terms instead, so that loads need no branch. The result is dropped.
+          int64 at[kStreams];
+          const int terms_present = locate(r + i * stride < end ? r + i * stride : 0, at);
+          program.template load_terms<true>(at, terms_present, terms[i]);
+        }
+        Compute run[kTotals] = {};
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+          if (r + i * stride < end) add(terms[i], kVecSize, run);
+        }
+        end_run(run);
       }
     }
     // Lanes whose first term lies behind the end have skipped the loop: converge before the shuffles.
     __syncwarp();
-    for (int offset = kColumns ? lanes_across : 1; offset < (kColumns ? kWarp : lanes); offset *= 2) {
+    for (int step = 1; step < lanes; step *= 2) {
+      const int offset = kColumns ? step * lanes_across : step;
 #pragma unroll
-      for (int v = 0; v < kTotals; ++v) total[v] += __shfl_xor_sync(0xffffffffu, total[v], offset);
+      for (int v = 0; v < kTotals; ++v) {
+        const double other = __shfl_down_sync(0xffffffffu, total[v], offset);
+        total[v] += along + step < lanes ? other : 0.0;
+      }
     }
     if constexpr (kShared) {
       if (warps > 1) {
@@ -245,28 +434,32 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
       }
     }
     if (!active || along != 0 || share != 0) continue;
+    const int64 place = (slice * outputs + output) * (kTotals / (kColumns ? kCounted : 1));
 #pragma unroll
     for (int v = 0; v < kTotals; ++v) {
       if (slices > 1) {
-        partials[slice * outputs + output + v] = total[v];
-      } else {
+        partials[place + v] = total[v];
+      } else if (!Program::kRagged || !kColumns || v < present) {
         deposit.store(base[Program::kResultStream] + v, total[v]);
       }
     }
   }
 }
 
-// g[m] from its slices, one warp per output: few outputs have many slices. Preconditions: blockDim.x is a multiple of
-// 32.
-template <class Program, class Storage, class Result>
+// g[m] from its slices, one warp per output: few outputs have many slices. Preconditions: `outputs`, `slices` and
+// `partials` are those of sum_slices; blockDim.x is a multiple of 32.
+template <bool kColumns, class Program, class Storage, class Result>
 __device__ __forceinline__ void combine_slices(const Program& program, const Deposit<Storage, Result>& deposit,
                                                int64 outputs, int64 slices, const double* partials) {
+  constexpr int kPlaces = Program::kRagged && kColumns ? Program::kVecSize : 1;  // of a vector of outputs
   const int lane = threadIdx.x % kWarp;
-  const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
-  for (int64 m = global_warp(); m < outputs; m += warps) {
-    const double total = warp_sum(sum_every(partials + m, lane * outputs, kWarp * outputs, slices * outputs));
+  const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp), places = outputs * kPlaces;
+  for (int64 m = global_warp(); m < places; m += warps) {
     int64 base[Program::kStreams];
-    program.kept.offsets(m, base);
-    if (lane == 0) deposit.store(base[Program::kResultStream], total);
+    program.kept.offsets(m / kPlaces, base);
+    const int place = static_cast<int>(m % kPlaces);
+    if (kPlaces > 1 && place >= program.present(base)) continue;
+    const double total = warp_sum(sum_every(partials + m, lane * places, kWarp * places, slices * places));
+    if (lane == 0) deposit.store(base[Program::kResultStream] + place, total);
   }
 }

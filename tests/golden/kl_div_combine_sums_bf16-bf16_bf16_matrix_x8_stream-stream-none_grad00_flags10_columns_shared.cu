@@ -29,8 +29,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 kl_div_combine_sums_bf16(const bfloat16_t* input_, const bfloat16_t* target_, Result* sums, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, int64 lanes, int64 warps, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
   const SumOver<Loss, Sources, Element, kValue, 1, 1, 8> program{
       Loss{}, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}),
-      Element{}, kept, reduced};
+      Element{}, kept, reduced, Rows<4, false>{}};
   const Deposit<Result, Result> deposit{
       sums, nullptr, divisor, 1.0};
-  combine_slices(program, deposit, outputs, slices, partials);
+  combine_slices<true>(program, deposit, outputs, slices, partials);
 }

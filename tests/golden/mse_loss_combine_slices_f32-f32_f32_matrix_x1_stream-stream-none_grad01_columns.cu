@@ -21,8 +21,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 mse_loss_combine_slices_f32(const float* input_, const float* target_, float* target_gradients, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, int64 lanes, int64 warps, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
   const SumOver<Loss, Sources, Element, 1, 1, 1, 1> program{
       Loss{}, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
-      Element{}, kept, reduced};
+      Element{}, kept, reduced, Rows<4, false>{}};
   const Deposit<float, Result> deposit{
       target_gradients, grad_output, 1.0, scale};
-  combine_slices(program, deposit, outputs, slices, partials);
+  combine_slices<true>(program, deposit, outputs, slices, partials);
 }

@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 mse_loss_sum_over_f32(const float* input_, const float* target_, Result* sums, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, int64 lanes, int64 warps, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
   const SumOver<Loss, Sources, Element, kValue, 1, 1, 4> program{
       Loss{}, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
-      Element{}, kept, reduced};
+      Element{}, kept, reduced, Rows<4, false>{}};
   const Deposit<Result, Result> deposit{
       sums, nullptr, divisor, 1.0};
   sum_slices<true, true>(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials);

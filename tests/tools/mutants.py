@@ -71,6 +71,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("truth, long odd rows",),
     ),
     Mutant("period begins too late", POINTWISE, "load_from", r"period\) \? 0", "period) ? 1", ("truth, odd rows",)),
+    Mutant(
+        "elements behind a row added up",
+        BROADCAST,
+        "sum_slices",
+        r"v < terms_present",
+        "v < kVecSize",
+        ("truth, sums of odd rows",),
+    ),
     Mutant("micro-tile transposed", POINTWISE, "TileVectors", r"i / kA : kAlong", "i % kA : kAlong", ("truth, mixed",)),
     # Their addresses.
     Mutant(

@@ -315,7 +315,8 @@ def _sum_entry(kernel: BoxKernel) -> Iterator[str]:
         f"const __grid_constant__ Dimensions<{streams}, {rank}> kept",
         f"const __grid_constant__ Dimensions<{streams}, {reduced_rank}> reduced",
     ]
-    mapping = f"<{str(kernel.columns).lower()}, {str(kernel.shared).lower()}>"
+    columns = str(kernel.columns).lower()
+    mapping = f"<{columns}, {str(kernel.shared).lower()}>"
     slices = f"sum_slices{mapping}(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials)"
     yield from _types(kernel)
     yield ""
@@ -325,9 +326,10 @@ def _sum_entry(kernel: BoxKernel) -> Iterator[str]:
     yield from counted_divisor(kernel.counted)
     yield f"  const SumOver<Loss, Sources, Element, {slot}, {rank}, {reduced_rank}, {kernel.vec_size}> program{{"
     yield f"      {_loss(kernel)}, {_made_sources(kernel)},"
-    yield f"      {'Element{grad_output}' if per_element else 'Element{}'}, kept, reduced}};"
+    element = "Element{grad_output}" if per_element else "Element{}"
+    yield f"      {element}, kept, reduced, Rows<{streams}, false>{{}}}};"
     yield f"  const Deposit<{STORAGE[kernel.storage[slot]][0]}, Result> deposit{{"
     yield f"      {kernel.names[slot]}_gradients, {'nullptr' if per_element else 'grad_output'}, 1.0, scale}};"
-    combine = "combine_slices(program, deposit, outputs, slices, partials)"
+    combine = f"combine_slices<{columns}>(program, deposit, outputs, slices, partials)"
     yield f"  {combine if kernel.kind == 'combine_slices' else slices};"
     yield "}"

@@ -22,7 +22,7 @@ from cupylosses.engines.pointwise import layout as pointwise_layout
 from cupylosses.engines.pointwise.layout import Stream
 from cupylosses.engines.row_statistics.call import names
 from cupylosses.engines.row_statistics.plan import StatisticsPlan
-from cupylosses.engines.strides import broadcast_strides, dimension_words
+from cupylosses.engines.strides import broadcast_strides
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler, gpu
 
@@ -230,16 +230,6 @@ class BoxPlan(StatisticsPlan):
         arrays = len(self.tensors)
         most = pointwise_layout.max_rank(arrays)
         kept_rank, reduced_rank = (1 if len(sizes) <= 1 else most for sizes in (found.kept, found.reduced))
-        sizes = (
-            found.outputs,
-            found.length,
-            found.slices,
-            found.slice_length,
-            found.lanes,
-            found.warps,
-            dimension_words(found.kept, found.kept_strides, kept_rank),
-            dimension_words(found.reduced, found.reduced_strides, reduced_rank),
-        )
         kernel = replace(
             self.kernel("broadcast_gradient", tuple([i == slot for i in range(arrays)]), counted),
             layout="matrix" if kept_rank == 1 else "rows",
@@ -249,7 +239,7 @@ class BoxPlan(StatisticsPlan):
             outer=reduced_rank > 1,
             shared=found.shared,
         )
-        fixed = (*self.steps(kernel), *sizes)
+        fixed = (*self.steps(kernel), *found.arguments(kept_rank, reduced_rank))
         kinds = {"broadcast_gradient": found.tasks * found.warps, "combine_slices": found.outputs}
         if found.slices == 1:
             del kinds["combine_slices"]

@@ -72,6 +72,7 @@ ACCESS = {
     "gather": "kGather",
     "gather_row": "kGatherRow",
     "gather_shifted": "kGatherShifted",
+    "ragged": "kRagged",
     "periodic": "kPeriodic",
 }  # fmt: skip
 
@@ -624,7 +625,8 @@ def _sum_entry(variant: PointwiseKernel) -> str:
     per_element = variant.access[-1] != "none"
     rank = _rank(variant)
     reduced_rank = variant.outer
-    streams = len(variant.loss.operands) + 2
+    ragged = "ragged" in variant.access
+    streams = len(variant.loss.operands) + 2 + ragged
     fixed = [
         "int64 outputs",
         "int64 length",
@@ -634,21 +636,29 @@ def _sum_entry(variant: PointwiseKernel) -> str:
         "int64 warps",
         f"const __grid_constant__ Dimensions<{streams}, {rank}> kept",
         f"const __grid_constant__ Dimensions<{streams}, {reduced_rank}> reduced",
+        *[f"const __grid_constant__ Rows<{streams}, true> rows"] * ragged,
     ]
     term = "kValue" if slot is None else str(slot)
     factors = "divisor, 1.0" if of_values else "1.0, scale"
-    mapping = f"<{str(variant.columns).lower()}, {str(variant.shared).lower()}>"
+    types = f"Loss, Sources, Element, {term}, {rank}, {reduced_rank}, {variant.vec_size}{', true' * ragged}"
+    # More warps hide more of what vectors wait for; of columns, or with a grad_output, they would spill registers.
+    few_registers = ragged and not variant.columns and not per_element
+    blocks = BLOCKS_PER_SM if few_registers else BLOCKS_PER_SM_OTHERS
+    rows = "rows" if ragged else f"Rows<{streams}, false>{{}}"
+    columns = str(variant.columns).lower()
+    mapping = f"<{columns}, {str(variant.shared).lower()}>"
     slices = f"sum_slices{mapping}(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials)"
-    call = "combine_slices(program, deposit, outputs, slices, partials)" if "combine" in variant.kind else slices
+    combine = f"combine_slices<{columns}>(program, deposit, outputs, slices, partials)"
+    call = combine if "combine" in variant.kind else slices
     lines = [
         *_types(variant),
         "",
-        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {BLOCKS_PER_SM_OTHERS})',
+        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {blocks})',
         f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
         *counted_divisor(variant.counted, variant.kind not in ("value", *SUMS_OF_VALUES)),
-        f"  const SumOver<Loss, Sources, Element, {term}, {rank}, {reduced_rank}, {variant.vec_size}> program{{",
+        f"  const SumOver<{types}> program{{",
         f"      {loss_argument(variant)}, {_sources_argument(variant)},",
-        f"      {'Element{grad_output}' if per_element else 'Element{}'}, kept, reduced}};",
+        f"      {'Element{grad_output}' if per_element else 'Element{}'}, kept, reduced, {rows}}};",
         f"  const Deposit<{storage}, Result> deposit{{",
         f"      {sums}, {'nullptr' if per_element or of_values else 'grad_output'}, {factors}}};",
         f"  {call};",

@@ -80,6 +80,13 @@ ENOUGH_WARPS = 1 << 11
 TERMS_IN_FLIGHT = 4
 SUM_BLOCKS_PER_SM = 32
 
+#: Elements from which on sums read rows of 16 bits that no vector divides in vectors, and warps that such sums of
+#: columns are cut for where each takes part in all of them.
+RAGGED_ELEMENTS = 1 << 14
+RAGGED_WARPS = 3 << 11
+#: The part of these vectors' elements that must exist for a heavy loss, which is computed of the others too.
+WELL_FILLED = 0.8
+
 #: Bytes that memory is read and written by at least.
 SECTOR = 32
 
@@ -853,9 +860,12 @@ def in_strips(found: Layout, gradients: Sequence[int]) -> Layout | None:
     return _in_strips(found, any(s[0] != 0 and s[1] == 0 for s in strides))
 
 
-def in_ragged_strips(found: Layout, streams: Sequence[Stream], gradients: Sequence[int]) -> Layout | None:
+def in_ragged_strips(
+    found: Layout, streams: Sequence[Stream], gradients: Sequence[int], heavy: int = 0
+) -> Layout | None:
     """The layout in strips of rows that no vector divides: of streams that are dense, and of others that have one
-    number per row, or else are the same in every row. None if vectors would not be wider, or rows are short or few.
+    number per row, or else are the same in every row. None if vectors would not be wider, or rows are short or few, or
+    if sums of rows take no longer apart: those of 16 bits, unless computing a ``heavy`` loss twice takes long.
     """
     if found.kind not in OF_ROWS or len(found.sizes) < 2 or found.elements < GATHERED_ELEMENTS:
         return None
@@ -875,6 +885,8 @@ def in_ragged_strips(found: Layout, streams: Sequence[Stream], gradients: Sequen
     access = ["stream" if s == dense else "splat" if by_row or not any(s) else "periodic" for s in found.strides]
     ragged = replace(found, vec_size=vec_size, access=tuple(access), joined=joined)
     if by_row:
+        if not heavy and max(x.itemsize for x in whole) == 2:
+            return None
         # Most vectors of short rows are at their ends.
         strips = _in_strips(ragged, False)
         return strips if strips and strips.steps > 1 else None
@@ -1023,11 +1035,38 @@ class SumLayout:
     #: Lanes of a warp, and warps of a block, that share the terms of an output.
     lanes: int = 1
     warps: int = 1
+    #: Elements of the rows, the innermost dimension of ``kept`` (``columns``) or ``reduced``, which no vector need
+    #: divide: these are counted in vectors then, and so are ``outputs`` or ``length``. Otherwise 0.
+    row: int = 0
+
+    @property
+    def counted(self) -> int:
+        """What a vector is counted as."""
+        return 1 if self.row else self.vec_size
 
     @property
     def bundle(self) -> int:
         """The outputs that a warp has at a time."""
-        return WARP // self.lanes * (self.vec_size if self.columns else 1)
+        return WARP // self.lanes * (self.counted if self.columns else 1)
+
+    @property
+    def places(self) -> int:
+        """The outputs that a slice has room for."""
+        return self.outputs * (self.vec_size if self.row and self.columns else 1)
+
+    def arguments(self, kept_rank: int, reduced_rank: int) -> tuple[int | list[int], ...]:
+        """The arguments of a kernel with so much room for dimensions."""
+        return (
+            self.outputs,
+            self.length,
+            self.slices,
+            self.slice_length,
+            self.lanes,
+            self.warps,
+            dimension_words(self.kept, self.kept_strides, kept_rank),
+            dimension_words(self.reduced, self.reduced_strides, reduced_rank),
+            *([self._rows()] if self.row else []),
+        )
 
     @property
     def shared(self) -> bool:
@@ -1038,6 +1077,15 @@ class SumLayout:
     def tasks(self) -> int:
         """Pairs of a slice and a bundle of outputs."""
         return -(-self.outputs // self.bundle) * self.slices
+
+    def _rows(self) -> list[int]:
+        """The kernel's ``Rows`` as words."""
+        sizes = [*self.kept, *self.reduced]
+        strides = [(*x, *y) for x, y in zip(self.kept_strides, self.reduced_strides, strict=True)]
+        # Of the last vector of a row, the elements that exist.
+        behind = (self.row - 1) % self.vec_size + 1
+        ends = [sum([max(0, (n - 1) * s) for n, s in zip(sizes, x, strict=True)]) for x in strides]
+        return [self.row, *(end + (behind if a == "ragged" else 1) for end, a in zip(ends, (*self.access, "", "")))]
 
 
 def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: Sequence[int]) -> SumLayout:
@@ -1202,11 +1250,15 @@ def _offsets(sizes: Sequence[int], strides: Sequence[int], count: int) -> set[in
     return set(found[:count])
 
 
-def sum_in_vectors(x: SumLayout, streams: Sequence[Stream], result: Stream, singles: bool = False) -> SumLayout:
+def sum_in_vectors(
+    x: SumLayout, streams: Sequence[Stream], result: Stream, unaligned: bool = False, heavy: int = 0
+) -> SumLayout:
     """The same sums with as many neighbouring elements in a lane as sizes, strides and addresses allow.
 
     Neighbours along whatever lanes run along: outputs, which are stored together, or terms, which are added. With
-    ``singles``, terms that are not aligned are loaded one by one beside others.
+    ``unaligned``, vectors may begin anywhere: terms that are not aligned are loaded one by one beside others, and of
+    many elements of 16 bits vectors are cut out of aligned words, if few elements of them are absent or the loss is not
+    ``heavy``.
     """
     streams = [replace(s, read=False) for s in streams]
     along = x.kept if x.columns else x.reduced
@@ -1216,7 +1268,7 @@ def sum_in_vectors(x: SumLayout, streams: Sequence[Stream], result: Stream, sing
     vec_size, alone = 1, set()
     if all(s in (0, 1) for s in inner):
         of_all = [(i, *a[1:], *b) for i, (a, b) in zip(inner, strides, strict=False)]
-        if singles and not x.columns:
+        if unaligned and not x.columns:
             alone = {i for i, s in enumerate(of_all) if s[0] == 1 and not _aligned(everything[i], s, 2)}
         vectors = [i for i in range(len(everything)) if i not in alone]
         vec_size = _widest((along[0],), [of_all[i] for i in vectors], [everything[i] for i in vectors], False)
@@ -1226,7 +1278,52 @@ def sum_in_vectors(x: SumLayout, streams: Sequence[Stream], result: Stream, sing
             "singles" if i in alone else _access((*a, *b), vec_size, False)
             for i, (a, b) in enumerate(strides[: len(streams)])
         ]
-    return _shared_sums(replace(x, vec_size=vec_size, access=tuple(access)))
+    found = replace(x, vec_size=vec_size, access=tuple(access))
+    ragged = _ragged_sums(found, streams, inner, heavy) if unaligned and all(s in (0, 1) for s in inner) else None
+    return _shared_sums(ragged or found)
+
+
+def _ragged_sums(x: SumLayout, streams: Sequence[Stream], inner: Sequence[int], heavy: int) -> SumLayout | None:
+    """Sums in vectors that begin with each row, at any address; None where they take no less time."""
+    sizes = x.kept if x.columns else x.reduced
+    row, read = sizes[0], [s.itemsize for s, step in zip(streams, inner, strict=False) if step]
+    if not read or max(read) > 2 or x.outputs * x.length < RAGGED_ELEMENTS:
+        return None
+    items = [n for n in read if n > 1] or read
+    vec_size = min(16 // min(items), 32 // max(items))
+    while vec_size // 2 >= row:
+        vec_size //= 2
+    if vec_size < 4 * x.vec_size or vec_size * min(read) < 4:
+        return None
+    vectors = -(-row // vec_size)
+    if heavy and row < WELL_FILLED * vectors * vec_size:
+        return None
+
+    # Kernels have no dimensions of size 1 but a single one.
+    first = 1 if vectors == 1 and len(sizes) > 1 else 0
+
+    def counted(strides: tuple[tuple[int, ...], ...], along: bool) -> tuple[tuple[int, ...], ...]:
+        """The strides of vectors, with those of their places in a row in front of the result's."""
+        places = [0] * len(strides[0])
+        if along:
+            strides = tuple([(vec_size * s[0], *s[1:])[first:] for s in strides])
+            places = [vec_size, *places[1:]][first:]
+        return (*strides[:-1], tuple(places), strides[-1])
+
+    of_rows = (vectors, *sizes[1:])[first:]
+    return replace(
+        x,
+        kept=of_rows if x.columns else x.kept,
+        reduced=x.reduced if x.columns else of_rows,
+        kept_strides=counted(x.kept_strides, x.columns),
+        reduced_strides=counted(x.reduced_strides, not x.columns),
+        outputs=x.outputs // row * vectors if x.columns else x.outputs,
+        length=x.length if x.columns else x.length // row * vectors,
+        slice_length=x.slice_length if x.columns else -(-x.slice_length // vec_size),
+        vec_size=vec_size,
+        access=tuple(["ragged" if step else "splat" for step in inner[: len(streams)]]),
+        row=row,
+    )
 
 
 def _shared_sums(x: SumLayout) -> SumLayout:
@@ -1234,17 +1331,17 @@ def _shared_sums(x: SumLayout) -> SumLayout:
     leave lanes to other outputs.
     """
     if x.columns:
-        lanes = 1
-        while lanes < WARP and WARP // (2 * lanes) * x.vec_size >= x.outputs and 2 * lanes <= x.slice_length:
-            lanes *= 2
+        lanes = max(1, min(WARP // -(-x.outputs // x.counted), x.slice_length))
         x = replace(x, lanes=lanes)
         bundles, fewest = -(-x.outputs // x.bundle), -(-x.length // (SLICE_TERMS * lanes))
-        slices = max(1, min(fewest, TARGET_WARPS // bundles, MAX_PARTIALS // x.outputs))
+        slices = max(1, min(fewest, TARGET_WARPS // bundles, MAX_PARTIALS // x.places))
         if bundles * slices < ENOUGH_WARPS and x.length >= lanes * WARP:
             x = replace(x, warps=MAX_THREADS // WARP)
+            if x.row:
+                slices = min(slices, -(-RAGGED_WARPS // (bundles * x.warps)))
         length = -(-x.length // slices)
     else:
-        length, round_ = x.slice_length, x.vec_size * WARP * TERMS_IN_FLIGHT
+        length, round_ = x.slice_length, x.counted * WARP * TERMS_IN_FLIGHT
         warps, most = 1, MANY_ROUNDS * round_
         if x.slices > 1:
             most = FEWEST_ROUNDS * round_
@@ -1254,9 +1351,9 @@ def _shared_sums(x: SumLayout) -> SumLayout:
         if length > most:
             more = min(ENOUGH_WARPS // x.outputs, x.length // (FEWEST_ROUNDS * round_), MAX_PARTIALS // x.outputs)
             length, warps = -(-x.length // max(x.slices, more)), 1
-        length = -(-length // x.vec_size) * x.vec_size
+        length = -(-length // x.counted) * x.counted
         lanes = WARP
-        while lanes > 1 and lanes * TERMS_IN_FLIGHT > max(length // x.vec_size, TERMS_IN_FLIGHT):
+        while lanes > 1 and lanes * TERMS_IN_FLIGHT > max(length // x.counted, TERMS_IN_FLIGHT):
             lanes //= 2
         x = replace(x, lanes=lanes, warps=warps)
     return replace(x, slice_length=length, slices=-(-x.length // length))

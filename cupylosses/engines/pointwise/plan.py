@@ -24,7 +24,7 @@ from cupylosses.engines.pointwise.curvature import curved_pairs
 from cupylosses.engines.pointwise.definition import Loss, counting
 from cupylosses.engines.pointwise.jvp import TangentLoss
 from cupylosses.engines.pointwise.reduction import Static, resolve
-from cupylosses.engines.strides import broadcast_strides, dense_strides, dimension_words, result_strides, row_major
+from cupylosses.engines.strides import broadcast_strides, dense_strides, result_strides, row_major
 from cupylosses.jit import compiler, gpu
 
 
@@ -51,7 +51,7 @@ class ElementLaunch:
         strips = None
         if broadcast:
             gradients = [*summed.values()]
-            strips = pointwise_layout.in_ragged_strips(found, streams, gradients)
+            strips = pointwise_layout.in_ragged_strips(found, streams, gradients, plan.loss.heavy)
             strips = strips or pointwise_layout.in_strips(found, gradients)
         found = strips or pointwise_layout.gathered(found, streams) or found
         wide = (
@@ -154,21 +154,11 @@ def sum_step(
         grad_output or pointwise_layout.Stream(none, interop.ITEMSIZE[plan.result]),
     ]
     to = pointwise_layout.Stream(result, interop.ITEMSIZE[dtype])
-    x = pointwise_layout.sum_in_vectors(x, streams, to, singles=True)
-    partials = x.slices * x.outputs if x.slices > 1 else 0
+    x = pointwise_layout.sum_in_vectors(x, streams, to, unaligned=True, heavy=plan.loss.heavy)
+    partials = x.slices * x.places if x.slices > 1 else 0
     kept_rank, reduced_rank = (pointwise_layout.sum_rank(len(sizes), operands) for sizes in (x.kept, x.reduced))
-    fixed = (
-        x.outputs,
-        x.length,
-        x.slices,
-        x.slice_length,
-        x.lanes,
-        x.warps,
-        dimension_words(x.kept, x.kept_strides, kept_rank),
-        dimension_words(x.reduced, x.reduced_strides, reduced_rank),
-    )
     first, second = ("sum_over", "combine_sums") if slot is None else ("broadcast_gradient", "combine_slices")
-    kinds = {first: x.tasks * x.warps, second: x.outputs}
+    kinds = {first: x.tasks * x.warps, second: x.places}
     if not partials:
         del kinds[second]
     variant = PointwiseKernel(
@@ -192,7 +182,7 @@ def sum_step(
             replace(variant, kind=kind),
             pointwise_layout.sum_grid(count, plan.machine.processors),
             pointwise_layout.MAX_THREADS,
-            fixed,
+            x.arguments(kept_rank, reduced_rank),
         )
         for kind, count in kinds.items()
     ]

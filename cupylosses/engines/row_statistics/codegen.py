@@ -571,13 +571,13 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
     yield f'extern "C" __global__ void __launch_bounds__({bounds})'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
     yield f"  const SumOver<Loss, Sources, Absent, {slot}, {rank}, {rank}, {kernel.vec_size}> program{{"
-    yield f"      {functor}, make_tuple({made}), Absent{{}}, kept, reduced}};"
+    yield f"      {functor}, make_tuple({made}), Absent{{}}, kept, reduced, Rows<{len(operands) + 2}, false>{{}}}};"
     storage, result = types[name], STORAGE[kernel.result][0]
     yield f"  const Deposit<{storage}, {result}> deposit{{{name}_gradients, nullptr, 1.0, 1.0}};"
+    columns = str(kernel.columns).lower()
     if kernel.kind == "slices":
-        mapping = str(kernel.columns).lower()
-        yield f"  sum_slices<{mapping}, true>("
+        yield f"  sum_slices<{columns}, true>("
         yield f"      program, deposit, outputs, length, slices, slice_length, lanes, warps, {after});"
     else:
-        yield f"  combine_slices(program, deposit, outputs, slices, {after});"
+        yield f"  combine_slices<{columns}>(program, deposit, outputs, slices, {after});"
     yield "}"

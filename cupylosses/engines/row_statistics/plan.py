@@ -38,7 +38,7 @@ from cupylosses.engines.row_statistics.codegen import (
 )
 from cupylosses.engines.row_statistics.curvature import curved_pairs
 from cupylosses.engines.row_statistics.definition import MAX_SLOTS, StatisticsLoss
-from cupylosses.engines.strides import broadcast_strides, dimension_words
+from cupylosses.engines.strides import broadcast_strides
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 from cupylosses.jit.gpu import WARP
@@ -295,17 +295,7 @@ class StatisticsPlan(Plan):
         found = pointwise_layout.sum_in_vectors(found, [*streams, none], target)
         many = max(len(found.kept), len(found.reduced)) > 1
         rank = pointwise_layout.max_rank(len(streams)) if many else 1
-        fixed = (
-            self.rows,
-            found.outputs,
-            found.length,
-            found.slices,
-            found.slice_length,
-            found.lanes,
-            found.warps,
-            dimension_words(found.kept, found.kept_strides, rank),
-            dimension_words(found.reduced, found.reduced_strides, rank),
-        )
+        fixed = (self.rows, *found.arguments(rank, rank))
         static = self.static
         kernel = SumKernel(
             self.loss, static.flags, self.norm, "slices", tuple([t.dtype for t in self.tensors[: self._operands]]),

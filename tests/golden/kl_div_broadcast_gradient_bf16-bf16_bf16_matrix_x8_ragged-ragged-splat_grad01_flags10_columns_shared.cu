@@ -15,22 +15,22 @@ struct Loss {
     const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
 #line 1 "kl_div.value"
     return ::lift<float>(where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability)));
-#line 1 "<kl_div_broadcast_gradient_bf16-bf16_bf16_matrix_x1_stream-stream-stream_grad01_flags10_columns>.entries"
+#line 1 "<kl_div_broadcast_gradient_bf16-bf16_bf16_matrix_x8_ragged-ragged-splat_grad01_flags10_columns_shared>.entries"
   }
   static constexpr bool kTriedFirst = false;
 };
 
 using Result = bfloat16_t;
-using Sources = Tuple<Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kStream>>;
+using Sources = Tuple<Source<bfloat16_t, Access::kRagged>, Source<bfloat16_t, Access::kRagged>>;
 using Sinks = Tuple<Absent, Sink<bfloat16_t>>;
-using Element = Source<bfloat16_t, Access::kStream>;
+using Element = Source<bfloat16_t, Access::kSplat>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-kl_div_broadcast_gradient_bf16(const bfloat16_t* input_, const bfloat16_t* target_, bfloat16_t* target_gradients, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, int64 lanes, int64 warps, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
-  const SumOver<Loss, Sources, Element, 1, 1, 1, 1> program{
-      Loss{}, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}),
-      Element{grad_output}, kept, reduced};
+kl_div_broadcast_gradient_bf16(const bfloat16_t* input_, const bfloat16_t* target_, bfloat16_t* target_gradients, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, int64 lanes, int64 warps, const __grid_constant__ Dimensions<5, 1> kept, const __grid_constant__ Dimensions<5, 1> reduced, const __grid_constant__ Rows<5, true> rows) {
+  const SumOver<Loss, Sources, Element, 1, 1, 1, 8, true> program{
+      Loss{}, make_tuple(Source<bfloat16_t, Access::kRagged>{input_}, Source<bfloat16_t, Access::kRagged>{target_}),
+      Element{grad_output}, kept, reduced, rows};
   const Deposit<bfloat16_t, Result> deposit{
       target_gradients, nullptr, 1.0, scale};
-  sum_slices<true, false>(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials);
+  sum_slices<true, true>(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials);
 }
