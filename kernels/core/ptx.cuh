@@ -33,6 +33,11 @@ __device__ __forceinline__ unsigned floats_to_bfloat16_pair(float low, float hig
 }
 #endif
 
+// Prefetches to L2 the line that has an address, which must be that of an element.
+__device__ __forceinline__ void prefetch_line(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // 2^x, with 0 for subnormal results: the bare instruction. exp2f adds four instructions for subnormal numbers.
 __device__ __forceinline__ float exp2_ftz(float x) {
   float y;

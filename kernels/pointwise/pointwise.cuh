@@ -754,6 +754,8 @@ struct Pointwise {
   static constexpr bool kStoresValues = IsSink<Element_>::value;
   static constexpr bool kSumsRows = sums_rows(static_cast<const Sinks_*>(nullptr));
   static constexpr bool kEndsRows = ends_rows<Layout>(kSumsRows);  // with each vector
+  // Strips whose warps are too few to hide what they wait for.
+  static constexpr bool kPrefetches = Layout::kStrips && kVecSize > 1 && (kRagged || (kNarrow && kSumsRows));
   static constexpr int kGradients = gradient_count(static_cast<const Sinks_*>(nullptr));
   static constexpr int kDerivatives = derivative_count(static_cast<const Sinks_*>(nullptr));
   static constexpr bool kComponents = has_components(static_cast<const Sources_*>(nullptr));
@@ -842,6 +844,23 @@ struct Pointwise {
     }
   }
 
+  // Prefetches kBatch vectors of the lane, of operands that each row has its own elements of. Of float32 joined rows
+  // took 1.02 times as long so.
+  template <int kBatch>
+  __device__ __forceinline__ void prefetch(Cursor cursor) const {
+    if constexpr (kRagged && !kNarrow) {
+      if (layout.period > 0) return;
+    }
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      bool exists = layout.present(cursor);
+      // The last row need not touch as many vectors as others.
+      if constexpr (kRagged) exists &= cursor.element < layout.elements;
+      if (exists) prefetch_all(cursor, Slots{});
+      layout.advance(cursor);
+    }
+  }
+
   // kBatch vectors of the lane, of which the first has been loaded to `ahead`. Each is loaded before the one before it
   // is evaluated, also the first of the next batch, if there is one (`load_next`). Without that, warps that were
   // released together wait for memory together, and compute together.
@@ -878,6 +897,17 @@ struct Pointwise {
       settle_edges<true>(vector, true, sum, factor, results);
       keep(vector, results, sums, Slots{});
       layout.advance(cursor);
+    }
+  }
+
+  template <int... kSlot>
+  __device__ __forceinline__ void prefetch_all(const Cursor& at, Indices<kSlot...>) const {
+    (prefetch_one<kSlot>(at, get<kSlot>(sources)), ...);
+  }
+  template <int kStream, class S>
+  __device__ __forceinline__ void prefetch_one(const Cursor& at, const S& source) const {
+    if constexpr (S::kAccess == Access::kStream) {
+      if (layout.row_stride[kStream] != 0) prefetch_line(source.pointer + layout.template offset<kStream, false>(at));
     }
   }
 
@@ -1393,6 +1423,13 @@ __device__ __forceinline__ void sweep_strips(const Program& program, Scale& scal
         typename Program::Compute partial = 0;
 #pragma unroll 1
         for (int run = 0; run < kRun && group < groups; ++run, group += layout.ranges) {
+          if constexpr (Program::kPrefetches) {
+            if (group + layout.ranges < groups) {
+              auto next = top;
+              layout.move_down(next, (group + layout.ranges) * kGroup);
+              program.template prefetch<kUnroll>(next);
+            }
+          }
           auto cursor = top;
           layout.move_down(cursor, group * kGroup);
           const int64 end = (group + 1) * kGroup;

@@ -101,6 +101,10 @@ def _broadcast() -> Iterator[Case]:
             yield case("mse_loss", target, dtype, odd)
         for shape, target in ((odd, (5793, 1)), ((1000003, 33), (1, 33)), ((111849, 300), (111849, 1))):
             yield Case(BROADCAST, loss_of("mse_loss", (shape, target), dtype), copy_bar=0.6)
+        yield case("mse_loss", (1000003, 1), dtype, (1000003, 33))
+    yield case("mse_loss", (1, 33), BF16, (1000003, 33))
+    yield case("mse_loss", (1, 1 << 20, 1), BF16, (5, 1 << 20, 7))
+    yield case("binary_cross_entropy_with_logits", (5793, 1), BF16, odd)
     # Both operands are broadcast, and the gradient of one alone.
     yield Case(BROADCAST, loss_of("mse_loss", ((8192, 1), (8192,)), F32), ALL)
     yield Case(BROADCAST, loss_of("mse_loss", ((8192,), (8192, 8192)), F32), copy_bar=0.6)
@@ -175,6 +179,9 @@ def _modified() -> Iterator[Case]:
             eager = _mean_over(dim)
             yield case(PointwiseWorkload(loss, (full, full), dtype, "", eager=eager, dim=(dim,)), copy_bar=0.6)
         yield case(over_dimensions(pair("mse_loss", (4096, 3, 2731), dtype), (0, 2)), copy_bar=0.6)
+    for dim in (0, 1):
+        yield case(over_dimensions(pair("mse_loss", (1000003, 33), BF16), (dim,)), copy_bar=0.6)
+    yield case(over_dimensions(pair("huber_loss", (16, 19, 331, 333), BF16), (0,)), copy_bar=0.6)
 
 
 def _mean_over(dim: int) -> Any:

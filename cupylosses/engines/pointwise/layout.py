@@ -80,10 +80,11 @@ ENOUGH_WARPS = 1 << 11
 TERMS_IN_FLIGHT = 4
 SUM_BLOCKS_PER_SM = 32
 
-#: Elements from which on sums read rows of 16 bits that no vector divides in vectors, and warps that such sums of
-#: columns are cut for where each takes part in all of them.
+#: Elements from which on sums read rows of 16 bits that no vector divides in vectors; and blocks of such sums of
+#: columns, whose warps share them, that the largest GPUs run at once (2 on 128 SMs): a last round of few takes as long
+#: as others.
 RAGGED_ELEMENTS = 1 << 14
-RAGGED_WARPS = 3 << 11
+RAGGED_BLOCKS = 2 << 7
 #: The part of these vectors' elements that must exist for a heavy loss, which is computed of the others too.
 WELL_FILLED = 0.8
 
@@ -1338,7 +1339,8 @@ def _shared_sums(x: SumLayout) -> SumLayout:
         if bundles * slices < ENOUGH_WARPS and x.length >= lanes * WARP:
             x = replace(x, warps=MAX_THREADS // WARP)
             if x.row:
-                slices = min(slices, -(-RAGGED_WARPS // (bundles * x.warps)))
+                most = min(slices, max(4, 2 * RAGGED_BLOCKS // bundles))
+                slices = max(range(1, most + 1), key=lambda n: (_used(n * bundles, RAGGED_BLOCKS), -n))
         length = -(-x.length // slices)
     else:
         length, round_ = x.slice_length, x.counted * WARP * TERMS_IN_FLIGHT
