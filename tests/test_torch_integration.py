@@ -221,7 +221,10 @@ def test_autocast(loss: Loss, dtype: str, inside: str, device: str) -> None:
     with torch.no_grad(), torch.autocast(device, getattr(torch, inside)):
         elements = by_position(loss)(*operands, reduction="none")
     cast = by_position(loss)(*(x.detach().to(expected) for x in operands), reduction="none")
-    assert same_bits(elements, cast), "autocast is the cast, without its copy"
+    if loss.mean_of_rows:  # of which vectors of 16 bits have more terms
+        assert torch.allclose(elements, cast, rtol=2.0**-22, atol=0)
+    else:
+        assert same_bits(elements, cast), "autocast is the cast, without its copy"
 
 
 @pytest.mark.representatives
