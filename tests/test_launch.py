@@ -669,6 +669,19 @@ def test_sums_of_heavy_losses_have_no_vectors_of_which_much_is_absent() -> None:
         assert pointwise_layout.sum_in_vectors(sums, streams, to, unaligned=True, heavy=heavy).row == row
 
 
+def test_sums_of_many_dimensions_have_no_stream_of_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of six operands would have more than 4 KiB of parameters."""
+    monkeypatch.setattr(pointwise_layout, "RAGGED_ELEMENTS", 1)
+    for dims in (5, 6):
+        shape = (5,) * dims
+        full, small = (dense_strides(x, (0,) * dims) for x in (shape, tuple([5, 1] * 3)[:dims]))
+        result = tuple(s * (d % 2 == 0) for d, s in enumerate(small))
+        streams = [pointwise_layout.Stream(full, 2), pointwise_layout.Stream(result, 2)]
+        sums = pointwise_layout.sum_layout(shape, [full, result], result)
+        found = pointwise_layout.sum_in_vectors(sums, streams, pointwise_layout.Stream(result, 2), unaligned=True)
+        assert (found.row > 0) == (min(len(found.kept), len(found.reduced)) < 3)
+
+
 def test_dimension_words_are_padded_to_the_kernels_rank() -> None:
     words = dimension_words((5, 7), [(1, 5), (0, 1)], rank=4)
     assert words == [2, 5, 7, 1, 1, multiplier(5), multiplier(7), 0, 0, 1, 5, 0, 0, 0, 1, 0, 0]

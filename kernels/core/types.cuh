@@ -244,16 +244,22 @@ struct UnalignedPack {
   }
 };
 
+// The first word that a pack touches. The pack keeps how much of it lies in front.
+template <int kVecSize, class Storage>
+__device__ __forceinline__ auto first_word(const Storage* pointer, UnalignedPack<Storage, kVecSize>& pack) {
+  using Word = typename UnalignedPack<Storage, kVecSize>::P::Word;
+  const unsigned long long address = reinterpret_cast<unsigned long long>(pointer);
+  pack.skipped = static_cast<int>(address % sizeof(Word));
+  return reinterpret_cast<const Word*>(address - pack.skipped);
+}
+
 // Neighbouring threads read neighbouring packs, so each word comes from the L1 cache the second time. Precondition: the
 // word behind the pack's last one may be read, too.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ UnalignedPack<Storage, kVecSize> load_unaligned(const Storage* pointer) {
   using P = UnalignedPack<Storage, kVecSize>;
-  using Word = typename P::P::Word;
   P pack;
-  const unsigned long long address = reinterpret_cast<unsigned long long>(pointer);
-  pack.skipped = static_cast<int>(address % sizeof(Word));
-  const Word* first = reinterpret_cast<const Word*>(address - pack.skipped);
+  const auto first = first_word(pointer, pack);
 #pragma unroll
   for (int i = 0; i < P::kWords; ++i) pack.word[i] = __ldg(first + i);
   return pack;
@@ -263,13 +269,10 @@ __device__ __forceinline__ UnalignedPack<Storage, kVecSize> load_unaligned(const
 template <int kVecSize, class Storage>
 __device__ __forceinline__ UnalignedPack<Storage, kVecSize> load_unaligned(const Storage* pointer, int count) {
   using P = UnalignedPack<Storage, kVecSize>;
-  using Word = typename P::P::Word;
   P pack;
-  const unsigned long long address = reinterpret_cast<unsigned long long>(pointer);
-  pack.skipped = static_cast<int>(address % sizeof(Word));
-  const Word* const first = reinterpret_cast<const Word*>(address - pack.skipped);
+  const auto first = first_word(pointer, pack);
   const unsigned bytes = static_cast<unsigned>(pack.skipped) + static_cast<unsigned>(count) * sizeof(Storage);
-  const unsigned last = (bytes - 1) / static_cast<unsigned>(sizeof(Word));
+  const unsigned last = (bytes - 1) / static_cast<unsigned>(sizeof(*first));
 #pragma unroll
   for (unsigned i = 0; i < P::kWords; ++i) pack.word[i] = __ldg(first + (i < last ? i : last));
   return pack;

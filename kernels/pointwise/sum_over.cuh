@@ -17,11 +17,10 @@
 //    neighbours along its direction at once if they are contiguous. A tree adds the lanes of an output, shared memory
 //    its warps. The components of an operand are a dimension of m, along which other streams have the stride 0; a
 //    stream of its own counts them.
-//   kRagged    rows, the innermost dimension of the lanes' direction, have any length, and begin anywhere. Vectors
-//   begin
-//              with the rows, whose last one may lack elements: they are cut out of the aligned words that they touch
-//              (Access::kRagged). The direction is counted in vectors, of which a stream of its own has the first
-//              element's place in its row.
+//    With kRagged the rows, the innermost dimension of that direction, have any length and begin anywhere. Vectors
+//    begin with them, and the last one of a row may lack elements. They are cut out of the aligned words that they
+//    touch (Access::kRagged). The direction is counted in vectors; a stream of its own has the place of their first
+//    elements in the row.
 // 3. With one slice the result is stored at once. With several, partials[slice * outputs + m] holds the sums, and a
 //    second launch (combine_slices) adds them in order.
 //
@@ -107,7 +106,7 @@ struct SumOver {
   static constexpr int kOperands = Sources_::kSize;
   static constexpr int kComponents = OperandAt<Sources_, kSlot_>::kComponents;
   static constexpr bool kSeveral = kComponents > 1, kRagged = kRagged_;
-  static_assert(!(kSeveral && kRagged), "components are counted in the stream of places");
+  static_assert(!(kSeveral && kRagged), "a stream counts components or elements of a row");
   static constexpr int kStreams = kOperands + 2 + (kSeveral || kRagged);  // operands, grad_output, a count, the result
   static constexpr int kElementStream = kOperands;
   static constexpr int kCountStream = kOperands + 1;  // of components, or elements of a row
@@ -141,7 +140,7 @@ struct SumOver {
     }
   }
 
-  // True if the words that hold elements of a vector belong to the arrays as a whole, none of which ends within one.
+  // True if no array ends within the words that hold elements of a vector.
   __device__ __forceinline__ bool in_words(const int64 (&at)[kStreams]) const {
     return in_words(at, Slots{});
   }

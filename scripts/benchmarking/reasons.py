@@ -93,8 +93,8 @@ REASONS: dict[tuple[str, ...], str] = {
         "order of additions, whether it is wanted or not; in bfloat16, without strips, it takes 0.045"
     ),
     ("broadcast gradients, mse_loss bfloat16 5793x5793 5793x1", "all gradients"): (
-        "no vector divides the rows, so their sums are a pass of their own: an H200 takes 0.080, of which the kernel of "
-        "value and gradient takes 0.035 and that of the sums 0.033; strips, with one kernel, 0.081"
+        "no vector divides the rows, so their sums are a pass of their own: an H200 takes 0.080, of which the kernel "
+        "of value and gradient takes 0.035 and that of the sums 0.033; strips, with one kernel, 0.081"
     ),
     ("broadcast gradients, mse_loss bfloat16 5793x5793 1x5793", "all gradients"): (
         "sums of eight columns of a lane leave registers for 16 warps per multiprocessor: an H200 takes 0.064, where "

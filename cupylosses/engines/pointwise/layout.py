@@ -1290,8 +1290,9 @@ def _ragged_sums(x: SumLayout, streams: Sequence[Stream], inner: Sequence[int], 
     row, read = sizes[0], [s.itemsize for s, step in zip(streams, inner, strict=False) if step]
     if not read or max(read) > 2 or x.outputs * x.length < RAGGED_ELEMENTS:
         return None
-    items = [n for n in read if n > 1] or read
-    vec_size = min(16 // min(items), 32 // max(items))
+    if min(len(x.kept), len(x.reduced)) > 2:
+        return None  # parameters of a kernel have no room for another stream of so many dimensions
+    vec_size = 8
     while vec_size // 2 >= row:
         vec_size //= 2
     if vec_size < 4 * x.vec_size or vec_size * min(read) < 4:
