@@ -28,8 +28,8 @@
 // a tree in Compute; then lanes as a tree, then warps in order, then slices by a fixed tree. All of it follows from the
 // sizes, never from the grid. These terms have signs and cancel: float runs as long as in pointwise.cuh lost digits
 // that PyTorch keeps. A tree of at most 8 terms loses no more than the rounding of the terms themselves, and a
-// conversion to double costs as much as eight additions. Along m a tree of the terms in flight cost half of the warps
-// their registers.
+// conversion to double costs as much as eight additions. Along m a sum of the terms in flight cost half of the warps
+// their registers; in 16 bits it has room (kRuns).
 //
 // Traffic: each element of the index space is read once. Preconditions: stated at each function.
 #pragma once
@@ -306,7 +306,7 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
     const int64 task = first + warp / warps;
     const int64 slice = task / bundles;
     const int64 output = (task - slice * bundles) * bundle_size + across * (kColumns ? kCounted : 1);
-    // Lanes that are left over have neither.
+    // Lanes that are left over have no output.
     const bool active = slice < slices && output < outputs && along < lanes;
     const int64 end = active ? min((slice + 1) * slice_length, length) : 0;
     int64 base[kStreams];
