@@ -278,7 +278,7 @@ __device__ __forceinline__ UnalignedPack<Storage, kVecSize> load_unaligned(const
   return pack;
 }
 
-// The same, element by element.
+// A pack of which `count` elements exist, loaded one by one.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ UnalignedPack<Storage, kVecSize> load_elements(const Storage* pointer, int count) {
   UnalignedPack<Storage, kVecSize> pack = {};

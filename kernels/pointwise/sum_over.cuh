@@ -287,7 +287,7 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
                                               Program::kRagged ? kMostRaggedWords : kMostTermWords);
   constexpr int kTotals = kColumns ? kVecSize : 1;
   constexpr bool kRuns = kNarrow && kVecSize > 1;            // of terms in flight, before they are added up in double
-  constexpr int kCounted = Program::kRagged ? 1 : kVecSize;  // what a vector is counted as
+  constexpr int kCounted = Program::kRagged ? 1 : kVecSize;  // what a vector counts for
   constexpr int kStep = kColumns ? 1 : kCounted;
   __shared__ double warp_totals[kShared ? kMostWarps : 1][kShared ? kWarp * kTotals : 1];
   const int lanes = kShared ? static_cast<int>(lanes_shared) : kColumns ? 1 : kWarp;

@@ -1042,7 +1042,7 @@ class SumLayout:
 
     @property
     def counted(self) -> int:
-        """What a vector is counted as."""
+        """The number that a vector counts for."""
         return 1 if self.row else self.vec_size
 
     @property
