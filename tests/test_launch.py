@@ -660,6 +660,16 @@ def test_sums_in_vectors_of_rows_that_none_divides_take_every_element_once(
     assert x.places == (len(kept) * x.vec_size if columns else prod(small))
 
 
+@pytest.mark.parametrize(("rows", "columns", "blocks"), [(1000003, 33, 256), (5793, 5793, 253), (911, 37003, 435)])
+def test_sums_of_odd_columns_fill_rounds_of_blocks(rows: int, columns: int, blocks: int) -> None:
+    """Those of 256, as far as columns allow: three lots of 145 blocks for 37003 columns, not two."""
+    dense, result = (columns, 1), (0, 1)
+    streams = [pointwise_layout.Stream(s, 2) for s in (dense, result)]
+    sums = pointwise_layout.sum_layout((rows, columns), [dense, result], result)
+    x = pointwise_layout.sum_in_vectors(sums, streams, pointwise_layout.Stream(result, 2), unaligned=True)
+    assert (x.warps, x.tasks) == (pointwise_layout.MAX_THREADS // gpu.WARP, blocks)
+
+
 def test_sums_of_heavy_losses_have_no_vectors_of_which_much_is_absent() -> None:
     dense, result = (5, 1), (1, 0)
     for heavy, row in ((0, 5), (1, 0)):

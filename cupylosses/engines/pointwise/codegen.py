@@ -641,8 +641,8 @@ def _sum_entry(variant: PointwiseKernel) -> str:
     term = "kValue" if slot is None else str(slot)
     factors = "divisor, 1.0" if of_values else "1.0, scale"
     types = f"Loss, Sources, Element, {term}, {rank}, {reduced_rank}, {variant.vec_size}{', true' * ragged}"
-    # More warps hide more of what vectors wait for; of columns, or with a grad_output, they would spill registers.
-    few_registers = ragged and not variant.columns and not per_element
+    # More warps hide more of what vectors wait for. Columns, a grad_output or second derivatives would spill registers.
+    few_registers = ragged and not (variant.columns or per_element or isinstance(variant.loss, TangentLoss))
     blocks = BLOCKS_PER_SM if few_registers else BLOCKS_PER_SM_OTHERS
     rows = "rows" if ragged else f"Rows<{streams}, false>{{}}"
     columns = str(variant.columns).lower()

@@ -1086,7 +1086,10 @@ class SumLayout:
         # Of the last vector of a row, the elements that exist.
         behind = (self.row - 1) % self.vec_size + 1
         ends = [sum([max(0, (n - 1) * s) for n, s in zip(sizes, x, strict=True)]) for x in strides]
-        return [self.row, *(end + (behind if a == "ragged" else 1) for end, a in zip(ends, (*self.access, "", "")))]
+        return [
+            self.row,
+            *(end + (behind if a == "ragged" else 1) for end, a in zip(ends, (*self.access, "", ""), strict=True)),
+        ]
 
 
 def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: Sequence[int]) -> SumLayout:
@@ -1297,10 +1300,10 @@ def _ragged_sums(x: SumLayout, streams: Sequence[Stream], inner: Sequence[int], 
         vec_size //= 2
     if vec_size < 4 * x.vec_size or vec_size * min(read) < 4:
         return None
-    vectors = -(-row // vec_size)
-    if heavy and row < WELL_FILLED * vectors * vec_size:
+    if heavy and _used(row, vec_size) < WELL_FILLED:
         return None
 
+    vectors = -(-row // vec_size)
     # Kernels have no dimensions of size 1 but a single one.
     first = 1 if vectors == 1 and len(sizes) > 1 else 0
 
