@@ -278,6 +278,40 @@ def test_rows_apart_in_place(
     assert kinds == {"shared_rows" if warps > 1 else "thread_per_row"}
 
 
+@pytest.mark.kernels
+@pytest.mark.parametrize(("dtype", "gap"), [(f32, 0), (bf16, 3)])
+def test_a_cluster_per_row(dtype: torch.dtype, gap: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any) -> None:
+    """Few long rows: what does not count, NaN, and a scale of the gradients that nobody expects."""
+    monkeypatch.setattr(margin_layout, "MAX_BLOCK_THREADS", 64)
+    monkeypatch.setattr(margin_layout, "CLUSTERED_VECTORS", 1)
+    clusters = noted(monkeypatch, "cluster")
+    fresh_plans()
+    classes = 5 * 64 * 16 // dtype.itemsize + 21
+    scores, target = drawn(ONE, 5, classes, dtype)
+    scores = torch.nn.functional.pad(scores, (0, gap))[:, :classes]
+    weight = torch.linspace(0, 2, classes, device=KERNELS)
+    agree(ONE, (scores, target), scale=3.0)
+    agree(ONE, (scores, target), reduction="none", weight=weight, p=2)
+    scores[1, -1], target[0], target[3] = nan, classes, -100
+    agree(ONE, (scores, target), reduction="sum", check_targets="off")
+    if KERNELS == "cpu" or torch.cuda.get_device_capability()[0] >= 9:
+        assert clusters == {4}
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "cluster"),
+    [(8, 65536, 8), (9, 65536, 4), (8, 65532, 4), (32, 16384, 2), (32, 8192, 1), (33, 1 << 20, 1), (1, 2048, 1)],
+)
+def test_blocks_of_a_long_row(rows: int, classes: int, cluster: int) -> None:
+    """Blocks share a row as long as each has vectors for all threads, and multiprocessors would be idle."""
+    scores, one = RowStrides((classes,), 1, 4, 0), [(1,)] * 3
+    for chip, expected in ((Chip(clusters=True), cluster), (Chip(), 1)):
+        found = margin_layout.layout((rows,), classes, scores, scores, one, 0, None, True, chip)
+        second = margin_layout.second_layout((rows,), classes, scores, scores, scores, one, chip)
+        assert found.cluster == second.cluster == expected
+        assert found.blocks(132) == min(rows, 132 // expected) * expected
+
+
 @pytest.mark.parametrize(
     ("rows", "classes", "kind", "width"),
     [(2048, 4096, "subwarp", 32), (4096, 8192, "subwarp", 32), (2047, 4096, "block", 64), (512, 16384, "block", 256),

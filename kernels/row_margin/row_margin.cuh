@@ -8,7 +8,7 @@
 // A row has one label, or a list of labels up to the first -1, of which each counts as often as it is listed. The
 // margin is added to the difference, in double, so that it is lost in no large score. A pair with z = 0 is inactive.
 //
-// One label (OneLabelReader): a group of threads takes a row, lanes of a warp or a block.
+// One label (OneLabelReader): a group of threads takes a row, lanes of a warp, a block, or a cluster of blocks.
 // 1. The label is loaded while the row before is read; its score and the first vectors while the row before is reduced.
 //    The threads read the row as vectors, and write the gradients of each vector at once: that of a class depends on
 //    its own score and the label's alone.
@@ -281,9 +281,12 @@ __device__ __forceinline__ HingeSums<Slopes> group_sum(const Group& group, Hinge
   if constexpr (Group::kMultiWarp) {
     const HingeSums<Slopes>* all;
     group.all_gather(x, sync, all);
-    const int lane = threadIdx.x % kWarp, warps = group.num_warps();
+    const int warps = group.num_warps();
     x = {0.0, Slopes(0)};
-    if (lane < warps) x = all[lane];
+    for (int i = threadIdx.x % kWarp; i < warps; i += kWarp) {
+      x.value += all[i].value;
+      x.slopes += all[i].slopes;
+    }
     x.value = subwarp_reduce(x.value, kWarp, AddOp{});
     x.slopes = subwarp_reduce(x.slopes, kWarp, AddOp{});
   }

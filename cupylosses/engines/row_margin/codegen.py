@@ -22,9 +22,8 @@ KINDS = {
     "denominator": "the number of rows that count",
     "hvp": "the products of the second derivatives with a tangent, for a grad_output per row",
 }
-#: The group of threads of a layout, if it is no part of a warp.
+#: The group of threads of a layout, if it is neither a part of a warp nor a block.
 _GROUPS = {
-    "block": "ClusterGroup<1> group{}",
     "warp": "BlockOfSubwarps group{{width}}",
     "shared_rows": "WarpsShareRows group{{{width}}}",
 }
@@ -49,9 +48,10 @@ class MarginKernel(Kernel):
 
     ``layout`` is one of :mod:`.layout`, of blocks of so many ``threads``, and so are ``scores``. A thread reads
     ``ahead`` vectors at once, and ``edges`` of a row; a multiprocessor runs ``most`` threads, but for some layouts.
-    ``weight`` is a dtype, or "". The divisor of the sum is an argument, or lies on the device (``counted``), or is the
-    number of rows that count, which the kernel finds itself (``self_counting``), or while it evaluates them
-    (``tallies``). With both, gradients assume that all rows count, and only a check without records counts by itself.
+    A block that takes rows may be one of a ``cluster``. ``weight`` is a dtype, or "". The divisor of the sum is an
+    argument, or lies on the device (``counted``), or is the number of rows that count, which the kernel finds itself
+    (``self_counting``), or while it evaluates them (``tallies``). With both, gradients assume that all rows count, and
+    only a check without records counts by itself.
     """
 
     loss: MarginLoss
@@ -73,6 +73,7 @@ class MarginKernel(Kernel):
     scores: str = "alike"
     edges: int = 1
     most: int = RESIDENT_THREADS
+    cluster: int = 1
     compute: str = "float64"
 
     narrow = False
@@ -102,6 +103,7 @@ class MarginKernel(Kernel):
         parts += [self.scores] if self.scores != "alike" else []
         parts += [f"{self.edges}-edges"] if self.edges > 1 else []
         parts += [f"{self.ahead}-ahead", f"{self.threads}-threads"]
+        parts += [f"cluster{self.cluster}"] if self.cluster > 1 else []
         parts += [x.replace("_", "-") for x in ("counted", "self_counting", "tallies") if getattr(self, x)]
         parts += [f"rank{self.rank}"] if self.rank > 1 else []
         return "_".join([*parts, *([f"flags{''.join(map(str, self.flags))}"] if self.flags else [])])
@@ -177,6 +179,13 @@ def _call(kernel: MarginKernel) -> str:
     return call.replace("<Reader>", "<Reader, true>").replace("missed", "nullptr") if kernel.self_counting else call
 
 
+def _group(kernel: MarginKernel) -> str:
+    """The declaration of the threads that share a row."""
+    if kernel.layout == "block":
+        return f"ClusterGroup<{kernel.cluster}> group{{}}"
+    return _GROUPS.get(kernel.layout, "SubwarpGroup group{width}")
+
+
 def _entry(kernel: MarginKernel) -> list[str]:
     several, kind = kernel.loss.several, kernel.kind
     types = [STORAGE[kernel.input][0], STORAGE[kernel.target][0]]
@@ -208,6 +217,7 @@ def _entry(kernel: MarginKernel) -> list[str]:
         program, made, end = f"MarginHvpProgram<{program}>", f"{made}{{", ", tangents};"
     fixed = ["int64 ignored", "int64 site", "int64 labels", "int64 inner", "int64 capacity", "int64 mask_words"]
     fixed += ["int64 chunks", "int width", "const __grid_constant__ Space space"]
+    cluster = f" CLUSTER_DIMS({kernel.cluster})" if kernel.cluster > 1 else ""
     parameters = ", ".join(["0.0" if kind == "denominator" else f"{x.name}_" for x in kernel.loss.parameters])
     return [
         f"using Result = {STORAGE[kernel.result][0]};",
@@ -215,14 +225,14 @@ def _entry(kernel: MarginKernel) -> list[str]:
         f"using Program = {program.format(', '.join(types))};",
         *([f"using Reader = {reader};"] if kind != "denominator" else []),
         "",
-        f'extern "C" __global__ void __launch_bounds__({kernel.threads}, {kernel.resident})',
+        f'extern "C" __global__ void __launch_bounds__({kernel.threads}, {kernel.resident}){cluster}',
         f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
         *counted_divisor(kernel.counted, kind != "value"),
         f"  {made}Hinge{{{parameters}}}, space, {argument('input')}, {argument('input_gradients')},",
         f"                         target, {argument('weights')}, {argument('mask')}, {{1.0, 0.0}}, ignored,",
         f"                         {argument('status')}, site, {argument('values')}, nullptr, nullptr, nullptr, 0}},",
         f"                        1.0 / static_cast<double>(space.classes), labels, inner, capacity, mask_words}}{end}",
-        *([f"  const {_GROUPS.get(kernel.layout, 'SubwarpGroup group{width}')};"] * (kind != "denominator")),
+        *([f"  const {_group(kernel)};"] * (kind != "denominator")),
         *([RETURN_IN_PLACE] if kind == "value_and_gradient" and not kernel.tallies else []),
         *(SELF_COUNTED[kind] if kernel.self_counting and not kernel.tallies else []),
         *(["  const Tally<Program> divisor{program};"] if kernel.tallies and kind == "value" else []),

@@ -1,7 +1,7 @@
 """Launch geometry of losses of rows of scores: which threads take which rows. Pure functions of integers.
 
 subwarp         neighbouring lanes of a warp share a row; of lists of labels all lanes of a warp
-block           a block shares a row
+block           a block shares a row, or a cluster of blocks a long one where rows are few
 warp            a warp takes a row, unless its list is long: then all warps of the block share it
 thread_per_row  a thread takes a row of one label whose classes lie apart, and its neighbours the rows next to it
 shared_rows     likewise, but the warps of a block share 32 rows: each takes some of the classes
@@ -130,6 +130,11 @@ WARP_CLASSES = 256
 MAX_SORTED = 4096
 #: Rows from which on warps take those of short lists, though blocks sort long ones.
 MANY_LISTS = 2048
+#: Blocks of a cluster that shares a row of one label, at most: as long as there are so many blocks in all, of
+#: MAX_BLOCK_THREADS, and so many vectors for each thread.
+MAX_CLUSTER = 8
+CLUSTERED_BLOCKS = 64
+CLUSTERED_VECTORS = 4
 #: Vectors of a row of second derivatives that a thread takes, as long as there are threads to take the others.
 SECOND_VECTORS = 4
 
@@ -139,7 +144,8 @@ class Layout:
     """Launch geometry of rows: ``words`` is the kernel's ``RowSpace``; ``rank`` the dimensions that it has room for.
     ``together`` are the vectors that a thread reads at once. ``capacity`` are the labels that shared memory holds of a
     row, ``mask_words`` the words with a bit for each class, and ``shared`` the bytes of a block. ``scores`` is
-    one of ScoresOfRows of ``kernels/row_margin/row_margin.cuh``; ``apart`` if their classes lie apart.
+    one of ScoresOfRows of ``kernels/row_margin/row_margin.cuh``; ``apart`` if their classes lie apart. A row of a block
+    is shared by a ``cluster`` of so many.
     """
 
     kind: str
@@ -156,6 +162,7 @@ class Layout:
     scores: str = "alike"
     apart: bool = False
     edges: int = 1
+    cluster: int = 1
 
     def reader(self, writes: bool, itemsize: int, fewer: bool = False) -> tuple[str, int]:
         """The placement of scores for a kernel that may write gradients, and vectors that a thread reads together, half
@@ -172,7 +179,13 @@ class Layout:
     def blocks(self, processors: int, most: int = RESIDENT_THREADS) -> int:
         """Blocks of a launch: as many as run at once, and no more than there are chunks for."""
         per_block = 1 if self.kind in ("block", "warp", "shared_rows") else self.threads // WARP
-        return max(1, min(-(-self.chunks // per_block), processors * resident(self.kind, self.threads, most)))
+        at_once = processors * resident(self.kind, self.threads, most) // self.cluster
+        return max(1, min(-(-self.chunks // per_block), at_once)) * self.cluster
+
+    @property
+    def records(self) -> int:
+        """Records of the scale of gradients: one for each chunk and block of a cluster."""
+        return self.chunks * self.cluster
 
     def without_sums(self, rows: int) -> Layout:
         """The layout of a value per row. Nothing is added up, so that any number of chunks will do, and one block is no
@@ -300,13 +313,14 @@ def layout(
         width = power_of_two(vectors)
     kind, elements = "subwarp", ELEMENTS if labels is None else LIST_ELEMENTS * 16 // max(4, scores.itemsize) ** 2
     capacity = mask_words = shared = 0
+    cluster = 1
     if labels is None:
         threads = SUBWARP_THREADS
         if width > WARP:
             if rows > MANY_ROWS and scores.itemsize == 2:
                 most_threads *= 2
             kind, threads = "block", min(max(width, MIN_BLOCK_THREADS), most_threads)
-            width, elements = threads, BLOCK_ELEMENTS
+            width, elements, cluster = threads, BLOCK_ELEMENTS, _cluster(rows, vectors, threads, chip)
     else:
         sorted_at_all = labels >= WARP
         threads = SUBWARP_THREADS
@@ -350,7 +364,7 @@ def layout(
     rank, together = space_rank(rows, sizes), 1 if single else min(elements // vec_size, TOGETHER)
     memory = (capacity, mask_words, shared)
     edges = 1 if whole else -(-edges // width) or 1
-    return Layout(kind, vec_size, width, threads, chunks, rank, words, together, *memory, lie, apart, edges)
+    return Layout(kind, vec_size, width, threads, chunks, rank, words, together, *memory, lie, apart, edges, cluster)
 
 
 def second_layout(
@@ -360,6 +374,7 @@ def second_layout(
     gradients: RowStrides,
     tangents: RowStrides,
     others: Sequence[Sequence[int]],
+    chip: Chip,
 ) -> Layout:
     """The layout of second derivatives of rows of one label, of any strides. ``others`` are the strides of labels, mask
     and results.
@@ -385,11 +400,13 @@ def second_layout(
         return Layout("subwarp", 1, 1, SUBWARP_THREADS, chunks, rank, words, 1)
     vectors = -(-classes // vec_size)
     width, kind, threads = min(WARP, power_of_two(-(-vectors // SECOND_VECTORS))), "subwarp", SUBWARP_THREADS
+    cluster = 1
     if vectors > SECOND_VECTORS * WARP and (rows < MANY_ROWS or vectors > 4 * SECOND_VECTORS * WARP):
         kind = "block"
         width = threads = min(MAX_BLOCK_THREADS, power_of_two(-(-vectors // SECOND_VECTORS)))
+        cluster = _cluster(rows, vectors, threads, chip)
     chunks = max(1, min(rows if kind == "block" else -(-rows // (WARP // width)), MAX_CHUNKS))
-    return Layout(kind, vec_size, width, threads, chunks, rank, words, 1)
+    return Layout(kind, vec_size, width, threads, chunks, rank, words, 1, cluster=cluster)
 
 
 def row_pitch(classes: int, itemsize: int) -> int:
@@ -402,6 +419,20 @@ def lane_bytes(classes: int, labels: int, itemsize: int, linear: bool) -> int:
     and those of ``LaneList`` of ``kernels/row_margin/thread_per_list.cuh``.
     """
     return row_pitch(classes, itemsize) * itemsize + -(-classes // 32) * 4 + labels * (2 if linear else 9)
+
+
+def _cluster(rows: int, vectors: int, threads: int, chip: Chip) -> int:
+    """Blocks that share a row of so many vectors: a block alone would leave multiprocessors idle."""
+    cluster = 1
+    while (
+        chip.clusters
+        and threads == MAX_BLOCK_THREADS
+        and cluster < MAX_CLUSTER
+        and 2 * cluster * rows <= CLUSTERED_BLOCKS
+        and 2 * cluster * threads * CLUSTERED_VECTORS <= vectors
+    ):
+        cluster *= 2
+    return cluster
 
 
 def _whole(classes: int, vec_size: int, strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> bool:

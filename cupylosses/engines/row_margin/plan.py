@@ -104,8 +104,9 @@ class MarginPlan(Plan):
             tangent = rows_of(self.tensors[-1], dim, self.tensors[-1].misalignment)
             results = dense_strides(self.rows_shape, (0,) * len(self.rows_shape))
             return margin_layout.second_layout(
-                self.rows_shape, self.classes, scores, gradients, tangent, (self.target.strides, masks, results)
-            )
+                self.rows_shape, self.classes, scores, gradients, tangent, (self.target.strides, masks, results),
+                self.machine.chip,
+            )  # fmt: skip
         labels = without(self.target.strides, dim) if several else self.target.strides
         results = dense_strides(self.rows_shape, (0,) * len(self.rows_shape))
         return margin_layout.layout(
@@ -120,8 +121,8 @@ class MarginPlan(Plan):
 
     @cached_property
     def records(self) -> int:  # type: ignore[override]
-        # One for each chunk, and the divisor.
-        return self.layout.chunks + (self.tallies or self.assumes)
+        # And the divisor.
+        return self.layout.records + (self.tallies or self.assumes)
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         found = self._launchers.get((stage, wanted, counted))
@@ -167,10 +168,11 @@ class MarginPlan(Plan):
             x = replace(x, threads=margin_layout.SUBWARP_THREADS)
         kind, width, threads, shared = x.kind, x.width, x.threads, x.shared
         most = margin_layout.RESIDENT_OF_VALUES if alone else margin_layout.RESIDENT_THREADS
-        chunks, blocks = x.chunks, x.blocks(self.machine.processors, most)
+        chunks, blocks, cluster = x.chunks, x.blocks(self.machine.processors, most), x.cluster
         if stage == "denominator":
             scores, together, edges = "alike", x.together, 1
             kind, width, threads, shared, chunks = "subwarp", 1, margin_layout.SUBWARP_THREADS, 0, self.count_chunks
+            cluster = 1
             blocks = min(-(-chunks // (threads // gpu.WARP)), 8 * self.machine.processors)
         else:
             (scores, together), edges = x.reader(stage in WRITING, ITEMSIZE[self.input.dtype], alone), x.edges
@@ -181,7 +183,7 @@ class MarginPlan(Plan):
             loss, stage, static.flags, kind, threads, x.vec_size, together, self.input.dtype, self.target.dtype,
             weight, static.masked, self.result, x.rank, counted,
             self.self_counting and not counted and stage in SELF_COUNTING_STAGES,
-            self._tallies(stage) and not counted, scores, edges, most,
+            self._tallies(stage) and not counted, scores, edges, most, cluster,
         )  # fmt: skip
         inner = prod(self.rows_shape[static.class_dim :])
         fixed = (static.ignore_index, self.site, self.labels, inner, x.capacity, x.mask_words, chunks, width, x.words)
