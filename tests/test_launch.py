@@ -679,6 +679,30 @@ def test_sums_of_heavy_losses_have_no_vectors_of_which_much_is_absent() -> None:
         assert pointwise_layout.sum_in_vectors(sums, streams, to, unaligned=True, heavy=heavy).row == row
 
 
+@pytest.mark.parametrize(
+    ("shape", "small", "heavy", "row"),
+    [
+        ((1 << 14, 9), (1 << 14, 1), 0, 9),
+        ((1 << 14, 9), (1 << 14, 1), 1, 0),
+        ((1 << 14, 7), (1 << 14, 1), 0, 0),
+        ((1 << 14, 9), (1, 9), 0, 0),
+        ((5, 1 << 10, 129), (1, 1 << 10, 1), 0, 129),
+        ((5, 1 << 10, 127), (1, 1 << 10, 1), 0, 0),
+    ],
+)
+def test_sums_of_odd_rows_of_32_bits_in_vectors(
+    shape: tuple[int, ...], small: tuple[int, ...], heavy: int, row: int
+) -> None:
+    """Where they are faster: of rows, not of columns, that are not too short, and not of heavy losses."""
+    dense = dense_strides(shape, (0,) * len(shape))
+    result = broadcast_strides(small, dense_strides(small, (0,) * len(small)), shape)
+    streams = [pointwise_layout.Stream(s, 4) for s in (dense, result)]
+    sums = pointwise_layout.sum_layout(shape, [dense, result], result)
+    to = pointwise_layout.Stream(result, 4)
+    found = pointwise_layout.sum_in_vectors(sums, streams, to, unaligned=True, heavy=heavy)
+    assert (found.row, found.vec_size) == (row, 4 if row else 1)
+
+
 def test_sums_of_many_dimensions_have_no_stream_of_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of six operands would have more than 4 KiB of parameters."""
     monkeypatch.setattr(pointwise_layout, "RAGGED_ELEMENTS", 1)

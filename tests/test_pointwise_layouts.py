@@ -353,28 +353,28 @@ def check_exact(shape: tuple[int, ...], target: tuple[int, ...], dtype: str, red
     assert torch.equal(of_t, (2 * (t - x) * factor).sum_to_size(target).to(kind))
 
 
-#: Shapes of two operands with rows that no vector divides, and elements in front of the first.
+#: Shapes of two operands with rows that no vector divides, elements in front of the first, and a dtype.
 SUMS = [
-    ((1601, 33), (1, 33), 0),  # lanes that share columns, in several slices
-    ((1, 5, 1601), (5, 1), 1),  # rows of a warp
-    ((211, 7), (211, 1), 3),  # rows of a lane, shorter than a vector
-    ((3, 41, 131), (3, 1, 131), 1),  # columns of planes, more than a warp has
-    ((3, 19, 35), (19, 1), 0),  # rows of planes that are summed
-    ((523, 3), (3,), 1),  # vectors of four elements
+    ((1601, 33), (1, 33), 0, "bfloat16"),  # lanes that share columns, in several slices
+    ((1, 5, 1601), (5, 1), 1, "float32"),  # rows of a warp
+    ((211, 7), (211, 1), 3, "bfloat16"),  # rows of a lane, shorter than a vector
+    ((3, 41, 131), (3, 1, 131), 1, "bfloat16"),  # columns of planes, more than a warp has
+    ((3, 19, 35), (19, 1), 0, "bfloat16"),  # rows of planes that are summed
+    ((523, 3), (3,), 1, "bfloat16"),  # vectors of four elements
 ]
 
 
 @pytest.mark.addresses
 @pytest.mark.parametrize(("case", "reduction"), in_turn(SUMS, ["sum", "none"]), ids=str)
-def test_sums_of_rows_of_16_bits_that_no_vector_divides(
-    case: tuple[tuple[int, ...], tuple[int, ...], int], reduction: str, monkeypatch: pytest.MonkeyPatch
+def test_sums_of_rows_that_no_vector_divides(
+    case: tuple[tuple[int, ...], tuple[int, ...], int, str], reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small integers, of which every sum is exact, in memory that ends with them."""
-    shape, target, offset = case
+    shape, target, offset, dtype = case
     monkeypatch.setattr(pointwise_layout, "RAGGED_ELEMENTS", 1)
     for strips in ("in_strips", "in_ragged_strips"):
         monkeypatch.setattr(pointwise_layout, strips, lambda *_: None)
-    check_exact(shape, target, "bfloat16", reduction, offset)
+    check_exact(shape, target, dtype, reduction, offset)
 
 
 @pytest.mark.parametrize(("length", "gap", "dtype"), [(3000, 0, "float32"), (2600, 1, "bfloat16")], ids=str)

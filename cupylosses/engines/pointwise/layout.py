@@ -82,9 +82,10 @@ SUM_BLOCKS_PER_SM = 32
 
 #: Elements from which on sums read rows of 16 bits that no vector divides in vectors; and blocks of such sums of
 #: columns, whose warps share them, that the largest GPUs run at once (2 on 128 SMs): a last round of few takes as long
-#: as others.
+#: as others. Elements of a row of 32 bits, at least, of sums over one dimension and over several.
 RAGGED_ELEMENTS = 1 << 14
 RAGGED_BLOCKS = 2 << 7
+RAGGED_ROW = (9, 128)
 #: The part of these vectors' elements that must exist for a heavy loss, which is computed of the others too.
 WELL_FILLED = 0.8
 
@@ -1291,11 +1292,13 @@ def _ragged_sums(x: SumLayout, streams: Sequence[Stream], inner: Sequence[int], 
     """Sums in vectors that begin with each row, at any address; None where they take no less time."""
     sizes = x.kept if x.columns else x.reduced
     row, read = sizes[0], [s.itemsize for s, step in zip(streams, inner, strict=False) if step]
-    if not read or max(read) > 2 or x.outputs * x.length < RAGGED_ELEMENTS:
+    if not read or max(read) > 4 or x.outputs * x.length < RAGGED_ELEMENTS:
+        return None
+    if max(read) > 2 and (x.columns or heavy or row < RAGGED_ROW[len(x.reduced) > 1]):
         return None
     if min(len(x.kept), len(x.reduced)) > 2:
         return None  # parameters of a kernel have no room for another stream of so many dimensions
-    vec_size = 8
+    vec_size = 16 // max(read)
     while vec_size // 2 >= row:
         vec_size //= 2
     if vec_size < 4 * x.vec_size or vec_size * min(read) < 4:
