@@ -299,6 +299,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, thread_per_row": rows(row_properties.agrees_with_truth, "thread_per_row"),
     "rows, thread_per_row_packed": rows(row_properties.agrees_with_truth, "thread_per_row_packed"),
     "rows, packed": in_registers((163, 6), dtype="float16"),
+    "rows, paired": in_registers((2, 17, 521), dtype="bfloat16"),
     "rows, packed with gaps": in_registers((163, 14), dtype="float16", place="sliced"),
     "rows, packed with gaps, to the end of memory": with_small_gaps,
     "rows, column_tiles": in_registers((1, 57, 37)),

@@ -196,6 +196,37 @@ def test_lanes_with_several_elements_at_the_ends_of_rows(
     assert {(x.kind, x.edges) for x in found} == {("subwarp", edges)}
 
 
+@pytest.mark.addresses
+@pytest.mark.parametrize(
+    ("shape", "dtype", "place", "rows"),
+    [
+        ((3, 16, 521), "bfloat16", "misaligned", 4),
+        ((2, 17, 522), "bfloat16", "misaligned", 4),
+        ((2, 100, 515), "float16", "contiguous", 2),
+    ],
+)
+def test_pairs_of_rows_that_no_vector_divides(
+    shape: tuple[int, ...],
+    dtype: str,
+    place: str,
+    rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+    fresh_plans: Callable[[], None],
+) -> None:
+    """Tiles that begin in the middle of a word, or end there; some of which no row counts, others a few."""
+    given = draw(shape, 1, dtype, KERNELS, place=place)
+    labels = given.target.clone()
+    labels[0, 100:300] = -100
+    labels[1, ::3] = -100
+    monkeypatch.setattr(softmax_layout, "TILE_ROW_BYTES", 1 << 10)
+    monkeypatch.setattr(softmax_layout, "MANY_INTERLEAVED", 1)
+    with few_rows_are_many(), noted_layouts() as found:
+        agrees_with_truth(given, "mean")
+        agrees_with_truth(given._replace(target=labels), "none")
+        agrees_with_truth(given._replace(target=labels), "sum", label_smoothing=0.1)
+    assert {(x.kind, x.vec_size) for x in found} == {("interleaved_rows", rows)}
+
+
 @pytest.mark.parametrize(
     ("loss", "classes", "many", "kind"),
     [

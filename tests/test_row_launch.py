@@ -159,9 +159,11 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
         assert each <= LANE_EDGES and unit & (unit - 1) == 0
     if layout.kind == "subwarp":
         assert unit <= WARP and WARP % unit == 0
-    if layout.kind in ("thread_per_row", "interleaved_rows"):
-        slot = layout.vec_size * softmax_layout.strided_size(layout.kind, size)
-        assert classes * slot * layout.threads == layout.shared <= SHARED_BYTES
+    if layout.kind == "thread_per_row":
+        assert classes * layout.vec_size * size * layout.threads == layout.shared <= SHARED_BYTES
+    if layout.kind == "interleaved_rows":
+        of_warp = WARP * layout.vec_size * size + 4 * (size == 2)
+        assert classes * of_warp * (layout.threads // WARP) == layout.shared <= SHARED_BYTES
     if layout.kind == "thread_per_row_packed":
         assert (classes | 1) * vector * layout.threads == layout.shared <= SHARED_BYTES
     if layout.kind == "two_pass":
@@ -619,9 +621,43 @@ def test_rows_too_long_or_too_few_for_tiles_are_sliced() -> None:
         assert softmax_layout.copied((rows,), classes, (strides, strides), 1, True, again=again) == copied
 
 
-def test_interleaved_halves_have_a_word_each() -> None:
-    layout, wide = of((8, 21, 65, 67), 1, "bfloat16"), of((8, 21, 65, 67), 1)
-    assert layout.kind == wide.kind == "interleaved_rows" and layout.shared == wide.shared
+@pytest.mark.parametrize(
+    ("images", "classes", "rows", "threads"),
+    [(8, 16, 4, 128), (8, 47, 4, 128), (8, 48, 4, 64), (8, 95, 2, 64), (7, 47, 2, 128)],
+)
+def test_interleaved_halves_lie_in_pairs(images: int, classes: int, rows: int, threads: int) -> None:
+    """Of a class a warp has a word for every pair of rows, and one more; of many classes, or few rows, fewer rows."""
+    layout = of((images, classes, 129, 131), 1, "bfloat16")
+    assert (layout.kind, layout.vec_size, layout.threads) == ("interleaved_rows", rows, threads)
+    assert layout.shared == threads // WARP * classes * (16 * rows + 1) * 4
+
+
+def test_interleaved_halves_by_the_halves_of_words_that_they_begin_in() -> None:
+    """Every second class or all, in the same half as the gradients or in the other one; not some in either."""
+    for pixels, planes, shifted, step in (
+        (1027, 36, False, 2),
+        (1027, 38, False, 2),
+        (1027, 36, True, 2),
+        (1026, 36, True, 1),
+    ):
+        strides = planes * pixels, pixels, 1
+        layout = of((20, 36, pixels), 1, "bfloat16", strides=strides, address=2 * shifted)
+        assert (layout.kind, layout.shifted, layout.step) == ("interleaved_rows", shifted, step)
+    for strides in ((37 * 1027, 1027, 1), (36 * 1028, 1028, 1)):
+        assert of((20, 36, 1027), 1, "bfloat16", strides=strides).kind != "interleaved_rows"
+
+
+def test_columns_of_many_odd_rows_leave_registers_for_more_threads() -> None:
+    """Of few classes; where rows are many, with as many partial sums as there are warps then."""
+    for shape, dtype, resident, chunks in (
+        ((2, 5, 801, 803), "float32", 768, 3168),
+        ((2, 6, 801, 803), "float32", 512, 2048),
+        ((2, 15, 801, 803), "bfloat16", 768, 3168),
+        ((1, 3, 801, 803), "float32", 768, 2048),
+        ((2, 3, 800, 804), "float32", 512, 2048),
+    ):
+        layout = of(shape, 1, dtype)
+        assert (layout.kind, layout.resident, layout.chunks) == ("columns", resident, chunks)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,20 @@ struct LaneLabels {
       if constexpr (Program::kMasked) mask += apart * step[kRowMask][0];
     }
   }
+  // Labels of rows `row` + Rows::distance(i), of which `offset` has the row at 0.
+  template <class Rows>
+  __device__ __forceinline__ void read_of(const Program& program, const int64 (&offset)[kRowStreams], int row,
+                                          int count) {
+    const auto& step = program.space.at.stride;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      if (i >= count) continue;
+      const int64 rows = row + Rows::distance(i);
+      auto* mask = program.mask;
+      if constexpr (Program::kMasked) mask += offset[kRowMask] + rows * step[kRowMask][0];
+      label_load[i] = program.load_label(program.labels + offset[kLabels] + rows * step[kLabels][0], mask);
+    }
+  }
   // Labels of rows that are found one by one: offsets(i, at) sets the offsets of row i.
   template <class Offsets>
   __device__ __forceinline__ void read_each(const Program& program, int count, const Offsets& offsets) {

@@ -36,6 +36,7 @@ struct PackedRows {
   using Index = int;
   static constexpr int kVecSize = 1;
   static constexpr bool kStoresAgain = true;
+  static constexpr int kStoresTogether = 4;
   const Storage* from;  // the warp's first row
   Storage* to;
   int64 gap_from = 0, gap_to = 0;    // elements between rows
@@ -209,6 +210,9 @@ struct PackedRows {
         if (i < elements && (mask >> row & 1u)) stage[row * pitch() + (i - row * count)] = x[k];
       }
     }
+  }
+  static __device__ __forceinline__ int class_of(int c) {
+    return c;
   }
   __device__ __forceinline__ P read(int c) const {
     return load_words(own_row() + c);

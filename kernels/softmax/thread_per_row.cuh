@@ -3,7 +3,7 @@
 //
 //   x[n, c, h, w]: a row is (n, :, h, w); a thread takes kVecSize neighbouring rows along w
 //   where vectors do not divide the rows, or their addresses, rows of a thread are kWarp rows apart: a warp takes all
-//   of 32 kVecSize neighbouring rows (kInterleaved)
+//   of 32 kVecSize neighbouring rows (kInterleaved; paired_rows.cuh if they have 16 bits)
 //
 // 1. A thread starts asynchronous copies of all classes of its rows to shared memory. A warp reads whole cache lines of
 //    each class.
@@ -45,12 +45,10 @@ struct StridedRows {
   // Gradients of single classes are not stored again behind all others: (8, 19, 512, 512) took 1.05 to 1.1 times as
   // long.
   static constexpr bool kStoresAgain = false;
-  // Interleaved elements of 16 bits have a word of shared memory each, because asynchronous copies have four bytes at
-  // least. It holds the element's neighbour, too.
-  static constexpr bool kWords = kInterleaved && sizeof(Storage) == 2;
+  static constexpr int kStoresTogether = 4;  // classes whose gradients are computed side by side
   // Unit that a thread keeps together: its rows of a class, or if they are interleaved one of them, as copies of single
   // elements to a vector per thread would conflict in banks.
-  using Slot = Choose<kWords, Pack<unsigned, 1>, Pack<Storage, kInterleaved ? 1 : kVecSize>>;
+  using Slot = Pack<Storage, kInterleaved ? 1 : kVecSize>;
   const Storage* at;
   Storage* gradients;
   int64 stride, gradient_stride;
@@ -76,6 +74,10 @@ struct StridedRows {
   __device__ __forceinline__ Index classes() const {
     return kClasses == 0 ? count : static_cast<Index>(kClasses);
   }
+  // The number of the source's c-th class.
+  static __device__ __forceinline__ Index class_of(Index c) {
+    return c;
+  }
   // Starts all copies at once, so that as many as possible are in flight.
   __device__ __forceinline__ void load_all(bool wanted) const {
     if (!wanted) return;
@@ -93,18 +95,7 @@ struct StridedRows {
     }
   }
   __device__ __forceinline__ P read(Index c) const {
-    if constexpr (kWords) {
-      // The lower or the upper half of each word: rows that are a warp apart lie alike.
-      const unsigned first = static_cast<unsigned>(reinterpret_cast<unsigned long long>(at)) / 2;
-      const unsigned upper = (first + static_cast<unsigned>(c) * static_cast<unsigned>(stride)) & 1u;
-      P x;
-#pragma unroll
-      for (int i = 0; i < kVecSize; i += 2) {
-        reinterpret_cast<unsigned*>(&x)[i / 2] =
-            select_bytes(place(c, i)->element[0], place(c, i + 1)->element[0], 0x5410u + upper * 0x2222u);
-      }
-      return x;
-    } else if constexpr (kInterleaved) {
+    if constexpr (kInterleaved) {
       P x;
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) x.element[i] = place(c, i)->element[0];
@@ -161,27 +152,16 @@ struct StridedRows {
     const Storage* of_class = at;
 #pragma unroll 4
     for (Index c = 0; c < classes(); ++c, of_class += stride) {
-      const Element* from = reinterpret_cast<const Element*>(of_class);
-      if constexpr (kWords && kHasCpAsync) {
-        from = reinterpret_cast<const Element*>(reinterpret_cast<unsigned long long>(from) & ~3ull);
-      }
+      const Element* const from = reinterpret_cast<const Element*>(of_class);
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
         if (!kWhole && i >= rows) break;
-        if constexpr (kWords && kHasCpAsync) {
-          cp_async_bytes<4>(place(c, i), from + i * kWarp);
-        } else if constexpr (kWords) {
-          cp_async_element(place(c, i), &from[i * kWarp].element[0]);
-        } else {
-          cp_async(place(c, i), from + i * kWarp);
-        }
+        cp_async(place(c, i), from + i * kWarp);
       }
     }
   }
   __device__ __forceinline__ void put(Index c, int i, Storage x) const {
-    if constexpr (kWords) {
-      place(c, i)->element[0] = x.bits * 0x10001u;
-    } else if constexpr (kInterleaved) {
+    if constexpr (kInterleaved) {
       place(c, i)->element[0] = x;
     } else {
       place(c)->element[i] = x;
@@ -216,11 +196,11 @@ __device__ __forceinline__ void store_rows_of_thread(const Program& program, con
     }
     return;
   }
-#pragma unroll 4
+#pragma unroll Source::kStoresTogether
   for (typename Source::Index c = 0; c < column.classes(); ++c) {
     Compute g[kVecSize], raw[kVecSize];
     unpack(column.read(c), raw);
-    const Compute w = Program::kSmoothed ? program.weight(c) : Compute(0);
+    const Compute w = Program::kSmoothed ? program.weight(column.class_of(c)) : Compute(0);
     Compute powers[kVecSize], of_class[kVecSize], slopes[kVecSize], max_logits[kVecSize];
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) max_logits[i] = grad_coeffs[i].max_logit;
@@ -270,6 +250,36 @@ __device__ __forceinline__ void max_per_row(const Source& column, Compute (&max_
   }
 }
 
+// Adds the exponentials of each of kVecSize rows to `sums`, which have the maxima. The labels' are left out, with
+// kMasked because their logits have been replaced by -inf. Those of float are kept in place of the logits if kKeeps.
+template <bool kMasked, bool kKeeps, class Source, int kVecSize, class Program,
+          class Compute = typename Program::Compute>
+__device__ __forceinline__ void add_exponentials_per_row(const Program& program, const Source& column,
+                                                         const typename Source::Index (&labels)[kVecSize],
+                                                         const Compute (&z)[kVecSize],
+                                                         RowSums<Compute, Program::kSmoothed> (&sums)[kVecSize]) {
+#pragma unroll 4
+  for (typename Source::Index c = 0; c < column.classes(); ++c) {
+    Compute raw[kVecSize];
+    unpack(column.read(c), raw);
+    const Compute w = Program::kSmoothed ? program.weight(column.class_of(c)) : Compute(1);
+    Pack<Compute, kVecSize> e;
+    Compute shifts[kVecSize], of_class[kVecSize], slopes[kVecSize];
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) shifts[i] = exp_shift(sums[i].softmax.max_logit);
+    program.logit.exponential_value_slope(raw, shifts, e.element, of_class, slopes);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      sums[i].softmax.exp_sum += !kMasked && c == labels[i] ? Compute(0) : e.element[i];
+      if constexpr (Program::kSmoothed) {
+        sums[i].weighted_gap += w == Compute(0) ? Compute(0) : w * (z[i] - of_class[i]);
+        sums[i].weight_sum += w;
+      }
+    }
+    if constexpr (kKeeps) column.overwrite(c, e);
+  }
+}
+
 // Evaluates kVecSize rows, kApart from each other, from `row` on, with labels `now`, and writes their gradients; the
 // first `count` of them exist. Returns the sum of the values.
 template <bool kGradient, int kApart = 1, class Source, class Program, class Scale>
@@ -309,26 +319,7 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
         if (labels[i] >= 0) column.mask_out(labels[i], i);
       }
     }
-#pragma unroll 4
-    for (Index c = 0; c < column.classes(); ++c) {
-      Compute raw[kVecSize];
-      unpack(column.read(c), raw);
-      const Compute w = Program::kSmoothed ? program.weight(c) : Compute(1);
-      Pack<Compute, kVecSize> e;
-      Compute shifts[kVecSize], of_class[kVecSize], slopes[kVecSize];
-#pragma unroll
-      for (int i = 0; i < kVecSize; ++i) shifts[i] = exp_shift(sums[i].softmax.max_logit);
-      program.logit.exponential_value_slope(raw, shifts, e.element, of_class, slopes);
-#pragma unroll
-      for (int i = 0; i < kVecSize; ++i) {
-        sums[i].softmax.exp_sum += !kMasksTarget && c == labels[i] ? Compute(0) : e.element[i];
-        if constexpr (Program::kSmoothed) {
-          sums[i].weighted_gap += w == Compute(0) ? Compute(0) : w * (z[i] - of_class[i]);
-          sums[i].weight_sum += w;
-        }
-      }
-      if constexpr (kKeepsExponentials) column.overwrite(c, e);
-    }
+    add_exponentials_per_row<kMasksTarget, kKeepsExponentials>(program, column, labels, z, sums);
   }
   GradCoeffs<Compute> grad_coeffs[kVecSize];
   unsigned zero_rows;

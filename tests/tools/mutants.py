@@ -396,6 +396,22 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, packed",),
     ),
     Mutant(
+        "labels of pairs in upper classes taken for those in lower ones",
+        "kernels/softmax/paired_rows.cuh",
+        "index_labels",
+        r"to_upper\(labels, found\);",
+        "for (int i = 0; i < kVecSize; ++i) found[i] = labels[i];",
+        ("rows, paired",),
+    ),
+    Mutant(
+        "the word of the last row of an upper class left out",
+        "kernels/softmax/paired_rows.cuh",
+        "load",
+        r"\(left \+ before \+ 1\) / 2",
+        "(left + before) / 2",
+        ("rows, paired",),
+    ),
+    Mutant(
         "chunks in shared memory without the padding in front of their rows",
         "kernels/softmax/packed_rows.cuh",
         "copy_stretch",

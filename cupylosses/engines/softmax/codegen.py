@@ -14,7 +14,6 @@ from cupylosses.definition.expressions import cuda, in_double, names_in
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
-    COLUMN_RESIDENT,
     COLUMN_THREADS,
     COUNT_BLOCKS,
     DENSE_REGISTER_RESIDENT,
@@ -36,15 +35,17 @@ from cupylosses.engines.softmax.layout import (
     TWO_PASS_VECTORS,
     VECTORS,
     block_blocks,
+    column_resident,
     dense_column_blocks,
     dense_register_classes,
+    interleaved_bytes,
+    interleaved_threads,
     packed_buffers,
     packed_rows_of_lane,
     pipelined_threads,
     rolled,
     second_column_blocks,
     second_resident,
-    strided_size,
     subwarp_blocks,
     thread_per_row_blocks,
     thread_per_row_threads,
@@ -265,7 +266,13 @@ class SoftmaxKernel(Kernel):
         if self.kind == "denominator":
             return (*FUNCTOR, "softmax/count_rows.cuh", *([] if self.indices else ["softmax/dense_rows.cuh"]))
         count = ["softmax/count_rows.cuh"] if self.self_counting else []
-        return (*FUNCTOR, f"softmax/{target.files[self.layout]}.cuh", *count)
+        file = "paired_rows" if self.paired else target.files[self.layout]
+        return (*FUNCTOR, f"softmax/{file}.cuh", *count)
+
+    @property
+    def paired(self) -> bool:
+        """True if the interleaved rows of a thread are pairs of neighbours."""
+        return self.layout == "interleaved_rows" and ITEMSIZE[self.input] == 2
 
     @property
     def narrow(self) -> bool:
@@ -514,6 +521,12 @@ def _fixed(kernel: SoftmaxKernel) -> dict[str, str]:
     return {smoothing: "0", **constants}
 
 
+def _strided_threads(kernel: SoftmaxKernel) -> int:
+    """Threads of a block that keep strided rows in shared memory."""
+    threads = interleaved_threads if kernel.layout == "interleaved_rows" else thread_per_row_threads
+    return threads(kernel.per_thread, kernel.vec_size, ITEMSIZE[kernel.input])
+
+
 def _cluster_group(kernel: SoftmaxKernel) -> str:
     """The declaration of the blocks that share a row. Blocks of second derivatives have fewer warps, which leaves room
     for the numbers with tangents that they exchange.
@@ -611,9 +624,11 @@ class _Indices:
         if kernel.layout == "thread_per_row_packed":
             return "SubwarpGroup group{1}", "PackedThreadPerRowReader"
         if kernel.layout in STRIDED:
-            classes, size = kernel.per_thread, strided_size(kernel.layout, ITEMSIZE[kernel.input])
-            threads = thread_per_row_threads(classes, kernel.vec_size, size) if classes else 0
+            if kernel.paired:
+                halves = f"{_bool(kernel.step == 2)}, {_bool(not kernel.shifted)}"
+                return "SubwarpGroup group{1}", f"PairedRowsReader<{kernel.vec_size}, {kernel.per_thread}, {halves}>"
             reader = "ThreadPerRowReader" if kernel.layout == "thread_per_row" else "InterleavedRowsReader"
+            threads = _strided_threads(kernel) if kernel.per_thread else 0
             return "SubwarpGroup group{1}", f"{reader}<{kernel.vec_size}, {kernel.per_thread}, {threads}>"
         if kernel.layout == "packed_rows":
             word = kernel.vec_size * ITEMSIZE[kernel.input]
@@ -708,12 +723,15 @@ class _Indices:
             of_block = block_blocks(kernel.cluster, kernel.smoothed or kernel.capped, crowded)
             return f"{BLOCK_THREADS}, {int(of_block / fewer)}"
         if layout in STRIDED and not second:
-            classes, vec_size = kernel.per_thread, kernel.vec_size
-            size = strided_size(layout, ITEMSIZE[kernel.input])
+            classes, vec_size, size = kernel.per_thread, kernel.vec_size, ITEMSIZE[kernel.input]
             if not classes or vec_size == 1:
                 return f"{bounds}, 3"
-            threads = thread_per_row_threads(classes, vec_size, size)
-            return f"{threads}, {thread_per_row_blocks(threads, classes * vec_size * size * threads)}"
+            threads, of_warp = _strided_threads(kernel), classes * vec_size * size * WARP
+            if layout == "interleaved_rows":
+                of_warp = interleaved_bytes(classes, vec_size, size)
+            # Pairs of rows take more registers, which what is computed besides a loss would spill.
+            crowded = kernel.paired and (kernel.smoothed or kernel.capped)
+            return f"{threads}, {thread_per_row_blocks(threads, threads // WARP * of_warp, crowded)}"
         if layout == "packed_rows":
             if rolled(kernel.per_thread, kernel.smoothed or kernel.capped, kernel.shifted):
                 return f"{PACKED_THREADS}, {int(ROLLED_RESIDENT / PACKED_THREADS / fewer)}"
@@ -721,7 +739,8 @@ class _Indices:
                 return f"{PACKED_THREADS}, {PACKED_BLOCKS}"
             return f"{PACKED_THREADS}"
         if layout == "columns":
-            return f"{COLUMN_THREADS}, {COLUMN_RESIDENT // COLUMN_THREADS}"
+            resident = column_resident(kernel.per_thread, kernel.vec_size, ITEMSIZE[kernel.input])
+            return f"{COLUMN_THREADS}, {resident // COLUMN_THREADS}"
         if layout == "column_slices":
             return f"{kernel.warps * WARP}, {int(SLICE_RESIDENT / kernel.warps / WARP / fewer)}"
         if layout == "column_tiles" and not second:

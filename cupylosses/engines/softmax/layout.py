@@ -5,7 +5,8 @@ block                      a block, or a cluster of blocks, takes a row; the row
 two_pass                   the same for rows too long for shared memory: they are read twice
 thread_per_row             a thread takes a row (or neighbouring rows) of strided or few classes; in shared memory
 thread_per_row_packed      a thread takes a row of few contiguous classes; its warp moves all its rows together
-interleaved_rows           the same of many rows that no vector divides: the rows of a thread are a warp apart
+interleaved_rows           the same of many rows that no vector divides: the rows of a thread are a warp apart, or are
+                           pairs in 16 bits
 packed_rows                the same of many rows: they go to registers, and the number of classes is a constant. Logits
                            may have small gaps between rows, and between classes
 columns                    many rows of few strided classes: a lane takes neighbouring rows, to registers; of more,
@@ -126,6 +127,7 @@ MANY_BLOCKS = 128
 RESIDENT_THREADS = 1024
 #: Such threads where each takes neighbouring rows, and threads of a block, at most: more would spill registers.
 THREAD_PER_ROW_RESIDENT = 640
+CROWDED_RESIDENT = 512
 THREAD_PER_ROW_THREADS = 128
 #: Rows of which every warp counts the labels itself, at most, instead of a launch before; and rows of which it adds the
 #: weights of the labels, whose sum has the bits of that launch as long as one of its warps takes all of them.
@@ -206,10 +208,16 @@ GAP_RATIO = 2
 GAP_BYTES = 24 << 10
 ROLLED_RESIDENT = 640
 COLUMN_REGISTERS = 64
-#: Classes of columns that a lane takes alone, at most: with more, shared memory serves them better.
+#: Classes of columns that a lane takes alone, at most: with more, shared memory serves them better; and classes of 16
+#: bits where no vector divides the rows.
 COLUMN_CLASSES = 8
+ODD_COLUMN_CLASSES = 15
 #: Neighbouring rows that warps take in tiles though they lie in no vectors, at least: their last tile is not full.
+#: Partial sums of these tiles at most: an H100 has as many warps, which take the same number of tiles. Rows from which
+#: on a thread takes four in 16 bits, not two: there are tiles for all of these warps.
 INTERLEAVED_ROWS = 512
+INTERLEAVED_CHUNKS = 2640
+MANY_INTERLEAVED = 1 << 17
 #: Classes of rows whose operands both lie in the registers of a lane, at most: contiguous ones and columns; and
 #: threads that a multiprocessor has registers for.
 DENSE_PACKED_CLASSES = 16
@@ -217,6 +225,12 @@ DENSE_COLUMN_CLASSES = 32
 DENSE_REGISTER_RESIDENT = 512
 COLUMN_THREADS = 256
 COLUMN_RESIDENT = 512
+#: Classes of columns up to which a lane that takes one row at once leaves registers for half as many more threads, by
+#: bytes of a logit; the partial sums of these, as many as an H100 has warps, and the rows from which on there are so
+#: many.
+LIGHT_COLUMN_CLASSES = {2: 15, 4: 5, 8: 0}
+LIGHT_COLUMN_CHUNKS = 3168
+MANY_COLUMNS = 1 << 20
 #: Values of contiguous classes that a lane takes at once, of several rows if classes are fewer.
 PACKED_VALUES = 8
 PACKED_ROWS = 4
@@ -353,7 +367,8 @@ class RowLayout:
     gradients a lane stores ``per_thread`` vectors. ``shifted`` rows have the vectors of their gradients, which lie
     otherwise: logits are shifted on their way to shared memory, or ``gathered`` if classes lie apart, or copied there
     together with their gaps if these are small, with classes ``step`` elements apart, 0 of other layouts, and
-    ``padded`` by 16 bytes a row. Rows may have single elements at their ends, of which a thread takes up to ``edges``.
+    ``padded`` by 16 bytes a row. Of interleaved rows of 16 bits classes that are ``step`` apart begin in the same half
+    of a word. Rows may have single elements at their ends, of which a thread takes up to ``edges``.
     Of second derivatives in registers a lane takes ``per_thread`` vectors, some lanes fewer if rows are ``partial``. Of
     rows that blocks share by their classes so many ``lanes`` read a class, and a thread has ``per_thread`` vectors on
     their way.
@@ -518,17 +533,26 @@ def _in_registers(
         return _slice_layout(rows, classes, vec_size, logits, gradients, sizes, strides)
     if near and sliced(rows, classes, sizes, size):
         return _slice_layout(rows, classes, vec_size, logits, gradients, sizes, strides)
-    if near and vec_size == 1 and interleaved(rows, classes, sizes, strides, size):
+    paired = size > 2 or _alike_in_halves(logits, gradients, sizes, strides) is not None
+    if near and vec_size == 1 and paired and interleaved(rows, classes, sizes, strides, size):
         return _interleaved_layout(rows, classes, logits, gradients, sizes, strides)
     found = _column_rows(rows, classes, size, vec_size)
     if not found:
         return None
-    threads, chunks = COLUMN_THREADS, _chunks(-(-rows // (WARP * found)), _most_chunks(COLUMN_RESIDENT))
+    resident, tiles = column_resident(classes, found, size), -(-rows // (WARP * found))
+    light = resident > COLUMN_RESIDENT and rows >= MANY_COLUMNS
+    threads, chunks = COLUMN_THREADS, _chunks(tiles, LIGHT_COLUMN_CHUNKS if light else WARP_CHUNKS)
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     return RowLayout(
         "columns", found, 1, threads, chunks, threads // WARP, 0, space_rank(rows, sizes), words,
-        resident=COLUMN_RESIDENT, per_thread=classes,
+        resident=resident, per_thread=classes,
     )  # fmt: skip
+
+
+def column_resident(classes: int, rows: int, size: int) -> int:
+    """Threads that a multiprocessor has registers for whose lanes take so many rows of columns at once."""
+    light = rows == 1 and classes <= LIGHT_COLUMN_CLASSES[size]
+    return COLUMN_RESIDENT * 3 // 2 if light else COLUMN_RESIDENT
 
 
 def _packed_layout(
@@ -608,17 +632,33 @@ def _evenly_apart(pitch: int, sizes: Sequence[int], strides: Sequence[int]) -> b
 
 def interleaved(rows: int, classes: int, sizes: Sequence[int], strides: Sequence[Sequence[int]], size: int) -> bool:
     """True of many neighbouring rows that lie in no vectors, of which a thread takes several."""
-    tile = WARP * ROWS_PER_THREAD
     near = strides[0][0] == strides[1][0] == 1 and sizes[0] >= INTERLEAVED_ROWS
-    fits = classes * strided_size("interleaved_rows", size) * tile <= SHARED_BYTES
-    return rows >= MANY_ROWS and near and classes > COLUMN_CLASSES and fits
+    warps = 2 if size == 2 else 1
+    fits = warps * interleaved_bytes(classes, interleaved_rows(rows, classes, size), size) <= SHARED_BYTES
+    least = ODD_COLUMN_CLASSES if size == 2 else COLUMN_CLASSES
+    return rows >= MANY_ROWS and near and classes > least and fits
 
 
-def strided_size(kind: str, size: int) -> int:
-    """Bytes of a logit in shared memory, where a thread keeps strided rows there: interleaved ones are copied alone, as
-    words of four bytes at least.
+def interleaved_rows(rows: int, classes: int, size: int) -> int:
+    """Rows of a thread of interleaved ones: in 16 bits fewer where there are few tiles, or a block would have a single
+    warp.
     """
-    return max(size, 4) if kind == "interleaved_rows" else size
+    single = 2 * interleaved_bytes(classes, ROWS_PER_THREAD, size) > SHARED_BYTES
+    narrow = size == 2 and (rows < MANY_INTERLEAVED or single)
+    return ROWS_PER_THREAD // 2 if narrow else ROWS_PER_THREAD
+
+
+def interleaved_bytes(classes: int, rows: int, size: int) -> int:
+    """Bytes of shared memory of a warp whose threads have so many interleaved rows each. In 16 bits a class has words
+    of four bytes, one more than there are pairs (``kernels/softmax/paired_rows.cuh``).
+    """
+    return classes * (4 * (rows // 2 * WARP + 1) if size == 2 else rows * WARP * size)
+
+
+def interleaved_threads(classes: int, rows: int, size: int) -> int:
+    """Threads of a block of such warps."""
+    fits = SHARED_BYTES // interleaved_bytes(classes, rows, size)
+    return min(THREAD_PER_ROW_THREADS, WARP * power_of_two(fits + 1) // 2)
 
 
 def _interleaved_layout(
@@ -629,16 +669,33 @@ def _interleaved_layout(
     sizes: Sequence[int],
     strides: Sequence[Sequence[int]],
 ) -> RowLayout:
-    size = strided_size("interleaved_rows", logits.itemsize)
-    threads = thread_per_row_threads(classes, ROWS_PER_THREAD, size)
+    size, each = logits.itemsize, interleaved_rows(rows, classes, logits.itemsize)
+    threads = interleaved_threads(classes, each, size)
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
-    units = rows // sizes[0] * -(-sizes[0] // (WARP * ROWS_PER_THREAD))
-    chunks = _chunks(units, _most_chunks(THREAD_PER_ROW_RESIDENT))
+    units = rows // sizes[0] * -(-sizes[0] // (WARP * each))
+    chunks = _chunks(units, INTERLEAVED_CHUNKS)
     return RowLayout(
-        "interleaved_rows", ROWS_PER_THREAD, 1, threads, chunks, threads // WARP,
-        classes * ROWS_PER_THREAD * size * threads, space_rank(rows, sizes), words,
+        "interleaved_rows", each, 1, threads, chunks, threads // WARP,
+        threads // WARP * interleaved_bytes(classes, each, size), space_rank(rows, sizes), words,
         resident=THREAD_PER_ROW_RESIDENT, per_thread=classes,
+        shifted=size == 2 and not _alike_in_halves(logits, gradients, sizes, strides),
+        step=logits.class_stride % 2 + 1 if size == 2 else 0,
     )  # fmt: skip
+
+
+def _alike_in_halves(
+    logits: RowStrides, gradients: RowStrides, sizes: Sequence[int], strides: Sequence[Sequence[int]]
+) -> bool | None:
+    """True if neighbouring rows of 16 bits begin in the same half of a word in logits and gradients, False if they
+    begin in the other half; None if some do and others do not, or if any stride is negative.
+    """
+    if min(logits.class_stride, *strides[0]) < 0:
+        return None
+    classes = logits.class_stride - gradients.class_stride
+    apart = [a - b for a, b, n in zip(strides[0], strides[1], sizes, strict=True) if n > 1]
+    if any([x % 2 for x in (classes, *apart)]):
+        return None
+    return (logits.misalignment - gradients.misalignment) // 2 % 2 == 0
 
 
 def packed_rows_of_lane(classes: int) -> int:
@@ -677,7 +734,8 @@ def _column_rows(rows: int, classes: int, size: int, vec_size: int) -> int:
     """Neighbouring rows that a lane takes to registers, of ``vec_size`` that can be moved at once; 0 if they do not
     fit.
     """
-    if classes > COLUMN_CLASSES or rows < MANY_ROWS:
+    most = ODD_COLUMN_CLASSES if size == 2 and vec_size == 1 else COLUMN_CLASSES
+    if classes > most or rows < MANY_ROWS:
         return 0
     words = max(1, size // 4)  # of the number that a logit becomes
     return next((x for x in (4, 2, 1) if x <= vec_size and x * classes * words <= COLUMN_REGISTERS), 0)
@@ -1680,11 +1738,11 @@ def _room(shared: int) -> int:
     return (227 << 10) // (shared + 3072) if shared else 2048
 
 
-def thread_per_row_blocks(threads: int, shared: int) -> int:
+def thread_per_row_blocks(threads: int, shared: int, crowded: bool = False) -> int:
     """Blocks of a multiprocessor whose threads take neighbouring rows alone. Where shared memory has room for few
-    threads, these may have more registers.
+    threads, these may have more registers; so may those that are ``crowded``.
     """
-    return max(1, min(THREAD_PER_ROW_RESIDENT // threads, _room(shared)))
+    return max(1, min((CROWDED_RESIDENT if crowded else THREAD_PER_ROW_RESIDENT) // threads, _room(shared)))
 
 
 def _resident(kind: str, vec_size: int, blocks: int, edges: int) -> int:

@@ -1,0 +1,451 @@
+// Rows of 16 bits whose classes lie apart, neighbouring rows between them, of which no vector divides the number:
+// images (N, C, H, W) of an odd number of pixels. Value and gradient of softmax.cuh.
+//
+//   x[n, c, h, w]: a row is (n, :, h, w); a tile is 32 kVecSize neighbouring rows, of which words of 4 bytes hold pairs
+//   lower class    the tile begins in the lower half of a word: word 32 q + l has the rows 64 q + 2 l + (0, 1)
+//   upper class    it begins in the upper half: word 32 q + l has the rows 64 q + 2 l + (-1, 0), and one more word the
+//                  last row, which takes the place of row -1
+//
+// If classes lie an odd number of elements apart, every second one is an upper class (kAlternates); otherwise all are,
+// or none.
+//
+// 1. A warp copies all words of a tile to shared memory, lane l every 32nd from word l on.
+// 2. Lane l takes the words 32 q + l of all classes, and so other rows of upper classes than of lower ones. It finds
+//    maxima of both; lanes exchange them, so that each has those of its rows in lower classes. So with the sums of
+//    exponentials.
+// 3. The lane evaluates these rows, and passes what their gradients need to the lane that has them in upper classes.
+// 4. It writes the gradients of its words. Where those of lower classes are upper ones, as gradients may begin at
+//    another address (without kAlike), it takes their rows from two words of logits. Gradients of a tile that is not
+//    whole are written one by one.
+//
+// The lanes of a warp copy words for each other: a barrier of the warp lies before and after. A word may hold an
+// element of another tile, or of none.
+//
+// Traffic: each logit is read once, each gradient written once. Preconditions: rows of the inner dimension are
+// neighbours in logits and gradients, whose strides are positive; gradients of all classes of all tiles begin in the
+// same half of a word as the logits, or all in the other one; all lanes of a warp take each step together.
+#pragma once
+#include "softmax/thread_per_row.cuh"
+
+// Passes a number of each row of lower classes to the lane that has the row in upper classes. Precondition: all lanes
+// of the warp call it together.
+template <class T, int kVecSize>
+__device__ __forceinline__ void to_upper(const T (&lower)[kVecSize], T (&upper)[kVecSize]) {
+  constexpr int kPairs = kVecSize / 2;
+  const int lane = threadIdx.x % kWarp;
+  T before[kPairs];
+#pragma unroll
+  for (int q = 0; q < kPairs; ++q) {
+    before[q] = __shfl_sync(0xffffffffu, lower[2 * q + 1], (lane + kWarp - 1) % kWarp);
+  }
+#pragma unroll
+  for (int q = 0; q < kPairs; ++q) {
+    upper[2 * q] = lane == 0 ? before[(q + kPairs - 1) % kPairs] : before[q];
+    upper[2 * q + 1] = lower[2 * q];
+  }
+}
+// The reverse.
+template <class T, int kVecSize>
+__device__ __forceinline__ void to_lower(const T (&upper)[kVecSize], T (&lower)[kVecSize]) {
+  constexpr int kPairs = kVecSize / 2;
+  const int lane = threadIdx.x % kWarp;
+  T behind[kPairs];
+#pragma unroll
+  for (int q = 0; q < kPairs; ++q) behind[q] = __shfl_sync(0xffffffffu, upper[2 * q], (lane + 1) % kWarp);
+#pragma unroll
+  for (int q = 0; q < kPairs; ++q) {
+    lower[2 * q] = upper[2 * q + 1];
+    lower[2 * q + 1] = lane == kWarp - 1 ? behind[(q + 1) % kPairs] : behind[q];
+  }
+}
+
+// The same of one number of a struct.
+template <class Row, class T, int kVecSize>
+__device__ __forceinline__ void to_upper(const Row (&lower)[kVecSize], Row (&upper)[kVecSize], T Row::* number) {
+  T own[kVecSize], moved[kVecSize];
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) own[i] = lower[i].*number;
+  to_upper(own, moved);
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) upper[i].*number = moved[i];
+}
+
+// A tile in memory and in shared memory.
+template <class Storage_, int kVecSize_, int kClasses_, bool kAlternates_, bool kAlike_>
+struct PairedTile {
+  using Storage = Storage_;
+  static_assert(sizeof(Storage) == 2 && kVecSize_ % 2 == 0, "pairs of 16 bits");
+  static constexpr int kVecSize = kVecSize_, kClasses = kClasses_, kPairs = kVecSize / 2, kRows = kVecSize * kWarp;
+  static constexpr int kWords = kRows / 2 + 1;  // of a class
+  static constexpr bool kAlternates = kAlternates_, kAlike = kAlike_;
+  const Storage* end;   // of the logits
+  const Storage* from;  // the first row
+  Storage* gradients;   // of the first row
+  int64 stride, gradient_stride;
+  int left;  // rows that exist
+  unsigned* stage;
+
+  // `offset`: of the first row.
+  template <class Program>
+  __device__ __forceinline__ PairedTile(const Program& program, const Storage* end, const int64 (&offset)[kRowStreams],
+                                        int left)
+      : end(end),
+        from(program.input + offset[kLogits]),
+        gradients(program.gradients + offset[kGradients]),
+        stride(program.space.class_stride[kLogits]),
+        gradient_stride(program.space.class_stride[kGradients]),
+        left(left) {
+    extern __shared__ uint4 staged[];
+    stage = reinterpret_cast<unsigned*>(staged) + threadIdx.x / kWarp * (kClasses * kWords);
+  }
+  static __device__ __forceinline__ int lane() {
+    return threadIdx.x % kWarp;
+  }
+  // Rows between the first row of a lane in lower classes, 2 lane(), and its i-th one.
+  static __device__ __forceinline__ constexpr int distance(int i) {
+    return i / 2 * (2 * kWarp) + i % 2;
+  }
+  // Rows of this lane among the first `left` of a tile: the first ones.
+  static __device__ __forceinline__ int count_of(int left) {
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) count += 2 * lane() + distance(i) < left ? 1 : 0;
+    return count;
+  }
+  // 1 of an element in the upper half of a word, otherwise 0.
+  static __device__ __forceinline__ int half_of(const Storage* x) {
+    return static_cast<int>(reinterpret_cast<unsigned long long>(x) / sizeof(Storage)) & 1;
+  }
+  __device__ __forceinline__ bool is_upper(int c) const {
+    return half_of(from + c * stride) != 0;
+  }
+  __device__ __forceinline__ unsigned* word(int c, int i) const {
+    return stage + c * kWords + i;
+  }
+  __device__ __forceinline__ Storage& at_row(int c, int row) const {
+    return (reinterpret_cast<Storage*>(word(c, 0)) + is_upper(c))[row];
+  }
+  // Class c of row i of the lane, in lower classes.
+  __device__ __forceinline__ Storage& at(int c, int i) const {
+    return at_row(c, 2 * lane() + distance(i));
+  }
+  // Copies the first `count` words of class c, of which one begins at `from`.
+  __device__ __forceinline__ void copy_words(int c, const Storage* from, int count) const {
+#pragma unroll
+    for (int i = lane(); i < kWords; i += kWarp) {
+      if (i < count) cp_async_bytes<4>(word(c, i), reinterpret_cast<const unsigned*>(from) + i);
+    }
+  }
+  // Copies the tile to shared memory.
+  __device__ __forceinline__ void load() const {
+    __syncwarp();  // the lanes have read the tile before
+    const Storage* of_class = from;
+    if constexpr (kHasCpAsync) {
+#pragma unroll 4
+      for (int c = 0; c < kClasses - 1; ++c, of_class += stride) {
+        const int before = half_of(of_class);
+        copy_words(c, of_class - before, (left + before + 1) / 2);
+      }
+      // The last word may hold an element behind the tile, but none behind the logits.
+      const int before = half_of(of_class), whole = (left + before + (of_class + left < end ? 1 : 0)) / 2;
+      copy_words(kClasses - 1, of_class - before, whole);
+      if (2 * whole < left + before && lane() == 0) {
+        at_row(kClasses - 1, left - 1) = load_pack<1>(of_class + left - 1).element[0];
+      }
+      cp_async_wait_all();
+    } else {
+      const int count = count_of(left);
+#pragma unroll 1
+      for (int c = 0; c < kClasses; ++c, of_class += stride) {
+#pragma unroll
+        for (int i = 0; i < kVecSize; ++i) {
+          if (i < count) at(c, i) = load_pack<1>(of_class + 2 * lane() + distance(i)).element[0];
+        }
+      }
+    }
+    __syncwarp();
+  }
+};
+
+// The upper classes of a tile, or the lower ones, as the passes of thread_per_row.cuh take them: with the rows that a
+// lane has in upper classes if kUpperRows. Gradients are written in words with kInWords, those of kStoresTogether_
+// classes side by side.
+template <class Tile, bool kUpper, bool kUpperRows = kUpper, bool kInWords = true, int kStoresTogether_ = 4>
+struct PairedClasses {
+  using Value = typename Tile::Storage;
+  using Index = int;
+  static constexpr int kVecSize = Tile::kVecSize, kPairs = Tile::kPairs, kStep = Tile::kAlternates ? 2 : 1;
+  static constexpr int kStoresTogether = kStoresTogether_;
+  using P = Pack<Value, kVecSize>;
+  const Tile& tile;
+  int first, count;
+  const unsigned* words;  // this lane's of the first class
+
+  __device__ __forceinline__ explicit PairedClasses(const Tile& tile) : tile(tile) {
+    const bool alike = tile.is_upper(0) == kUpper;
+    first = Tile::kAlternates && !alike ? 1 : 0;
+    count = Tile::kAlternates || alike ? (Tile::kClasses - first + kStep - 1) / kStep : 0;
+    words = tile.word(first, Tile::lane());
+  }
+  __device__ __forceinline__ int classes() const {
+    return count;
+  }
+  __device__ __forceinline__ int class_of(int k) const {
+    return first + kStep * k;
+  }
+  // The labels of the lane's rows as numbers of these classes, or -1, given those of its rows in lower classes.
+  // Precondition: all lanes of the warp call it together.
+  __device__ __forceinline__ void index_labels(const int (&labels)[kVecSize], int (&found)[kVecSize]) const {
+    if constexpr (kUpperRows) {
+      to_upper(labels, found);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) found[i] = labels[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      const bool is_here = Tile::kAlternates ? found[i] % 2 == first : count > 0;
+      found[i] = found[i] >= 0 && is_here ? found[i] / kStep : -1;
+    }
+  }
+  __device__ __forceinline__ P read(int k) const {
+    const unsigned* const from = words + k * (kStep * Tile::kWords);
+    // Row -1 of the first lane is the last one.
+    const bool wraps = kUpperRows && Tile::lane() == 0;
+    P x;
+#pragma unroll
+    for (int q = 0; q < kPairs; ++q) {
+      unsigned pair = from[q * kWarp];
+      if constexpr (kUpper == kUpperRows) {
+        if (q == 0 && wraps) pair = select_bytes(from[Tile::kWords - 1], pair, 0x7610);
+      } else {
+        const unsigned other = kUpper ? from[q * kWarp + 1] : from[q == 0 && wraps ? Tile::kWords - 2 : q * kWarp - 1];
+        pair = kUpper ? select_bytes(pair, other, 0x5432) : select_bytes(other, pair, 0x5432);
+      }
+      reinterpret_cast<unsigned*>(&x)[q] = pair;
+    }
+    return x;
+  }
+  struct Cursor {
+    Value* to;  // of the lane's first row in lower classes
+  };
+  __device__ __forceinline__ Cursor first_class() const {
+    return {tile.gradients + first * tile.gradient_stride + 2 * Tile::lane()};
+  }
+  __device__ __forceinline__ void store(Cursor& cursor, int, const P& gradient) const {
+#pragma unroll
+    for (int q = 0; q < kPairs; ++q) {
+      const int row = q * (2 * kWarp) - (kUpperRows ? 1 : 0);
+      const bool wraps = kUpperRows && q == 0 && Tile::lane() == 0;
+      if (kInWords && !wraps) {
+        const unsigned pair = reinterpret_cast<const unsigned*>(&gradient)[q];
+        store_pack<2>(cursor.to + row, reinterpret_cast<const Pack<Value, 2>&>(pair));
+      } else {
+        store_one(cursor.to, wraps ? Tile::kRows - 1 : row, gradient.element[2 * q]);
+        store_one(cursor.to, row + 1, gradient.element[2 * q + 1]);
+      }
+    }
+    // Opaque, or multiples of the step take registers.
+    cursor.to = opaque(cursor.to + kStep * tile.gradient_stride);
+  }
+
+ private:
+  __device__ __forceinline__ void store_one(Value* to, int row, Value x) const {
+    if (kInWords || row + 2 * Tile::lane() < tile.left) store_pack<1>(to + row, Pack<Value, 1>{{x}});
+  }
+};
+
+// Adds the sums over upper classes, but for the maxima, which all have. Precondition: that of to_lower.
+template <class Compute, bool kSmoothed, int kVecSize>
+__device__ __forceinline__ void add_upper_sums(const RowSums<Compute, kSmoothed> (&upper)[kVecSize],
+                                               RowSums<Compute, kSmoothed> (&lower)[kVecSize]) {
+  Compute own[kVecSize], moved[kVecSize];
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) own[i] = upper[i].softmax.exp_sum;
+  to_lower(own, moved);
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) lower[i].softmax.exp_sum += moved[i];
+  if constexpr (kSmoothed) {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) own[i] = upper[i].weighted_gap;
+    to_lower(own, moved);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) lower[i].weighted_gap += moved[i];
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) own[i] = upper[i].weight_sum;
+    to_lower(own, moved);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) lower[i].weight_sum += moved[i];
+  }
+}
+
+// Writes the gradients of a tile, given labels and coefficients of the lane's rows in lower classes. `read` as in
+// store_rows_of_thread. Precondition: all lanes of the warp call it together.
+template <bool kInWords, class Tile, class Program, class Coeffs>
+__device__ __forceinline__ void store_paired_rows(const Program& program, const Tile& tile,
+                                                  const int (&labels)[Tile::kVecSize],
+                                                  const Coeffs (&coeffs)[Tile::kVecSize], bool read) {
+  constexpr bool kSmoothed = Program::kSmoothed, kAlike = Tile::kAlike;
+  // Side by side, elements that are written alone would take many registers, and so would capped logits.
+  constexpr int kTogether = !kInWords || Program::kCapped ? 1 : 4;
+  // Those whose gradients are lower classes, and upper ones.
+  const PairedClasses<Tile, !kAlike, false, kInWords, kTogether> lower(tile);
+  const PairedClasses<Tile, kAlike, true, kInWords, kTogether> upper(tile);
+  int of_class[Tile::kVecSize];
+  lower.index_labels(labels, of_class);
+  store_rows_of_thread<false, false, kSmoothed>(program, lower, of_class, coeffs, read);
+  Coeffs moved[Tile::kVecSize];
+  to_upper(coeffs, moved, &Coeffs::exp_coeff);
+  if constexpr (kSmoothed) to_upper(coeffs, moved, &Coeffs::weight_coeff);
+  to_upper(coeffs, moved, &Coeffs::target);
+  to_upper(coeffs, moved, &Coeffs::max_logit);
+  upper.index_labels(labels, of_class);
+  store_rows_of_thread<false, false, kSmoothed>(program, upper, of_class, moved, read);
+}
+
+// Evaluates the rows of a tile, of which this lane has those at Tile::distance from `row` on, with labels `now`, and
+// writes their gradients; the first `count` of them exist. Returns the sum of the values. Precondition: all lanes of
+// the warp call it together.
+template <bool kGradient, class Tile, class Program, class Scale>
+__device__ __forceinline__ double visit_paired_rows(const Program& program, const Tile& tile, int64 row,
+                                                    const LaneLabels<Tile::kVecSize, Program>& now, Scale& scale,
+                                                    int count) {
+  using Compute = typename Program::Compute;
+  using Storage = typename Tile::Storage;
+  constexpr int kVecSize = Tile::kVecSize;
+  constexpr bool kMasksTarget = !Program::kSmoothed && !Program::kCapped;
+  const PairedClasses<Tile, false> lower(tile);
+  const PairedClasses<Tile, true> upper(tile);
+  int labels[kVecSize];
+  now.active_classes(program, count, labels);
+  bool any = false;
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) any |= labels[i] >= 0;
+  any = __any_sync(0xffffffffu, any) != 0;
+  Compute z[kVecSize];
+  RowSums<Compute, Program::kSmoothed> sums[kVecSize];
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) {
+    z[i] = Compute(0);
+    sums[i] = RowSums<Compute, Program::kSmoothed>::empty();
+  }
+  if (any) {
+    tile.load();
+    Compute largest[kVecSize], largest_of_upper[kVecSize], moved[kVecSize];
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) largest[i] = largest_of_upper[i] = -scalar_infinity(Compute());
+    max_per_row(lower, largest);
+    max_per_row(upper, largest_of_upper);
+    to_lower(largest_of_upper, moved);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      sums[i].softmax.max_logit = program.logit.value(max_ignoring_nan(largest[i], moved[i]));
+      z[i] = program.logit.value(widen<Compute>(tile.at(labels[i] < 0 ? 0 : labels[i], i)));
+    }
+    if constexpr (kMasksTarget) {
+      // Lanes read words of which their neighbours replace a half.
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        if (labels[i] >= 0) tile.at(labels[i], i) = Narrow<Storage>::from(-scalar_infinity(0.0f));
+      }
+      __syncwarp();
+    }
+    RowSums<Compute, Program::kSmoothed> upper_sums[kVecSize];
+    Compute max_logits[kVecSize], upper_z[kVecSize];
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) max_logits[i] = sums[i].softmax.max_logit;
+    to_upper(max_logits, moved);
+    if constexpr (Program::kSmoothed) to_upper(z, upper_z);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      upper_sums[i] = {{moved[i], Compute(0)}, Compute(0), Compute(0)};
+      sums[i] = {{max_logits[i], Compute(0)}, Compute(0), Compute(0)};
+    }
+    int of_class[kVecSize] = {};
+    if constexpr (!kMasksTarget) lower.index_labels(labels, of_class);
+    add_exponentials_per_row<kMasksTarget, false>(program, lower, of_class, z, sums);
+    if constexpr (!kMasksTarget) upper.index_labels(labels, of_class);
+    add_exponentials_per_row<kMasksTarget, false>(program, upper, of_class, upper_z, upper_sums);
+    add_upper_sums(upper_sums, sums);
+  }
+  GradCoeffs<Compute> coeffs[kVecSize];
+  unsigned zero_rows;
+  const double total = evaluate_lane_rows<kGradient>(
+      program, labels, z, sums, count,
+      [&](int i, int64(&at)[kRowStreams]) {
+        // Found again, for they would take registers of all calls.
+        program.space.offsets(row, at);
+#pragma unroll
+        for (int s = 0; s < kRowStreams; ++s) at[s] += Tile::distance(i) * program.space.at.stride[s][0];
+      },
+      scale, coeffs, zero_rows);
+  if constexpr (kGradient) {
+    if (any && __any_sync(0xffffffffu, zero_rows != 0) != 0) {
+      // Their logits may be infinite.
+      __syncwarp();
+#pragma unroll 1
+      for (int c = 0; c < Tile::kClasses; ++c) {
+#pragma unroll
+        for (int i = 0; i < kVecSize; ++i) {
+          if (zero_rows >> i & 1u) tile.at(c, i) = Narrow<Storage>::from(0.0f);
+        }
+      }
+      __syncwarp();
+    }
+    if (tile.left == Tile::kRows) {
+      store_paired_rows<true>(program, tile, labels, coeffs, any);
+    } else {
+      store_paired_rows<false>(program, tile, labels, coeffs, any);
+    }
+  }
+  return total;
+}
+
+// As TwoPassReader, of kClasses classes. A tile does not leave the inner dimension.
+template <int kVecSize, int kClasses, bool kAlternates, bool kAlike>
+struct PairedRowsReader {
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
+                                               int64 chunks, const Workspace& work) {
+    using Tile = PairedTile<typename Program::Input, kVecSize, kClasses, kAlternates, kAlike>;
+    constexpr int kRows = Tile::kRows;
+    const int64 rows = program.space.rows, inner = Program::Space::kOneDimension ? rows : program.space.at.size[0];
+    const int64 tiles_of_inner = (inner + kRows - 1) / kRows, tiles = rows / inner * tiles_of_inner;
+    const int lane_row = 2 * Tile::lane();
+    int64 last[kRowStreams];
+    program.space.offsets(rows - 1, last);
+    const auto* const end = program.input + last[kLogits] + (kClasses - 1) * program.space.class_stride[kLogits] + 1;
+    for_each_chunk(group, scale, chunks, work, [&](int chunk) {
+      double total = 0.0;
+      // The first row of a tile, and rows of the tile that exist: of none behind the last tile.
+      const auto find = [&](int64 tile, int64& row, int& left) {
+        const int64 outer = quotient(tile, tiles_of_inner), first = (tile - outer * tiles_of_inner) * kRows;
+        left = tile >= tiles ? 0 : inner - first >= kRows ? kRows : static_cast<int>(inner - first);
+        row = left > 0 ? outer * inner + first : 0;
+      };
+      // Labels are one step ahead. Offsets are found twice: they would take registers of all passes.
+      LaneLabels<kVecSize, Program> ahead;
+      const auto read_labels = [&](int64 tile) {
+        int64 row, offset[kRowStreams];
+        int left;
+        find(tile, row, left);
+        program.space.offsets(row, offset);
+        ahead.template read_of<Tile>(program, offset, lane_row, Tile::count_of(left));
+      };
+      read_labels(chunk);
+#pragma unroll 1
+      for (int64 tile = chunk; tile < tiles; tile += chunks) {
+        const LaneLabels<kVecSize, Program> now = ahead;
+        read_labels(tile + chunks);
+        int64 row, offset[kRowStreams];
+        int left;
+        find(tile, row, left);
+        program.space.offsets(row, offset);
+        total += visit_paired_rows<kGradient>(program, Tile(program, end, offset, left), row + lane_row, now, scale,
+                                              Tile::count_of(left));
+      }
+      return total;
+    });
+  }
+};
