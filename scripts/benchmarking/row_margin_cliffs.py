@@ -21,7 +21,7 @@ ONE, SEVERAL = "multi_margin_loss", "multilabel_margin_loss"
 def cases() -> Iterator[Case]:
     """All cases."""
     for dtype in DTYPES:
-        for shape in ((1 << 22, 10), (65536, 1000), (2048, 32000)):
+        for shape in ((1 << 22, 10), (65536, 1000), (2048, 32000), (16, 1 << 18), (3, 1000003)):
             yield _case(ONE, shape, dtype)
         yield _case(ONE, (65536, 1000), dtype, transposed(2))
         yield _case(ONE, (10655, 1096), dtype, Layout((1, 0), offset=1))

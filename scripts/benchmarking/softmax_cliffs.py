@@ -165,7 +165,10 @@ def _images() -> Iterator[Case]:
         yield case((8, 21, 513, 513), dtype)
         yield case((4, 150, 257, 257), dtype)
         yield case((4, 3, 1667, 1665), dtype)
-    yield case((4, 64, 355, 353), BF16)
+    for classes, pixels in ((64, (355, 353)), (33, (513, 513))):
+        yield case((4, classes, *pixels), BF16)
+    yield case((8, 12, 513, 513), BF16)
+    yield Case(IMAGES, logits((8, 21, 512, 512), BF16), layouts={0: Layout(offset=1)}, copy_bar=PIXELS[BF16])
     yield case((8, 2, 1024, 1024), BF16, case={"ignore_index": 255})
     yield case((8, 19, 512, 512), BF16, reduction="none")
     yield case((8, 19, 512, 512), BF16, case={"ignore_index": 255, "weight": True})
