@@ -90,10 +90,11 @@ RESIDENT_THREADS = 768
 #: Blocks of a multiprocessor that look for stale gradients.
 CHECKING = 2
 #: Chunks that rows are cut into until a chunk takes more rows than a block at once, and times as many rows at most. A
-#: warp that copies rows of three operands element by element has twice as many. Of rows that share a warp there are
+#: warp that copies rows of three operands element by element has twice as many. Of rows of a few lanes there are
 #: fewer: a block of so few elements spends most of its time on its beginning and end.
 CHUNKS = 8192
 SHORT_CHUNKS = 2048
+FEW_LANES = 8
 MAX_ROUNDS = 64
 
 
@@ -284,7 +285,7 @@ def layout(
         width = threads * cluster
         value_ahead = value_ahead if cluster > 1 else ahead
         taken = team * parts // width
-    at_once, most = threads * cluster // width, CHUNKS if width >= WARP else SHORT_CHUNKS
+    at_once, most = threads * cluster // width, SHORT_CHUNKS if width <= FEW_LANES else CHUNKS
     if kind == "lanes" and vec_size == 1 and width == WARP and largest >= KEPT_BYTES and read > COPIED_OPERANDS:
         most *= 2
     rounds = max(1, min(rows * cluster // (at_once * most), MAX_ROUNDS))
