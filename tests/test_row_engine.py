@@ -202,6 +202,7 @@ def test_lanes_with_several_elements_at_the_ends_of_rows(
     [
         ((3, 16, 521), "bfloat16", "misaligned", 4),
         ((2, 17, 522), "bfloat16", "misaligned", 4),
+        ((2, 16, 515), "bfloat16", "apart", 4),
         ((2, 100, 515), "float16", "contiguous", 2),
     ],
 )
@@ -213,7 +214,9 @@ def test_pairs_of_rows_that_no_vector_divides(
     monkeypatch: pytest.MonkeyPatch,
     fresh_plans: Callable[[], None],
 ) -> None:
-    """Tiles that begin in the middle of a word, or end there; some of which no row counts, others a few."""
+    """Tiles that begin in the middle of a word, or end there; some of which no row counts, others a few. Gradients
+    begin in the same half of a word, in the other one, or in either.
+    """
     given = draw(shape, 1, dtype, KERNELS, place=place)
     labels = given.target.clone()
     labels[0, 100:300] = -100
@@ -224,7 +227,8 @@ def test_pairs_of_rows_that_no_vector_divides(
         agrees_with_truth(given._replace(target=labels), "none")
         options = {"label_smoothing": 0.1} if rows == 2 else {}
         agrees_with_truth(given._replace(target=labels), "sum", **options)
-    assert {(x.kind, x.vec_size) for x in found} == {("interleaved_rows", rows)}
+    expected = ("interleaved_rows", rows, place == "misaligned", place == "apart")
+    assert {(x.kind, x.vec_size, x.shifted, x.gathered) for x in found} == {expected}
 
 
 @pytest.mark.parametrize(

@@ -633,7 +633,7 @@ def test_interleaved_halves_lie_in_pairs(images: int, classes: int, rows: int, t
 
 
 def test_interleaved_halves_by_the_halves_of_words_that_they_begin_in() -> None:
-    """Every second class or all, in the same half as the gradients or in the other one; not some in either."""
+    """Every second class or all, in the same half as the gradients or in the other one, or some in either."""
     for pixels, planes, shifted, step in (
         (1027, 36, False, 2),
         (1027, 38, False, 2),
@@ -642,8 +642,11 @@ def test_interleaved_halves_by_the_halves_of_words_that_they_begin_in() -> None:
     ):
         strides = planes * pixels, pixels, 1
         layout = of((20, 36, pixels), 1, "bfloat16", strides=strides, address=2 * shifted)
-        assert (layout.kind, layout.shifted, layout.step) == ("interleaved_rows", shifted, step)
-    for strides in ((37 * 1027, 1027, 1), (36 * 1028, 1028, 1)):
+        assert (layout.kind, layout.shifted, layout.gathered, layout.step) == ("interleaved_rows", shifted, False, step)
+    for strides, step in (((37 * 1027, 1027, 1), 2), ((36 * 1028, 1028, 1), 1)):
+        layout = of((20, 36, 1027), 1, "bfloat16", strides=strides)
+        assert (layout.kind, layout.shifted, layout.gathered, layout.step) == ("interleaved_rows", False, True, step)
+    for strides in ((36 * 1027, -1027, 1), (36 * 1027, 0, 1)):
         assert of((20, 36, 1027), 1, "bfloat16", strides=strides).kind != "interleaved_rows"
 
 

@@ -16,14 +16,15 @@
 // 3. The lane evaluates these rows, and passes what their gradients need to the lane that has them in upper classes.
 // 4. It writes the gradients of its words. Where those of lower classes are upper ones, as gradients may begin at
 //    another address (without kAlike), it takes their rows from two words of logits. Gradients of a tile that is not
-//    whole are written one by one.
+//    whole are written one by one, and so are all that begin in the same half as the logits in some classes or tiles
+//    and in the other half in others (without kInWords).
 //
 // The lanes of a warp copy words for each other: a barrier of the warp lies before and after. A word may hold an
-// element of another tile, or of none.
+// element of another tile, or of no tile.
 //
 // Traffic: each logit is read once, each gradient written once. Preconditions: rows of the inner dimension are
-// neighbours in logits and gradients, whose strides are positive; gradients of all classes of all tiles begin in the
-// same half of a word as the logits, or all in the other one; all lanes of a warp take each step together.
+// neighbours in logits and gradients; no stride of the logits is negative, and that of their classes is positive; all
+// lanes of a warp take each step together.
 #pragma once
 #include "softmax/thread_per_row.cuh"
 
@@ -71,13 +72,15 @@ __device__ __forceinline__ void to_upper(const Row (&lower)[kVecSize], Row (&upp
 }
 
 // A tile in memory and in shared memory.
-template <class Storage_, int kVecSize_, int kClasses_, bool kAlternates_, bool kAlike_>
+template <class Storage_, int kVecSize_, int kClasses_, bool kAlternates_, bool kAlike_, bool kInWords_>
 struct PairedTile {
   using Storage = Storage_;
   static_assert(sizeof(Storage) == 2 && kVecSize_ % 2 == 0, "pairs of 16 bits");
   static constexpr int kVecSize = kVecSize_, kClasses = kClasses_, kPairs = kVecSize / 2, kRows = kVecSize * kWarp;
   static constexpr int kWords = kRows / 2 + 1;  // of a class
-  static constexpr bool kAlternates = kAlternates_, kAlike = kAlike_;
+  static constexpr bool kAlternates = kAlternates_, kAlike = kAlike_, kInWords = kInWords_;
+  // For select_bytes: the upper half of a word and the lower half of another, and the reverse.
+  static constexpr unsigned kUpperLower = 0x5432, kLowerUpper = 0x7610;
   const Storage* end;   // of the logits
   const Storage* from;  // the first row
   Storage* gradients;   // of the first row
@@ -217,10 +220,10 @@ struct PairedClasses {
     for (int q = 0; q < kPairs; ++q) {
       unsigned pair = from[q * kWarp];
       if constexpr (kUpper == kUpperRows) {
-        if (q == 0 && wraps) pair = select_bytes(from[Tile::kWords - 1], pair, 0x7610);
+        if (q == 0 && wraps) pair = select_bytes(from[Tile::kWords - 1], pair, Tile::kLowerUpper);
       } else {
         const unsigned other = kUpper ? from[q * kWarp + 1] : from[q == 0 && wraps ? Tile::kWords - 2 : q * kWarp - 1];
-        pair = kUpper ? select_bytes(pair, other, 0x5432) : select_bytes(other, pair, 0x5432);
+        pair = kUpper ? select_bytes(pair, other, Tile::kUpperLower) : select_bytes(other, pair, Tile::kUpperLower);
       }
       reinterpret_cast<unsigned*>(&x)[q] = pair;
     }
@@ -286,8 +289,8 @@ __device__ __forceinline__ void store_paired_rows(const Program& program, const 
                                                   const int (&labels)[Tile::kVecSize],
                                                   const Coeffs (&coeffs)[Tile::kVecSize], bool read) {
   constexpr bool kSmoothed = Program::kSmoothed, kAlike = Tile::kAlike;
-  // Side by side, elements that are written alone would take many registers, and so would capped logits.
-  constexpr int kTogether = !kInWords || Program::kCapped ? 1 : 4;
+  // Side by side, the rare elements that are written alone would take many registers, and so would capped logits.
+  constexpr int kTogether = kInWords != Tile::kInWords || Program::kCapped ? 1 : 4;
   // Those whose gradients are lower classes, and upper ones.
   const PairedClasses<Tile, !kAlike, false, kInWords, kTogether> lower(tile);
   const PairedClasses<Tile, kAlike, true, kInWords, kTogether> upper(tile);
@@ -393,8 +396,8 @@ __device__ __forceinline__ double visit_paired_rows(const Program& program, cons
       }
       __syncwarp();
     }
-    if (tile.left == Tile::kRows) {
-      store_paired_rows<true>(program, tile, labels, coeffs, any);
+    if (Tile::kInWords && tile.left == Tile::kRows) {
+      store_paired_rows<Tile::kInWords>(program, tile, labels, coeffs, any);
     } else {
       store_paired_rows<false>(program, tile, labels, coeffs, any);
     }
@@ -403,12 +406,12 @@ __device__ __forceinline__ double visit_paired_rows(const Program& program, cons
 }
 
 // As TwoPassReader, of kClasses classes. A tile does not leave the inner dimension.
-template <int kVecSize, int kClasses, bool kAlternates, bool kAlike>
+template <int kVecSize, int kClasses, bool kAlternates, bool kAlike, bool kInWords>
 struct PairedRowsReader {
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
                                                int64 chunks, const Workspace& work) {
-    using Tile = PairedTile<typename Program::Input, kVecSize, kClasses, kAlternates, kAlike>;
+    using Tile = PairedTile<typename Program::Input, kVecSize, kClasses, kAlternates, kAlike, kInWords>;
     constexpr int kRows = Tile::kRows;
     const int64 rows = program.space.rows, inner = Program::Space::kOneDimension ? rows : program.space.at.size[0];
     const int64 tiles_of_inner = (inner + kRows - 1) / kRows, tiles = rows / inner * tiles_of_inner;

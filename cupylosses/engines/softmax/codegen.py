@@ -625,7 +625,7 @@ class _Indices:
             return "SubwarpGroup group{1}", "PackedThreadPerRowReader"
         if kernel.layout in STRIDED:
             if kernel.paired:
-                halves = f"{_bool(kernel.step == 2)}, {_bool(not kernel.shifted)}"
+                halves = ", ".join(map(_bool, (kernel.step == 2, not kernel.shifted, not kernel.gathered)))
                 return "SubwarpGroup group{1}", f"PairedRowsReader<{kernel.vec_size}, {kernel.per_thread}, {halves}>"
             reader = "ThreadPerRowReader" if kernel.layout == "thread_per_row" else "InterleavedRowsReader"
             threads = _strided_threads(kernel) if kernel.per_thread else 0

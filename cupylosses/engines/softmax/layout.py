@@ -368,10 +368,10 @@ class RowLayout:
     otherwise: logits are shifted on their way to shared memory, or ``gathered`` if classes lie apart, or copied there
     together with their gaps if these are small, with classes ``step`` elements apart, 0 of other layouts, and
     ``padded`` by 16 bytes a row. Of interleaved rows of 16 bits classes that are ``step`` apart begin in the same half
-    of a word. Rows may have single elements at their ends, of which a thread takes up to ``edges``.
-    Of second derivatives in registers a lane takes ``per_thread`` vectors, some lanes fewer if rows are ``partial``. Of
-    rows that blocks share by their classes so many ``lanes`` read a class, and a thread has ``per_thread`` vectors on
-    their way.
+    of a word, ``shifted`` ones in the other half than their gradients, and ``gathered`` ones some so and some so. Rows
+    may have single elements at their ends, of which a thread takes up to ``edges``. Of second derivatives in registers
+    a lane takes ``per_thread`` vectors, some lanes fewer if rows are ``partial``. Of rows that blocks share by their
+    classes so many ``lanes`` read a class, and a thread has ``per_thread`` vectors on their way.
     """
 
     kind: str
@@ -533,8 +533,8 @@ def _in_registers(
         return _slice_layout(rows, classes, vec_size, logits, gradients, sizes, strides)
     if near and sliced(rows, classes, sizes, size):
         return _slice_layout(rows, classes, vec_size, logits, gradients, sizes, strides)
-    paired = size > 2 or _alike_in_halves(logits, gradients, sizes, strides) is not None
-    if near and vec_size == 1 and paired and interleaved(rows, classes, sizes, strides, size):
+    forward = size > 2 or (logits.class_stride > 0 and min(strides[0]) >= 0)
+    if near and vec_size == 1 and forward and interleaved(rows, classes, sizes, strides, size):
         return _interleaved_layout(rows, classes, logits, gradients, sizes, strides)
     found = _column_rows(rows, classes, size, vec_size)
     if not found:
@@ -674,28 +674,25 @@ def _interleaved_layout(
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     units = rows // sizes[0] * -(-sizes[0] // (WARP * each))
     chunks = _chunks(units, INTERLEAVED_CHUNKS)
+    halves = _between_halves(logits, gradients, sizes, strides) if size == 2 else set()
     return RowLayout(
         "interleaved_rows", each, 1, threads, chunks, threads // WARP,
         threads // WARP * interleaved_bytes(classes, each, size), space_rank(rows, sizes), words,
         resident=THREAD_PER_ROW_RESIDENT, per_thread=classes,
-        shifted=size == 2 and not _alike_in_halves(logits, gradients, sizes, strides),
-        step=logits.class_stride % 2 + 1 if size == 2 else 0,
+        shifted=halves == {1}, gathered=halves == {0, 1}, step=logits.class_stride % 2 + 1 if size == 2 else 0,
     )  # fmt: skip
 
 
-def _alike_in_halves(
+def _between_halves(
     logits: RowStrides, gradients: RowStrides, sizes: Sequence[int], strides: Sequence[Sequence[int]]
-) -> bool | None:
-    """True if neighbouring rows of 16 bits begin in the same half of a word in logits and gradients, False if they
-    begin in the other half; None if some do and others do not, or if any stride is negative.
+) -> set[int]:
+    """0 if neighbouring rows of 16 bits begin in the same half of a word in logits and gradients, 1 if they begin in
+    the other half; both if some do and others do not.
     """
-    if min(logits.class_stride, *strides[0]) < 0:
-        return None
-    classes = logits.class_stride - gradients.class_stride
     apart = [a - b for a, b, n in zip(strides[0], strides[1], sizes, strict=True) if n > 1]
-    if any([x % 2 for x in (classes, *apart)]):
-        return None
-    return (logits.misalignment - gradients.misalignment) // 2 % 2 == 0
+    if any([x % 2 for x in (logits.class_stride - gradients.class_stride, *apart)]):
+        return {0, 1}
+    return {(logits.misalignment - gradients.misalignment) // 2 % 2}
 
 
 def packed_rows_of_lane(classes: int) -> int:
