@@ -121,7 +121,7 @@ class MarginPlan(Plan):
 
     @cached_property
     def records(self) -> int:  # type: ignore[override]
-        # And the divisor.
+        # One more for the divisor.
         return self.layout.records + (self.tallies or self.assumes)
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:

@@ -89,13 +89,13 @@ LONG_BYTES = 48 << 10
 RESIDENT_THREADS = 768
 #: Blocks of a multiprocessor that look for stale gradients.
 CHECKING = 2
-#: Chunks that rows are cut into until a chunk takes more rows than a block at once, and times as many rows at most. A
-#: warp that copies rows of three operands element by element has twice as many. Of rows of a few lanes there are
-#: fewer: a block of so few elements spends most of its time on its beginning and end.
+#: Chunks that rows are cut into until a chunk takes more rows than a block at once, twice as many where a warp copies
+#: rows of three operands element by element; and the most times as many rows that it takes then.
 CHUNKS = 8192
+MAX_ROUNDS = 64
+#: Chunks of rows of up to so many lanes: a block of so few elements spends most of its time on its beginning and end.
 SHORT_CHUNKS = 2048
 FEW_LANES = 8
-MAX_ROUNDS = 64
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,8 @@ CLUSTERS_AT_ONCE = {7: (16, 32, 47), 8: (15, 30, 45)}
 MANY_BLOCKS = 128
 #: Threads of long rows that a multiprocessor can run at once, as far as registers go.
 RESIDENT_THREADS = 1024
-#: Such threads where each takes neighbouring rows, and threads of a block, at most: more would spill registers.
+#: Such threads where each takes neighbouring rows, those that are crowded, and threads of a block, at most: more would
+#: spill registers.
 THREAD_PER_ROW_RESIDENT = 640
 CROWDED_RESIDENT = 512
 THREAD_PER_ROW_THREADS = 128
