@@ -693,7 +693,7 @@ def test_sums_of_heavy_losses_have_no_vectors_of_which_much_is_absent() -> None:
 def test_sums_of_odd_rows_of_32_bits_in_vectors(
     shape: tuple[int, ...], small: tuple[int, ...], heavy: int, row: int
 ) -> None:
-    """Where they are faster: of rows, not of columns, that are not too short, and not of heavy losses."""
+    """Sums of rows have them, but not those of columns, of short rows, or of heavy losses."""
     dense = dense_strides(shape, (0,) * len(shape))
     result = broadcast_strides(small, dense_strides(small, (0,) * len(small)), shape)
     streams = [pointwise_layout.Stream(s, 4) for s in (dense, result)]

@@ -633,7 +633,7 @@ def test_interleaved_halves_lie_in_pairs(images: int, classes: int, rows: int, t
 
 
 def test_interleaved_halves_by_the_halves_of_words_that_they_begin_in() -> None:
-    """Every second class or all, in the same half as the gradients or in the other one, or some in either."""
+    """Every second class or each begins in the same half; gradients do, or in the other one, or some in either."""
     for pixels, planes, shifted, step in (
         (1027, 36, False, 2),
         (1027, 38, False, 2),
@@ -651,7 +651,7 @@ def test_interleaved_halves_by_the_halves_of_words_that_they_begin_in() -> None:
 
 
 def test_columns_of_many_odd_rows_leave_registers_for_more_threads() -> None:
-    """Of few classes; where rows are many, with as many partial sums as there are warps then."""
+    """Lanes of few classes do so; many rows have as many partial sums as there are warps then."""
     for shape, dtype, resident, chunks in (
         ((2, 5, 801, 803), "float32", 768, 3168),
         ((2, 6, 801, 803), "float32", 512, 2048),

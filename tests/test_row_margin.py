@@ -609,12 +609,18 @@ def test_second_derivatives(reduction: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    ("shape", "dtype", "transposed"), [((9, 72), torch.bfloat16, False), ((3, 1003), f32, False), ((40, 6), f32, True)]
+    ("shape", "dtype", "transposed"),
+    [((9, 72), torch.bfloat16, False), ((3, 1003), f32, False), ((3, 1005), f32, False), ((40, 6), f32, True)],
 )
 def test_products_of_second_derivatives(
-    shape: tuple[int, int], dtype: torch.dtype, transposed: bool, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, int], dtype: torch.dtype, transposed: bool, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
 ) -> None:
-    """Rows in vectors, of odd sizes, and of classes that lie apart; weights, ignored and masked rows, NaN."""
+    """Rows in vectors, of odd sizes, by a cluster of blocks, and of classes that lie apart; weights, ignored and masked
+    rows, NaN.
+    """
+    if shape[1] == 1005:
+        monkeypatch.setattr(margin_layout, "MAX_BLOCK_THREADS", 64)
+        fresh_plans()
     scores, target = (x.cpu() for x in drawn(ONE, *shape))
     tangent = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     scores, weight = scores.to(dtype), torch.linspace(0, 2, shape[1])

@@ -71,6 +71,17 @@ __device__ __forceinline__ void to_upper(const Row (&lower)[kVecSize], Row (&upp
   for (int i = 0; i < kVecSize; ++i) upper[i].*number = moved[i];
 }
 
+// Adds one number of a struct the other way. Precondition: that of to_lower.
+template <class Row, class T, int kVecSize>
+__device__ __forceinline__ void add_to_lower(const Row (&upper)[kVecSize], Row (&lower)[kVecSize], T Row::* number) {
+  T own[kVecSize], moved[kVecSize];
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) own[i] = upper[i].*number;
+  to_lower(own, moved);
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) lower[i].*number += moved[i];
+}
+
 // A tile in memory and in shared memory.
 template <class Storage_, int kVecSize_, int kClasses_, bool kAlternates_, bool kAlike_, bool kInWords_>
 struct PairedTile {
@@ -262,6 +273,7 @@ struct PairedClasses {
 template <class Compute, bool kSmoothed, int kVecSize>
 __device__ __forceinline__ void add_upper_sums(const RowSums<Compute, kSmoothed> (&upper)[kVecSize],
                                                RowSums<Compute, kSmoothed> (&lower)[kVecSize]) {
+  using Sums = RowSums<Compute, kSmoothed>;
   Compute own[kVecSize], moved[kVecSize];
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) own[i] = upper[i].softmax.exp_sum;
@@ -269,16 +281,8 @@ __device__ __forceinline__ void add_upper_sums(const RowSums<Compute, kSmoothed>
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) lower[i].softmax.exp_sum += moved[i];
   if constexpr (kSmoothed) {
-#pragma unroll
-    for (int i = 0; i < kVecSize; ++i) own[i] = upper[i].weighted_gap;
-    to_lower(own, moved);
-#pragma unroll
-    for (int i = 0; i < kVecSize; ++i) lower[i].weighted_gap += moved[i];
-#pragma unroll
-    for (int i = 0; i < kVecSize; ++i) own[i] = upper[i].weight_sum;
-    to_lower(own, moved);
-#pragma unroll
-    for (int i = 0; i < kVecSize; ++i) lower[i].weight_sum += moved[i];
+    add_to_lower(upper, lower, &Sums::weighted_gap);
+    add_to_lower(upper, lower, &Sums::weight_sum);
   }
 }
 
