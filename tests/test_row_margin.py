@@ -294,7 +294,7 @@ def test_a_cluster_per_row(dtype: torch.dtype, gap: int, monkeypatch: pytest.Mon
     agree(ONE, (scores, target), reduction="none", weight=weight, p=2)
     scores[1, -1], target[0], target[3] = nan, classes, -100
     agree(ONE, (scores, target), reduction="sum", check_targets="off")
-    if KERNELS == "cpu" or torch.cuda.get_device_capability()[0] >= 9:
+    if has_clusters():
         assert clusters == {4}
 
 
@@ -324,17 +324,21 @@ def test_threads_of_a_long_row(rows: int, classes: int, kind: str, width: int) -
     assert (found.kind, found.width) == (kind, width)
 
 
-def noted(monkeypatch: pytest.MonkeyPatch, field: str = "kind") -> set[Any]:
-    """A field of all layouts that are chosen from now on."""
-    values, layout = set[Any](), margin_layout.layout
+def noted(monkeypatch: pytest.MonkeyPatch, field: str = "kind", choice: str = "layout") -> set[Any]:
+    """A field of all layouts that a function of `margin_layout` chooses from now on."""
+    values, layout = set[Any](), getattr(margin_layout, choice)
 
     def noting(*given: Any) -> Any:
         found = layout(*given)
         values.add(getattr(found, field))
         return found
 
-    monkeypatch.setattr(margin_layout, "layout", noting)
+    monkeypatch.setattr(margin_layout, choice, noting)
     return values
+
+
+def has_clusters() -> bool:
+    return KERNELS == "cpu" or torch.cuda.get_device_capability()[0] >= 9
 
 
 @pytest.mark.kernels
@@ -618,9 +622,11 @@ def test_products_of_second_derivatives(
     """Rows in vectors, of odd sizes, by a cluster of blocks, and of classes that lie apart; weights, ignored and masked
     rows, NaN.
     """
-    if shape[1] == 1005:
+    shared = shape[1] == 1005
+    if shared:
         monkeypatch.setattr(margin_layout, "MAX_BLOCK_THREADS", 64)
-        fresh_plans()
+    clusters = noted(monkeypatch, "cluster", "second_layout")
+    fresh_plans()
     scores, target = (x.cpu() for x in drawn(ONE, *shape))
     tangent = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     scores, weight = scores.to(dtype), torch.linspace(0, 2, shape[1])
@@ -642,6 +648,7 @@ def test_products_of_second_derivatives(
     tolerance = 4 * torch.finfo(dtype).eps
     found = second(KERNELS, dtype, dtype, f32).cpu().double()
     torch.testing.assert_close(found, right, rtol=tolerance, atol=tolerance, equal_nan=True)
+    assert clusters == {2 if shared and has_clusters() else 1}
 
 
 @pytest.mark.kernels

@@ -45,7 +45,7 @@ __device__ __forceinline__ void to_upper(const T (&lower)[kVecSize], T (&upper)[
     upper[2 * q + 1] = lower[2 * q];
   }
 }
-// The reverse.
+// Passes them back. Precondition: as above.
 template <class T, int kVecSize>
 __device__ __forceinline__ void to_lower(const T (&upper)[kVecSize], T (&lower)[kVecSize]) {
   constexpr int kPairs = kVecSize / 2;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void to_lower(const T (&upper)[kVecSize], T (&lower)[
   }
 }
 
-// The same of one number of a struct.
+// Passes one number of a struct of each row in the same way.
 template <class Row, class T, int kVecSize>
 __device__ __forceinline__ void to_upper(const Row (&lower)[kVecSize], Row (&upper)[kVecSize], T Row::* number) {
   T own[kVecSize], moved[kVecSize];
@@ -71,7 +71,7 @@ __device__ __forceinline__ void to_upper(const Row (&lower)[kVecSize], Row (&upp
   for (int i = 0; i < kVecSize; ++i) upper[i].*number = moved[i];
 }
 
-// Adds one number of a struct the other way. Precondition: that of to_lower.
+// Passes one number of a struct back, and adds it to that of the lane. Precondition: that of to_lower.
 template <class Row, class T, int kVecSize>
 __device__ __forceinline__ void add_to_lower(const Row (&upper)[kVecSize], Row (&lower)[kVecSize], T Row::* number) {
   T own[kVecSize], moved[kVecSize];
