@@ -148,8 +148,10 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
     assert layout.cluster == 1 or layout.kind in ("block", "two_pass", "column_tiles")
     unit = {"subwarp": layout.width}.get(layout.kind, layout.threads) * layout.cluster
     if layout.kind in ("subwarp", "block"):
-        # The vectors of a thread lie behind one another; every thread has room for as many as the busiest one.
-        places, rest = divmod(layout.shared, layout.threads * vector)
+        # Every thread has room for as many vectors as the busiest one, and each warp that shares a shifted row with
+        # others for one more with each of them.
+        more = layout.threads // WARP if alone and layout.kind == "block" and layout.shifted > layout.gathered else 0
+        places, rest = divmod(layout.shared, (layout.threads + more) * vector)
         assert rest == 0 and unit * places * layout.vec_size >= classes - classes % layout.vec_size
         assert layout.shared <= chip.shared - DECLARED_BYTES
     if layout.kind in ("subwarp", "block", "two_pass"):

@@ -49,8 +49,8 @@ __device__ __forceinline__ P load_words(const P* at) {
   return pack;
 }
 
-// The 16 bytes that begin `bytes` behind the first of two packs: fewer than 16, and a multiple of 2.
-template <class P>
+// The 16 bytes that begin `bytes` behind the first of two packs: fewer than 16, and a multiple of kUnit, 2, 4 or 8.
+template <int kUnit = 2, class P>
 __device__ __forceinline__ P cut_out(const P (&both)[2], unsigned bytes) {
   static_assert(sizeof(P) == 16, "vectors of 16 bytes");
   P vector;
@@ -60,11 +60,11 @@ __device__ __forceinline__ P cut_out(const P (&both)[2], unsigned bytes) {
 #pragma unroll
   for (int i = 0; i < 6; ++i) words[i] = bytes & 8 ? words[i + 2] : words[i];
 #pragma unroll
-  for (int i = 0; i < 5; ++i) words[i] = bytes & 4 ? words[i + 1] : words[i];
+  for (int i = 0; i < 5 && kUnit <= 4; ++i) words[i] = bytes & 4 ? words[i + 1] : words[i];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const unsigned long long pair = static_cast<unsigned long long>(words[i + 1]) << 32 | words[i];
-    reinterpret_cast<unsigned*>(&vector)[i] = static_cast<unsigned>(pair >> (8 * (bytes & 2)));
+    reinterpret_cast<unsigned*>(&vector)[i] = kUnit < 4 ? static_cast<unsigned>(pair >> (8 * (bytes & 2))) : words[i];
   }
   return vector;
 }

@@ -482,8 +482,9 @@ __device__ __forceinline__ Pointer class_at(const Program&, const Pointer& row, 
   return row + c;
 }
 
-// Writes the gradient of the same part of a row. Reads the logits again, unless all coefficients are 0.
-template <int kVectors, class Program, class View, class Compute = typename Program::Compute>
+// Writes the gradient of the same part of a row. Reads the logits again, unless all coefficients are 0. kShifted:
+// vectors are those of the gradients, and logits lie otherwise.
+template <int kVectors, bool kShifted = false, class Program, class View, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_gradients(const Program& program, const View& view, const RowTarget<Compute>& t,
                                                 const GradCoeffs<Compute>& grad_coeffs, int64 begin, int64 end,
                                                 int64 step, int64 edge) {
@@ -502,7 +503,14 @@ __device__ __forceinline__ void store_gradients(const Program& program, const Vi
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       if (!read || vector + k * step >= end) continue;
-      x[k] = load_stream<kVecSize>(class_at<kVecSize>(program, input, view.first(vector + k * step)));
+      const int64 first = view.first(vector + k * step);
+      if constexpr (kShifted) {
+        const ShiftedVectors<Input, kVecSize, false> vectors(input, 1, static_cast<int>(program.space.classes),
+                                                             static_cast<int>(view.head));
+        x[k] = vectors.load(static_cast<int>(first));
+      } else {
+        x[k] = load_stream<kVecSize>(class_at<kVecSize>(program, input, first));
+      }
     }
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -843,9 +851,22 @@ __device__ __forceinline__ void row_gradient(const Program& program, const Group
   Reader::template sweep<true>(program, group, scale, chunks, {});
 }
 
+// The vectors of a row: those of its gradients if kShifted, otherwise of its logits.
+template <int kVecSize, bool kShifted, class Program>
+__device__ __forceinline__ RowVectors<typename Program::Input, kVecSize> view_of_rows(
+    const Program& program, const int64 (&offset)[kRowStreams]) {
+  if constexpr (kShifted) {
+    static_assert(kSameType<typename Program::Input, typename Program::Gradient>, "gradients lie apart from logits");
+    return {program.gradients, offset[kGradients], program.space.classes};
+  } else {
+    return {program.input, offset[kLogits], program.space.classes};
+  }
+}
+
 // The gradients from stored coefficients, for a grad_output per row (result_stride 1) or one for all rows (0). Rows are
-// cut into `slices`, so that few rows fill the GPU. The gradient may overwrite the logits.
-template <int kVecSize, int kVectors, class Group, class Program, class Result>
+// cut into `slices`, so that few rows fill the GPU. The gradient may overwrite the logits. kShifted: as in
+// store_gradients; a row has fewer than 2^31 classes then.
+template <int kVecSize, int kVectors, bool kShifted = false, class Group, class Program, class Result>
 __device__ __forceinline__ void apply_grad_coeffs(const Program& program, const Group& group, int64 slices,
                                                   int64 result_stride, double scale, const Result* grad_output) {
   using Compute = typename Program::Compute;
@@ -856,13 +877,13 @@ __device__ __forceinline__ void apply_grad_coeffs(const Program& program, const 
     if (item >= items) continue;
     const int64 row = item / slices, slice = item - row * slices;
     const RowTarget<Compute> t = program.target(row);
-    const RowVectors<typename Program::Input, kVecSize> view(program.input, t.offset[kLogits], program.space.classes);
+    const auto view = view_of_rows<kVecSize, kShifted>(program, t.offset);
     GradCoeffs<Compute> grad_coeffs = program.grad_coeffs[t.offset[kResults]];
     const double g = widen<double>(grad_output[t.offset[kResults] * result_stride]);
     scale_grad_coeffs(program, grad_coeffs, static_cast<Compute>(g * scale));
     const int64 length = (view.vectors + slices - 1) / slices;
     const int64 end = (slice + 1) * length < view.vectors ? (slice + 1) * length : view.vectors;
-    store_gradients<kVectors>(program, view, t, grad_coeffs, slice * length + group.thread_rank(), end,
-                              group.num_threads(), slice == 0 ? view.edge_class(group.thread_rank()) : -1);
+    store_gradients<kVectors, kShifted>(program, view, t, grad_coeffs, slice * length + group.thread_rank(), end,
+                                        group.num_threads(), slice == 0 ? view.edge_class(group.thread_rank()) : -1);
   }
 }

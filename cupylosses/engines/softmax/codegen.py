@@ -701,6 +701,7 @@ class _Indices:
         if kernel.layout == "thread_per_row":
             return f"apply_grad_coeffs_thread_per_row<{kernel.vec_size}>(program, result_stride, scale, grad_output)"
         size = _Indices._size(kernel)
+        size += ", true" if kernel.shifted else ""
         return f"apply_grad_coeffs<{size}>(program, group, chunks, result_stride, scale, grad_output)"
 
     @staticmethod

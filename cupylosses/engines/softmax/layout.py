@@ -47,7 +47,8 @@ from cupylosses.jit.gpu import DECLARED_BYTES, MAX_THREADS, SHARED_BYTES, WARP, 
 #: ones. What a row costs besides its logits is paid by each warp.
 WARP_VECTORS = 8
 VECTORS = 8
-#: The former of many rows that would need more than a warp: of whole vectors, and with single elements at their ends.
+#: The former of many rows that would need more than a warp: of whole vectors or shifted ones, and of others with single
+#: elements at their ends.
 WARP_VECTORS_WHOLE = 16
 WARP_VECTORS_EDGES = 12
 #: Vectors of a row that a lane takes, at least, and lanes below which it takes fewer than WARP_VECTORS: those of few
@@ -66,7 +67,7 @@ DENSE_FEW_ELEMENTS = 1 << 16
 #: Neighbouring rows that a thread takes together, where classes lie apart, at most, and threads of a block, at least.
 ROWS_PER_THREAD = 4
 THREAD_PER_ROW_THREADS_MIN = 64
-#: Bytes of a vector up to which rows that lie otherwise than their gradients are shifted in registers instead.
+#: Bytes of a vector from which on lanes share rows with small gaps, and rows with a target per class are not shifted.
 SHIFTED_BYTES = 8
 #: Distance in elements of neighbouring rows that a warp reads as columns, at most: of each line it uses half at least.
 NEAR = 2
@@ -365,14 +366,15 @@ class RowLayout:
     that a multiprocessor runs at once, half of them with gradients if rows are brought to the cache ``prefetch``.
     ``streamed`` are the threads of a block that take a row whose gradients are not asked for, 0 where they take it in
     the same way. Of rows in registers ``warps`` share a row, and a thread takes ``per_thread`` classes; of tiles of
-    gradients a lane stores ``per_thread`` vectors. ``shifted`` rows have the vectors of their gradients, which lie
-    otherwise: logits are shifted on their way to shared memory, or ``gathered`` if classes lie apart, or copied there
-    together with their gaps if these are small, with classes ``step`` elements apart, 0 of other layouts, and
-    ``padded`` by 16 bytes a row. Of interleaved rows of 16 bits classes that are ``step`` apart begin in the same half
-    of a word, ``shifted`` ones in the other half than their gradients, and ``gathered`` ones some so and some so. Rows
-    may have single elements at their ends, of which a thread takes up to ``edges``. Of second derivatives in registers
-    a lane takes ``per_thread`` vectors, some lanes fewer if rows are ``partial``. Of rows that blocks share by their
-    classes so many ``lanes`` read a class, and a thread has ``per_thread`` vectors on their way.
+    gradients a lane stores ``per_thread`` vectors. ``shifted`` rows lie otherwise than their gradients: vectors of
+    gradients are cut out of those of logits in shared memory, and operands with a target per class are shifted on their
+    way there. Logits are ``gathered`` there if classes lie apart, or copied there together with their gaps if these are
+    small, with classes ``step`` elements apart, 0 of other layouts, and ``padded`` by 16 bytes a row. Of interleaved
+    rows of 16 bits classes that are ``step`` apart begin in the same half of a word, ``shifted`` ones in the other half
+    than their gradients, and ``gathered`` ones some so and some so. Rows may have single elements at their ends, of
+    which a thread takes up to ``edges``. Of second derivatives in registers a lane takes ``per_thread`` vectors, some
+    lanes fewer if rows are ``partial``. Of rows that blocks share by their classes so many ``lanes`` read a class, and
+    a thread has ``per_thread`` vectors on their way.
     """
 
     kind: str
@@ -438,23 +440,29 @@ def row_layout(
         return found
     few = LANE_CLASSES if rows <= LANE_ROWS else FEW_CLASSES
     if gathers or (together and classes > few):
-        shifted = gathers or (shifts and vec_size * logits.itemsize < SHIFTED_BYTES)
+        # Elements of 8 bytes are as fast one by one.
+        shifted = gathers or (shifts and logits.itemsize < 8 and vec_size * logits.itemsize < 16)
         of_block, size = (SUBWARP_BLOCK_THREADS, BLOCK_THREADS), logits.itemsize
         vec_sizes = (16 // logits.itemsize, *(() if gathers else (vec_size,))) if shifted else (vec_size,)
         for vec_size in vec_sizes:
-            alike = ((gradients,), strides[1:2]) if shifted else ((logits, gradients), strides[:2])
+            alike = ((gradients,), strides[1:2]) if gathers else ((logits, gradients), strides[:2])
             edges = not _whole(classes, vec_size, alike[0], sizes, alike[1])
             kind, width, threads, cluster = _on_chip(
                 classes, vec_size, vec_size * size, rows, chip, of_block, VECTORS, PART_BYTES,
                 edges * (1 if gathers and size > 2 else LANE_EDGES), kept * vec_size,
+                WARP_VECTORS_WHOLE if shifted and not gathers else 0,
             )  # fmt: skip
             if kind != "two_pass":
-                break
+                of_thread = _stage(classes // vec_size, width * cluster) * vec_size
+                of_thread *= max(size, kept) if kind == "subwarp" else size
+                # Of a shifted row that warps share each has room for one vector more.
+                beside = threads // WARP if kind == "block" and shifted and not gathers else 0
+                shared = (threads + beside) * of_thread
+                if shared <= chip.shared - DECLARED_BYTES:
+                    break
             # Rows that are read twice go through no shared memory.
-            shifted = False
+            shifted, shared = False, 0
         each_edges = -(-2 * (vec_size - 1) * edges // width) if kind != "two_pass" else 0
-        vector = vec_size * (max(size, kept) if kind == "subwarp" else size)
-        shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vector
         per_block, units = 1, -(-rows // (threads // width))
     else:
         vec_size, threads, shared = _thread_per_row(classes, 1 if together else vec_size, logits.itemsize)
@@ -472,7 +480,7 @@ def row_layout(
     prefetch = kind == "block" and cluster == 1 and not (heavy or shifted)
     prefetch = prefetch and classes * logits.itemsize <= PREFETCH_BYTES
     streamed = 0
-    if kind == "block" and rows >= STREAMED_ROWS and width * cluster >= STREAMED_WIDTH and not shifted:
+    if kind == "block" and rows >= STREAMED_ROWS and width * cluster >= STREAMED_WIDTH and not gathers:
         fits = _stage(classes // vec_size, width * cluster) <= VECTORS
         streamed = fits * min(SUBWARP_BLOCK_THREADS, threads * cluster)
     chunks, rank = _chunks(units, _most_chunks(resident)), space_rank(rows, sizes)
@@ -1824,19 +1832,20 @@ def _on_chip(
     part: int,
     edges: int = 1,
     kept: int = 0,
+    longest: int = 0,
 ) -> tuple[str, int, int, int]:
     """Kind, threads of a block that share a row, threads and blocks of a cluster, for classes that are neighbours. A
     vector has so many bytes, or ``kept`` ones in a warp's row if that is more, and a thread of a block takes ``each``
     of them. Blocks whose lanes share rows, and those that share a row, have up to so many threads; one of these takes
     ``part`` bytes where others can take the rest. Of single elements at the ends of rows, if there are any, each thread
-    takes up to ``edges``.
+    takes up to ``edges``. Of many longer rows a lane of a warp takes ``longest`` vectors, if that is not 0.
     """
     most, at_most = threads[0], min(threads[1], chip.threads)
     # The last class of 257 is no vector of its own.
     vectors = classes // vec_size if edges > 1 else -(-classes // vec_size)
     # A warp takes many rows that are longer, too.
-    longest = WARP_VECTORS_EDGES if edges > 1 else WARP_VECTORS if edges else WARP_VECTORS_WHOLE
-    of_lane = WARP_VECTORS if rows < MANY_ROWS or vectors <= WARP * WARP_VECTORS else longest
+    usual = WARP_VECTORS_EDGES if edges > 1 else WARP_VECTORS if edges else WARP_VECTORS_WHOLE
+    of_lane = WARP_VECTORS if rows < MANY_ROWS or vectors <= WARP * WARP_VECTORS else longest or usual
     width = power_of_two(max(1, -(-2 * (vec_size - 1) // edges) if edges else 0, -(-vectors // of_lane)))
     few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES
     if width <= WARP and not (few and vectors > 2 * WARP):

@@ -276,7 +276,7 @@ class SoftmaxPlan(Plan):
             blocks = min(-(-chunks // (threads // gpu.WARP)), 8 * processors)
         elif stage == "from_residual":
             shared, cluster = shared if layout in softmax_layout.IN_TILES else 0, 1
-            vec_size = 1 if x.shifted else vec_size
+            vec_size = 1 if x.gathered else vec_size
             if layout in softmax_layout.IN_THREADS:
                 if layout not in ("thread_per_row", "thread_per_row_packed"):
                     threads = softmax_layout.THREADS
@@ -301,6 +301,8 @@ class SoftmaxPlan(Plan):
         input, target, weight, mask = self._dtypes
         if stage == "denominator" and not (self.indices and self.loss.mean_of_weights):
             weight = ""
+        # Other kernels than those of the layout read the logits of a row as they lie, or one by one.
+        of_layout = layout == x.kind and stage != "denominator" and not (stage == "from_residual" and x.gathered)
         kernel = SoftmaxKernel(
             self.loss, stage, self.indices, layout, vec_size, input, target, weight, mask, self.result, self.compute,
             flags=() if self.indices else self.static.flags, gradients=wanted[: 1 if self.indices else 2],
@@ -311,8 +313,7 @@ class SoftmaxPlan(Plan):
             tallies=self.tallies and not counted and stage in TALLYING_STAGES,
             cluster=cluster, prefetch=x.prefetch and "gradient" in stage,
             in_place=self.input.gradient.dtype if self.input.in_place and wanted[0] else "",
-            shifted=x.shifted and stage not in ("denominator", "from_residual"),
-            gathered=x.gathered and stage not in ("denominator", "from_residual"),
+            shifted=x.shifted and of_layout, gathered=x.gathered and of_layout,
             per_thread=per_thread if layout == x.kind else 0,
             edges=x.edges if layout == x.kind and stage != "from_residual" else 0, partial=x.partial,
             step=x.step if layout == x.kind else 0, padded=x.padded and layout == x.kind,
