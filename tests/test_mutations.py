@@ -313,6 +313,8 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, claimed": few_teams,
     "rows, capped": rows(row_properties.agrees_with_truth, "block, cluster", {"softcap": 3.0}, dtype="bfloat16"),
     "rows, block": rows(row_properties.agrees_with_truth, "block"),
+    "rows, shifted": rows(row_properties.agrees_with_truth, "block", dtype="bfloat16", place="sliced"),
+    "rows, shifted, in a warp": rows(row_properties.agrees_with_truth, "subwarp", dtype="bfloat16", place="sliced"),
     "rows, cluster": rows(row_properties.agrees_with_truth, "block, cluster"),
     "rows, two_pass": rows(row_properties.agrees_with_truth, "two_pass"),
     "rows, label_only": rows(row_properties.agrees_with_truth, "label_only_tiles", {}, PER_ROW),

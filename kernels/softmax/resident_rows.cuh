@@ -299,7 +299,9 @@ struct ResidentReader {
           // The first vector has no neighbour in front of it.
           const bool later = index + cuts.step < 0;
           P* const beside = row + cuts.step + (later ? turn : 0);
-          for_each_staged(index + cuts.step + (later ? count : 0), beside, present, count, turn, copy);
+          // The last vector of a row lies in front of none.
+          const int neighbour = index + cuts.step + (later ? count : 0), last = present + min(cuts.step, 0);
+          for_each_staged(neighbour, beside, last, count, turn, copy);
         }
       }
       for_each_staged(index, row, present, count, turn, copy);

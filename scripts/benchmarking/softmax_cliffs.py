@@ -198,6 +198,14 @@ def _unaligned() -> Iterator[Case]:
     yield case((8192, 32000), BF16, Layout(padding=1))
     yield case((65536, 1000), BF16, Layout(padding=1))
     yield case((2048, 32000), F32, Layout(padding=1))
+    yield case((65536, 1000), F32, Layout(padding=1))
+    # A slice of a vocabulary that is rounded up, and rows that a warp takes.
+    yield case((4096, 50257), BF16, Layout(padding=47))
+    for padding in (1, 4):
+        yield case((16384, 4096), BF16, Layout(padding=padding))
+    for mode, reduction in (("forward", "mean"), ("forward+backward", "none")):
+        plain = Case(UNALIGNED, logits((8192, 32000), BF16, reduction=reduction), mode)
+        yield replace(plain, layouts={0: Layout(padding=1)}, beside=plain, beside_bar=1 / 0.85)
     yield case(few(10), BF16, Layout(offset=1))
     yield case((8, 19, 512, 512), BF16, Layout(offset=1))
     # Few classes of a wider row, and every second class.
