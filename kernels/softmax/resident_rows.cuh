@@ -19,7 +19,8 @@
 // takes a second all_gather, and those of 16-bit logits would leave room for half as many.
 //
 // With kShifted rows of gradients lie otherwise than those of logits, and the third sweep takes the vectors of the
-// gradients: each is cut out of the two vectors of logits that it overlaps, of which a neighbouring thread copied one.
+// gradients: each is cut out of the two vectors of logits that it overlaps, of which a neighbouring lane copied one.
+// Before it, and behind it, lanes wait for each other.
 //
 // Traffic: each logit is read once, each gradient written once. Preconditions: class stride 1, of logits unless they
 // are gathered; dynamic shared memory for all vectors of a row, twice as much for products of 16-bit logits.

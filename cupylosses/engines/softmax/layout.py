@@ -440,23 +440,26 @@ def row_layout(
         return found
     few = LANE_CLASSES if rows <= LANE_ROWS else FEW_CLASSES
     if gathers or (together and classes > few):
-        # Elements of 8 bytes are as fast one by one.
+        # Long rows of 8 bytes are faster element by element.
         shifted = gathers or (shifts and logits.itemsize < 8 and vec_size * logits.itemsize < 16)
         of_block, size = (SUBWARP_BLOCK_THREADS, BLOCK_THREADS), logits.itemsize
         vec_sizes = (16 // logits.itemsize, *(() if gathers else (vec_size,))) if shifted else (vec_size,)
         for vec_size in vec_sizes:
+            # Gradients are cut out of what is staged, which are logits then, or numbers of as many bytes.
+            cuts = shifted and not gathers
+            stays = 0 if cuts and size < kept else kept
             alike = ((gradients,), strides[1:2]) if gathers else ((logits, gradients), strides[:2])
             edges = not _whole(classes, vec_size, alike[0], sizes, alike[1])
             kind, width, threads, cluster = _on_chip(
                 classes, vec_size, vec_size * size, rows, chip, of_block, VECTORS, PART_BYTES,
-                edges * (1 if gathers and size > 2 else LANE_EDGES), kept * vec_size,
-                WARP_VECTORS_WHOLE if shifted and not gathers else 0,
+                edges * (1 if gathers and size > 2 else LANE_EDGES), stays * vec_size,
+                WARP_VECTORS_WHOLE if cuts else 0,
             )  # fmt: skip
             if kind != "two_pass":
                 of_thread = _stage(classes // vec_size, width * cluster) * vec_size
-                of_thread *= max(size, kept) if kind == "subwarp" else size
-                # Of a shifted row that warps share each has room for one vector more.
-                beside = threads // WARP if kind == "block" and shifted and not gathers else 0
+                of_thread *= max(size, stays) if kind == "subwarp" else size
+                # Each of the warps that share a row has room for one vector more.
+                beside = threads // WARP if kind == "block" and cuts else 0
                 shared = (threads + beside) * of_thread
                 if shared <= chip.shared - DECLARED_BYTES:
                     break
