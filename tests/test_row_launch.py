@@ -548,10 +548,10 @@ def test_misaligned_logits(dtype: str, address: int) -> None:
     assert address % apart == 0 and (apart == widest or address % (2 * apart))
 
 
-@pytest.mark.parametrize(("step", "vec_size"), [(64, 4), (68, 4), (66, 2), (65, 4)])
-def test_rows_of_a_larger_matrix(step: int, vec_size: int) -> None:
+@pytest.mark.parametrize("step", [64, 68, 66, 65])
+def test_rows_of_a_larger_matrix(step: int) -> None:
     found = of((8, 64), 1, strides=(step, 1))
-    assert (found.vec_size, found.shifted) == (vec_size, step == 65)
+    assert (found.vec_size, found.shifted) == (4, step % 4 > 0)
 
 
 @pytest.mark.parametrize("dtype", FLOATING)

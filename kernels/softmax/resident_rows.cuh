@@ -314,10 +314,12 @@ struct ResidentReader {
       own.load_edges(input, stride, edge_logits);
     }
     // The element of a vector, or of an edge, that is the label's; -1 if there is none, or if its logit is masked.
-    const auto element_of = [&](const auto& of, int i) {
+    const auto element_of = [&](const OwnClasses<View, kEdges>& of, int i) {
       return !kMasksTarget && i == of.target_vector ? of.target_element : -1;
     };
-    const auto edge_element_of = [&](const auto& of, int e) { return !kMasksTarget && of.target_is_edge(e) ? 0 : -1; };
+    const auto edge_element_of = [&](const OwnClasses<View, kEdges>& of, int e) {
+      return !kMasksTarget && of.target_is_edge(e) ? 0 : -1;
+    };
 
     if constexpr (kGathered) {
       const ShiftedVectors<Input, kVecSize, kGathered> vectors(input, stride, classes, view.head);

@@ -20,8 +20,8 @@ from cupylosses.testing.host.settings import Settings
 from cupylosses.testing.memory import NAN_BYTE
 
 #: A GPU with little shared memory per block, so that even short rows count as long, and with few threads, since they
-#: take turns on the host; a cluster still has more than 32 warps. There is room for one vector more of each warp.
-SMALL = Chip(DECLARED_BYTES + (8 << 10) + 256, clusters=True, threads=512)
+#: take turns on the host; a cluster still has more than 32 warps.
+SMALL = Chip(DECLARED_BYTES + (8 << 10), clusters=True, threads=512)
 
 #: Few, so that even small losses take several rounds of blocks.
 PROCESSORS = 2
