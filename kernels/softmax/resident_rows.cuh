@@ -389,6 +389,17 @@ struct ResidentReader {
       const OwnClasses<View, kEdges>& stored = kCuts ? own_written : own;
       if (kCuts && t.active) own_written.load_edges(input, 1, edge_logits);
       const int vectors = exists ? stored.view.vectors : 0;
+      const auto store_edges = [&] {
+#pragma unroll
+        for (int e = 0; e < kEdges; ++e) {
+          const int edge = stored.edge_class(e);
+          if (exists && edge >= 0) {
+            store_gradient(program, gradients + edge, edge, edge_element_of(stored, e), grad_coeffs, all_zero,
+                           Pack<Input, 1>{{edge_logits[e]}});
+          }
+        }
+      };
+      if constexpr (!kCuts) store_edges();
       if (all_zero) {
         for (int i = index; i < vectors; i += count) {
           store_gradient(program, gradients + stored.view.first(i), 0, -1, grad_coeffs, true, Pack<Input, kVecSize>{});
@@ -439,14 +450,8 @@ struct ResidentReader {
           }
         }
       }
-#pragma unroll
-      for (int e = 0; e < kEdges; ++e) {
-        const int edge = stored.edge_class(e);
-        if (exists && edge >= 0) {
-          store_gradient(program, gradients + edge, edge, edge_element_of(stored, e), grad_coeffs, all_zero,
-                         Pack<Input, 1>{{edge_logits[e]}});
-        }
-      }
+      // Behind the vectors, since these edges have only just been loaded.
+      if constexpr (kCuts) store_edges();
       // Written by the thread that has just stored another number there.
       if ((kMasksTarget || (kKeepsProducts && own.in_vector)) && stored.has_target && !all_zero) {
         gradients[t.label] = Narrow<Gradient>::from(grad_coeffs.target * program.logit.slope(widen<Compute>(logit)));

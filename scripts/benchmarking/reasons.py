@@ -178,9 +178,9 @@ REASONS: dict[tuple[str, ...], str] = {
         "no vector of logits lies as one of gradients does, so a lane takes four rows that are a warp apart, by single "
         "elements: 0.101 where aligned ones take 0.080, before 0.69 of their speed and now 0.79"
     ),
-    ("unaligned rows", "bfloat16 8192x32000", "padding 1"): (
-        "each vector is cut out of two, by 15 instructions: 0.457 where aligned rows take 0.364; four vectors at a "
-        "time instead of two are slower, 0.163 instead of 0.133 for 65536 x 1000"
+    ("unaligned rows", "bfloat16 8192x32000", "forward+backward, input: padding 1"): (
+        "an H100, whose row is older than logits that are staged in their own vectors, takes 0.457 and 0.364 aligned; an "
+        "H200 takes 0.315 and 0.269, which meets the bar"
     ),
     ("images, distillation_loss float32 4x60x121x121",): (
         "58564 rows are one turn of tiles, whose blocks copy, evaluate and write one phase after another, by single "
@@ -270,8 +270,6 @@ REASONS: dict[tuple[str, ...], str] = {
     ("images, cross_entropy float32 8x21x513x513",): _faster_copy(0.1294, 0.1293, 0.162),
     ("images, cross_entropy bfloat16 8x21x513x513",): _faster_copy(0.0931, 0.0923, 0.103),
     ("images, cross_entropy bfloat16 8x19x512x512", "weight=True"): _faster_copy(0.0847, 0.0840, 0.0960),
-    ("unaligned rows", "bfloat16 65536x1000", "padding 1"): _faster_copy(0.120, 0.112, 0.130),
-    ("unaligned rows", "float32 2048x32000", "padding 1"): _faster_copy(0.180, 0.172, 0.213),
     ("classes apart", "float32 1000x32001"): (
         "read twice, 1.5 times the traffic that counts, and each class begins within a sector: an H200 takes 0.135, "
         "0.139 with tiles of 256 rows, and 0.128 would meet the bar; 1024 x 32000 takes 0.111"
