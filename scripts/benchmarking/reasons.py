@@ -179,8 +179,8 @@ REASONS: dict[tuple[str, ...], str] = {
         "elements: 0.101 where aligned ones take 0.080, before 0.69 of their speed and now 0.79"
     ),
     ("unaligned rows", "bfloat16 8192x32000", "forward+backward, input: padding 1"): (
-        "an H100, whose row is older than logits that are staged in their own vectors, takes 0.457 and 0.364 aligned; an "
-        "H200 takes 0.315 and 0.269, which meets the bar"
+        "an H100, whose row is older than logits that are staged in their own vectors, takes 0.457 and 0.364 aligned; "
+        "an H200 takes 0.315 and 0.269, which meets the bar"
     ),
     ("images, distillation_loss float32 4x60x121x121",): (
         "58564 rows are one turn of tiles, whose blocks copy, evaluate and write one phase after another, by single "

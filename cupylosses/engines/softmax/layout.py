@@ -445,7 +445,7 @@ def row_layout(
         of_block, size = (SUBWARP_BLOCK_THREADS, BLOCK_THREADS), logits.itemsize
         vec_sizes = (16 // logits.itemsize, *(() if gathers else (vec_size,))) if shifted else (vec_size,)
         for vec_size in vec_sizes:
-            # Gradients are cut out of what is staged, which are logits then, or numbers of as many bytes.
+            # Vectors of gradients are cut out of staged logits, or of numbers of as many bytes in their place.
             cuts = shifted and not gathers
             stays = 0 if cuts and size < kept else kept
             alike = ((gradients,), strides[1:2]) if gathers else ((logits, gradients), strides[:2])
