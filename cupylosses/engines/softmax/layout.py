@@ -440,7 +440,7 @@ def row_layout(
         return found
     few = LANE_CLASSES if rows <= LANE_ROWS else FEW_CLASSES
     if gathers or (together and classes > few):
-        # Long rows of 8 bytes are faster element by element.
+        # In long rows elements of 8 bytes are faster one by one.
         shifted = gathers or (shifts and logits.itemsize < 8 and vec_size * logits.itemsize < 16)
         of_block, size = (SUBWARP_BLOCK_THREADS, BLOCK_THREADS), logits.itemsize
         vec_sizes = (16 // logits.itemsize, *(() if gathers else (vec_size,))) if shifted else (vec_size,)
