@@ -66,11 +66,11 @@ struct ExpSlopeProducts<Compute, Pack<Storage, kVecSize>> {
   }
 };
 
-// How the vectors of a row of gradients lie between those of its logits. Each overlaps two of these: its own, which has
-// its number and lies in a slot of the calling thread, and that of a neighbour. Lanes of a warp have slots next to each
-// other. If other warps share the row (kMultiWarp) there is one slot more, where the lane at the end puts a copy of the
-// vector that its neighbour in another warp has. Fewer than kVecSize elements lie in front of the first vector of
-// logits or behind the last one: vectors of gradients from `begin` to `end` have none of them.
+// The places of the vectors of a row of gradients between those of its logits. Each overlaps two of these: its own,
+// which has its number and lies in a slot of the calling thread, and that of a neighbour. Lanes of a warp have slots
+// next to each other. If other warps share the row (kMultiWarp) there is one slot more, where the lane at the end puts
+// a copy of the vector that its neighbour in another warp has. Fewer than kVecSize elements lie in front of the first
+// vector of logits or behind the last one: vectors of gradients from `begin` to `end` have none of them.
 template <class Storage, int kVecSize, bool kMultiWarp>
 struct StagedCuts {
   using P = Pack<Storage, kVecSize>;
@@ -93,7 +93,7 @@ struct StagedCuts {
     lower = begin == 1 ? to_neighbour : 0;
     upper = begin == 1 ? 0 : to_neighbour;
   }
-  // What is staged of the classes of a vector of gradients. `slot`: that of its own vector of logits.
+  // The staged numbers of the classes of a vector of gradients. `slot`: that of its own vector of logits.
   __device__ __forceinline__ P load(const P* slot) const {
     const P both[2] = {load_words(slot + lower), load_words(slot + upper)};
     return cut_out<sizeof(Storage)>(both, bytes);
@@ -211,29 +211,6 @@ struct ResidentReader {
     if (view.vectors > 0) prefetch_l2(program.input + t.offset[kLogits] + view.head, view.vectors * 16u);
   }
 
-  // The vectors of a row: those of its logits, or of gathered ones those of its gradients.
-  template <class Program>
-  static __device__ __forceinline__ RowVectors<typename Program::Input, kVecSize, int> view_of(
-      const Program& program, const int64 (&offset)[kRowStreams], int classes) {
-    if constexpr (kGathered) {
-      return written_view(program, offset, classes);
-    } else {
-      return {program.input, offset[kLogits], classes};
-    }
-  }
-  // The vectors of its gradients, which are numbers of the type of the logits.
-  template <class Program>
-  static __device__ __forceinline__ RowVectors<typename Program::Input, kVecSize, int> written_view(
-      const Program& program, const int64 (&offset)[kRowStreams], int classes) {
-    static_assert(!kShifted || kSameType<typename Program::Input, typename Program::Gradient>,
-                  "gradients lie apart from logits");
-    if constexpr (kShifted) {
-      return {program.gradients, offset[kGradients], classes};
-    } else {
-      return {program.input, offset[kLogits], classes};
-    }
-  }
-
   // Gathers this thread's vectors: without registers, or kTogether at a time so that their loads are in flight
   // together.
   template <int kTogether, class Vectors, class View, class P>
@@ -271,8 +248,7 @@ struct ResidentReader {
     constexpr bool kKeepsExponentials =
         kGradient && !Program::kCapped && !Group::kMultiWarp && kSameType<Input, Compute>;
     const Input lowest = Narrow<Input>::from(-scalar_infinity(0.0f));
-    const int index = group.thread_rank(), count = group.num_threads(),
-              classes = static_cast<int>(program.space.classes);
+    const int index = group.thread_rank(), count = group.num_threads();
     constexpr bool kCopies = kCuts && kGradient && Group::kMultiWarp;
     const int turn = ResidentReader::turn(kCopies);
 
@@ -280,7 +256,8 @@ struct ResidentReader {
     t.active &= exists;
     t.invalid_label &= exists;
     using View = RowVectors<Input, kVecSize, int>;
-    const View view = view_of(program, t.offset, classes);
+    // Gathered logits have the vectors of their gradients.
+    const View view = vectors_of_row<kVecSize, kGathered, int>(program, t.offset);
     const Input* const input = program.input + t.offset[kLogits];
     const OwnClasses<View, kEdges> own(view, index, count, t.active, static_cast<int>(t.label));
     const int present = t.active ? view.vectors : 0;
@@ -294,7 +271,7 @@ struct ResidentReader {
       const P* const from = reinterpret_cast<const P*>(input + view.head);
       const auto copy = [&](int i, P* slot) { cp_async(slot, from + i); };
       if constexpr (kCopies) {
-        const auto cuts = cuts_of(written_view(program, t.offset, classes));
+        const auto cuts = cuts_of(vectors_of_row<kVecSize, kShifted, int>(program, t.offset));
         row += cuts.begin;
         if (cuts.at_end) {
           // The first vector has no neighbour in front of it.
@@ -322,7 +299,8 @@ struct ResidentReader {
     };
 
     if constexpr (kGathered) {
-      const ShiftedVectors<Input, kVecSize, kGathered> vectors(input, stride, classes, view.head);
+      const ShiftedVectors<Input, kVecSize, kGathered> vectors(input, stride, static_cast<int>(program.space.classes),
+                                                               view.head);
       // Threads of a single block have registers for more elements.
       constexpr int kTogether = Group::kMultiWarp && Group::kClusterSize == 1 ? 4 : 2;
       gather<kTogether>(vectors, view, index, row, present, count);
@@ -383,7 +361,7 @@ struct ResidentReader {
       if constexpr (kCuts || (Program::kInPlace && !Group::kMultiWarp)) __syncwarp();
       Gradient* const gradients = program.gradients + t.offset[kGradients];
       // The vectors and the edge elements of the gradients, if those lie otherwise.
-      [[maybe_unused]] const View written = written_view(program, t.offset, classes);
+      [[maybe_unused]] const View written = vectors_of_row<kVecSize, kShifted, int>(program, t.offset);
       [[maybe_unused]] const OwnClasses<View, kEdges> own_written(written, index, count, t.active,
                                                                   static_cast<int>(t.label));
       const OwnClasses<View, kEdges>& stored = kCuts ? own_written : own;

@@ -851,15 +851,16 @@ __device__ __forceinline__ void row_gradient(const Program& program, const Group
   Reader::template sweep<true>(program, group, scale, chunks, {});
 }
 
-// The vectors of a row: those of its gradients if kShifted, otherwise of its logits.
-template <int kVecSize, bool kShifted, class Program>
-__device__ __forceinline__ RowVectors<typename Program::Input, kVecSize> view_of_rows(
+// The vectors of a row of gradients, or of its logits.
+template <int kVecSize, bool kOfGradients, class Index = int64, class Program>
+__device__ __forceinline__ RowVectors<typename Program::Input, kVecSize, Index> vectors_of_row(
     const Program& program, const int64 (&offset)[kRowStreams]) {
-  if constexpr (kShifted) {
+  const Index classes = static_cast<Index>(program.space.classes);
+  if constexpr (kOfGradients) {
     static_assert(kSameType<typename Program::Input, typename Program::Gradient>, "gradients lie apart from logits");
-    return {program.gradients, offset[kGradients], program.space.classes};
+    return {program.gradients, offset[kGradients], classes};
   } else {
-    return {program.input, offset[kLogits], program.space.classes};
+    return {program.input, offset[kLogits], classes};
   }
 }
 
@@ -877,7 +878,7 @@ __device__ __forceinline__ void apply_grad_coeffs(const Program& program, const 
     if (item >= items) continue;
     const int64 row = item / slices, slice = item - row * slices;
     const RowTarget<Compute> t = program.target(row);
-    const auto view = view_of_rows<kVecSize, kShifted>(program, t.offset);
+    const auto view = vectors_of_row<kVecSize, kShifted>(program, t.offset);
     GradCoeffs<Compute> grad_coeffs = program.grad_coeffs[t.offset[kResults]];
     const double g = widen<double>(grad_output[t.offset[kResults] * result_stride]);
     scale_grad_coeffs(program, grad_coeffs, static_cast<Compute>(g * scale));
