@@ -108,13 +108,20 @@ struct OwnClasses {
   int index, count;
   bool active;  // the row exists and its logits are read
   int own_edge;
+  bool has_own_edge;
   int label;
   bool in_vector;  // the label's class is in a vector of some thread
   int target_vector, target_element;
   bool has_target;
 
   __device__ __forceinline__ OwnClasses(const View& view, int index, int count, bool active, int label)
-      : view(view), index(index), count(count), active(active), own_edge(view.edge_class(index)), label(label) {
+      : view(view),
+        index(index),
+        count(count),
+        active(active),
+        own_edge(view.edge_class(index)),
+        has_own_edge(active && own_edge >= 0),
+        label(label) {
     // Behind the head it is in a vector.
     const int offset = label - view.head;
     in_vector = active && offset >= 0 && offset / View::kVecSize < view.vectors;
@@ -129,7 +136,7 @@ struct OwnClasses {
     return kEdges == 1 ? own_edge : view.edge_class(index + e * count);
   }
   __device__ __forceinline__ bool has_edge(int e) const {
-    return active && edge_class(e) >= 0;
+    return kEdges == 1 ? has_own_edge : active && edge_class(e) >= 0;
   }
   __device__ __forceinline__ bool target_is_edge(int e) const {
     return has_edge(e) && edge_class(e) == label;
@@ -168,29 +175,30 @@ struct ResidentReader {
   static constexpr int kUnrollCuts = 2;
 
   // This thread's k-th vector is at [k * turn()].
-  template <class P>
-  static __device__ __forceinline__ P* stage(bool copies) {
+  template <class P, bool kCopies>
+  static __device__ __forceinline__ P* stage() {
     extern __shared__ uint4 staged[];
-    return reinterpret_cast<P*>(staged) + threadIdx.x + (copies ? threadIdx.x / kWarp : 0);
+    return reinterpret_cast<P*>(staged) + threadIdx.x + (kCopies ? threadIdx.x / kWarp : 0);
   }
-  // Slots of all threads for a vector of each, and for a vector of each warp if it `copies` one of another warp.
-  static __device__ __forceinline__ int turn(bool copies) {
-    return blockDim.x + (copies ? blockDim.x / kWarp : 0);
+  // Slots of all threads for a vector of each, and with kCopies for a vector that each warp copies from another one.
+  template <bool kCopies>
+  static __device__ __forceinline__ unsigned turn() {
+    return blockDim.x + (kCopies ? blockDim.x / kWarp : 0);
   }
 
-  // f(v, at) for every staged vector v < end of the thread; `at` is the vector's slot, and those of the next vector are
-  // `turn` slots away.
-  template <int kVectors = kUnroll, class P, class F>
-  static __device__ __forceinline__ void for_each_staged(int v, P* at, int end, int count, int turn, const F& f) {
+  // f(v, at) for every staged vector v < end of the thread; `at` is the vector's slot. The distance of slots is found
+  // again wherever it is added: as an argument it spilled registers of threads that have 40 (NVRTC 13.0).
+  template <bool kCopies, int kVectors = kUnroll, class P, class F>
+  static __device__ __forceinline__ void for_each_staged(int v, P* at, int end, int count, const F& f) {
     if constexpr (kVectors > 1) {
 #pragma unroll 1
-      for (; v + (kVectors - 1) * count < end; v += kVectors * count, at += kVectors * turn) {
+      for (; v + (kVectors - 1) * count < end; v += kVectors * count, at += kVectors * turn<kCopies>()) {
 #pragma unroll
-        for (int k = 0; k < kVectors; ++k) f(v + k * count, at + k * turn);
+        for (int k = 0; k < kVectors; ++k) f(v + k * count, at + k * turn<kCopies>());
       }
     }
 #pragma unroll 1
-    for (; v < end; v += count, at += turn) f(v, at);
+    for (; v < end; v += count, at += turn<kCopies>()) f(v, at);
   }
 
   // Slots for so many vectors.
@@ -217,7 +225,7 @@ struct ResidentReader {
   static __device__ __forceinline__ void gather(const Vectors& vectors, const View& view, int v, P* at, int end,
                                                 int count) {
     if constexpr (Vectors::kCopies) {
-      for_each_staged(v, at, end, count, blockDim.x, [&](int i, P* slot) { vectors.copy(view.first(i), slot); });
+      for_each_staged<false>(v, at, end, count, [&](int i, P* slot) { vectors.copy(view.first(i), slot); });
       return;
     }
 #pragma unroll 1
@@ -250,7 +258,6 @@ struct ResidentReader {
     const Input lowest = Narrow<Input>::from(-scalar_infinity(0.0f));
     const int index = group.thread_rank(), count = group.num_threads();
     constexpr bool kCopies = kCuts && kGradient && Group::kMultiWarp;
-    const int turn = ResidentReader::turn(kCopies);
 
     RowTarget<Compute> t = program.target(exists ? r : 0);
     t.active &= exists;
@@ -264,9 +271,9 @@ struct ResidentReader {
     // Both uses find the cuts for themselves: kept from one to the other they would spill registers.
     [[maybe_unused]] const auto cuts_of = [&](const View& written) {
       const int lanes = group.subwarp_size();
-      return StagedCuts<Input, kVecSize, Group::kMultiWarp>(view, written, index & (lanes - 1), lanes, turn);
+      return StagedCuts<Input, kVecSize, Group::kMultiWarp>(view, written, index & (lanes - 1), lanes, turn<kCopies>());
     };
-    P* row = stage<P>(kCopies);
+    P* row = stage<P, kCopies>();
     if constexpr (!kGathered) {
       const P* const from = reinterpret_cast<const P*>(input + view.head);
       const auto copy = [&](int i, P* slot) { cp_async(slot, from + i); };
@@ -276,13 +283,13 @@ struct ResidentReader {
         if (cuts.at_end) {
           // The first vector has no neighbour in front of it.
           const bool later = index + cuts.step < 0;
-          P* const beside = row + cuts.step + (later ? turn : 0);
+          P* const beside = row + cuts.step + (later ? turn<kCopies>() : 0);
           // The last vector of a row lies in front of none.
           const int neighbour = index + cuts.step + (later ? count : 0), last = present + min(cuts.step, 0);
-          for_each_staged(neighbour, beside, last, count, turn, copy);
+          for_each_staged<kCopies>(neighbour, beside, last, count, copy);
         }
       }
-      for_each_staged(index, row, present, count, turn, copy);
+      for_each_staged<kCopies>(index, row, present, count, copy);
     }
     Input logit{}, edge_logits[kEdgeSlots]{};
     const int64 stride = kGathered ? program.space.class_stride[kLogits] : 1;
@@ -308,7 +315,7 @@ struct ResidentReader {
     if constexpr (kPrefetch && sizeof(P) == 16) prefetch_row(program, group, next);
     cp_async_wait_all();
     RunningMax<Compute, Input, kVecSize> running;
-    for_each_staged(index, row, present, count, turn, [&](int, const P* slot) { running.add(load_words(slot)); });
+    for_each_staged<kCopies>(index, row, present, count, [&](int, const P* slot) { running.add(load_words(slot)); });
     Compute raw = running.get();
 #pragma unroll
     for (int e = 0; e < kEdges; ++e) {
@@ -316,7 +323,7 @@ struct ResidentReader {
     }
     [[maybe_unused]] const int half = slots(view.vectors, count);
     if (kMasksTarget && own.has_target && own.in_vector) {
-      P* const slot = row + (own.target_vector >> log2_exact(count)) * turn;
+      P* const slot = row + (own.target_vector >> log2_exact(count)) * turn<kCopies>();
       reinterpret_cast<Input*>(slot)[own.target_element] = lowest;
     }
 #pragma unroll
@@ -331,7 +338,7 @@ struct ResidentReader {
         {program.logit.value(subwarp_reduce(raw, group.subwarp_size(), MaxOp{})), Compute(0)}, Compute(0), Compute(0)};
     const Compute shift = exp_shift(sums.softmax.max_logit);
     constexpr int kVectors = Program::kCapped ? kUnrollCapped : kUnroll;
-    for_each_staged<kVectors>(index, row, present, count, turn, [&](int i, P* slot) {
+    for_each_staged<kCopies, kVectors>(index, row, present, count, [&](int i, P* slot) {
       if constexpr (kKeepsProducts && kGradient) {
         sums.softmax.exp_sum += ExpSlopeProducts<Compute, P>::store(program, element_of(own, i), shift, slot, half);
       } else if constexpr (kKeepsExponentials) {
@@ -386,10 +393,10 @@ struct ResidentReader {
         [[maybe_unused]] const auto cuts = cuts_of(written);
         const bool later = kCuts && index < cuts.begin;
         const int from = later ? index + count : index, end = kCuts ? (exists ? cuts.end : 0) : vectors;
-        P* const slots = later ? row + turn : row;
+        P* const slots = later ? row + turn<kCopies>() : row;
         constexpr int kMost = kCuts ? kUnrollCuts : kUnroll,
                       kWritten = kKeepsProducts || kVectors > kMost ? kMost : kVectors;
-        for_each_staged<kWritten>(from, slots, end, count, turn, [&](int i, P* slot) {
+        for_each_staged<kCopies, kWritten>(from, slots, end, count, [&](int i, P* slot) {
           const int first = stored.view.first(i);
           if constexpr (kKeepsProducts) {
             Compute g[kVecSize];
