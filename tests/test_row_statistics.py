@@ -293,14 +293,20 @@ def strided(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    ("layout", "rows", "dtype"),
-    [("transposed", (4, 6), f32), ("shifted", (4, 6), f32), ("rows", (4, 6), f32), ("transposed", (32, 64), f32)]
-    + [("every second", (4, 6), bf16)],
+    ("layout", "rows", "features", "dtype"),
+    [
+        ("transposed", (4, 6), 8, f32),
+        ("shifted", (4, 6), 8, f32),
+        ("rows", (4, 6), 8, f32),
+        ("transposed", (32, 64), 8, f32),
+        ("transposed", (8, 8), 256, f32),
+        ("every second", (4, 6), 16, bf16),
+    ],
     ids=str,
 )
-def test_strides_change_no_bit(layout: str, rows: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Of a value, nor of gradients; those lie as the operands do. Many elements are read from copies."""
-    first, second, label = drawn(COSINE, rows, 16 if dtype == bf16 else 8, dtype)
+def test_strides_change_no_bit(layout: str, rows: tuple[int, ...], features: int, dtype: torch.dtype) -> None:
+    """Of a value, nor of gradients; those lie as the operands do. Many features are read from copies."""
+    first, second, label = drawn(COSINE, rows, features, dtype)
     plain = gradients(COSINE, (first, second, label), reduction="none")
     placed = strided(first, layout)
     found = gradients(COSINE, (placed, second, label), reduction="none")
@@ -325,6 +331,45 @@ def test_vectors_whose_features_lie_apart_are_copied(rows: int, writes: bool, sl
     call = Call(*loss.engine.bind(loss, (*tensors, None, None, None), loss.default_settings))
     copies = loss.engine.copies(call, tuple(vectors), Machine(132, Chip()), writes)
     assert len(copies) == count and 1 - slot not in copies
+
+
+#: Vectors that lie next to each other: of one row order and another, and of few neighbours.
+ROWS, OTHER_ROWS, FOURS = (1, 0), (1, 2, 0), (0, 2, 1)
+
+
+def _in_order(shape: Sequence[int], order: Sequence[int], dtype: str) -> TensorSpec:
+    placed = torch.empty([shape[d] for d in order], device="meta").permute([*numpy.argsort(order)])
+    return TensorSpec(dtype, tuple(shape), placed.stride())
+
+
+@pytest.mark.parametrize(
+    ("loss", "dtype", "shape", "order", "second", "copied"),
+    [
+        ("cosine_loss", "float32", (1 << 16, 8), ROWS, ROWS, ()),
+        ("cosine_loss", "float32", (1 << 16, 128), ROWS, ROWS, ()),
+        ("cosine_loss", "float32", (1 << 16, 256), ROWS, ROWS, (0, 1)),
+        ("cosine_loss", "bfloat16", (1 << 16, 128), ROWS, ROWS, ()),
+        ("cosine_loss", "bfloat16", (1 << 16, 256), ROWS, ROWS, (0, 1)),
+        ("triplet_margin_loss", "bfloat16", (1 << 16, 64), ROWS, ROWS, ()),
+        ("triplet_margin_loss", "bfloat16", (1 << 16, 128), ROWS, ROWS, (0, 1)),
+        ("cosine_loss", "float32", (256, 256, 8), (2, 0, 1), (2, 0, 1), ()),
+        ("cosine_loss", "float32", (256, 256, 8), OTHER_ROWS, OTHER_ROWS, ()),
+        ("cosine_loss", "float32", (256, 256, 8), (2, 0, 1), (2, 1, 0), (1,)),
+        ("cosine_loss", "float32", (1 << 14, 4, 32), FOURS, FOURS, ()),
+        ("cosine_loss", "bfloat16", (1 << 14, 4, 32), FOURS, FOURS, (0,)),
+    ],
+)
+def test_neighbouring_vectors_are_read_where_lanes_fill_sectors(
+    loss: str, dtype: str, shape: Sequence[int], order: Sequence[int], second: Sequence[int], copied: Sequence[int]
+) -> None:
+    """Where features lie apart lanes read an element of each of their rows at once, of few operands half a sector."""
+    definition = registry()[loss]
+    count = len(definition.operands)
+    vectors = [_in_order(shape, order, dtype), _in_order(shape, second, dtype)]
+    vectors += [_in_order(shape, range(len(shape)), dtype)] * (count - 2)
+    tensors = [torch.empty(shape, device="meta")] * count
+    call = Call(*definition.engine.bind(definition, (*tensors, None, None, None), definition.default_settings))
+    assert tuple(definition.engine.copies(call, tuple(vectors), Machine(132, Chip()), True)) == tuple(copied)
 
 
 @pytest.mark.parametrize(
@@ -355,18 +400,21 @@ def test_short_rows_of_several_vectors_are_copied(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "rows", "count"), [("bfloat16", 8, 2), ("bfloat16", 4, 0), ("float32", 4, 2), ("float32", 3, 0)]
+    ("dtype", "rows", "features", "count"),
+    [("bfloat16", 8, 1 << 18, 2), ("bfloat16", 4, 1 << 18, 0), ("float32", 4, 1 << 18, 2), ("float32", 3, 1 << 18, 0)]
+    + [("float32", 1 << 16, 128, 0), ("bfloat16", 1 << 16, 64, 0), ("bfloat16", 1 << 16, 128, 2)],
 )
-def test_second_derivatives_copy_vectors_and_tangents(dtype: str, rows: int, count: int) -> None:
-    """Few long vectors next to each other use a small part of each sector."""
-    shape = (rows, 1 << 18)
+def test_second_derivatives_copy_vectors_and_tangents(dtype: str, rows: int, features: int, count: int) -> None:
+    """Few long vectors next to each other use a small part of each sector; of short ones lanes have neighbours."""
+    shape = (rows, features)
     lies = TensorSpec(dtype, shape, (1, rows))
     tensors = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta")] * 3
     loss = registry()["pearson_loss"]
     call = Call(*loss.engine.bind(loss, (*tensors[:2], None, None, None), loss.default_settings))
     along = loss.engine.jvp(call, (True, False), (tensors[2],))
-    copies = loss.engine.copies(along, (lies, TensorSpec(dtype, shape, (1 << 18, 1)), lies), Machine(132, Chip()), True)
-    assert copies == dict.fromkeys((0, 2)[:count], (1 << 18, 1))
+    contiguous = TensorSpec(dtype, shape, (features, 1))
+    copies = loss.engine.copies(along, (lies, contiguous, lies), Machine(132, Chip()), True)
+    assert copies == dict.fromkeys((0, 2)[:count], (features, 1))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from cupylosses import interop
 
 #: Threads of a warp.
 WARP = 32
+#: Bytes that memory is read and written by at least: a sector.
+SECTOR_BYTES = 32
 #: Bytes of shared memory that a block may use without opting in to more.
 SHARED_BYTES = 48 << 10
 #: Upper bound of the static shared memory of a kernel, in bytes.

@@ -20,7 +20,7 @@ from operator import mul
 
 from cupylosses.definition.base import MAX_OPERANDS
 from cupylosses.engines.strides import MAX_RANK, dimension_words, in_order, merge, multiplier, row_major
-from cupylosses.jit.gpu import WARP
+from cupylosses.jit.gpu import SECTOR_BYTES, WARP
 
 #: The same of a derivative along directions, which has more operands than other losses: the parameters of a kernel,
 #: and with them the strides of all tensors, have 4 KiB before CUDA 12.1.
@@ -88,9 +88,6 @@ RAGGED_BLOCKS = 2 << 7
 RAGGED_ROW = (9, 128)
 #: The part of these vectors' elements that must exist for a heavy loss, which is computed of the others too.
 WELL_FILLED = 0.8
-
-#: Bytes that memory is read and written by at least.
-SECTOR = 32
 
 #: Part of the elements that a broadcast operand may have, as its inverse, for its address not to limit the vectors.
 SMALL_PART = 16
@@ -463,7 +460,7 @@ def _fronts(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Seq
         if prod([n for n, step in zip(sizes, s, strict=True) if step]) * x.itemsize > KEPT_IN_L2
         for d in range(1, len(sizes))
         if 0 < abs(s[d]) * x.itemsize < SHARED_SECTORS
-        and (abs(s[d]) * x.itemsize < SECTOR or s[d] * x.itemsize % SECTOR != 0)
+        and (abs(s[d]) * x.itemsize < SECTOR_BYTES or s[d] * x.itemsize % SECTOR_BYTES != 0)
         and dense[d] * width > KEPT_IN_L2
     ]
     return prod(sizes) // min(far) if far else 1
@@ -705,8 +702,8 @@ def _micro_tiles(
     lanes = min(16, max(4, 64 // (a * largest)))
     while lanes > 1:
         down = WARP // lanes * b * largest
-        spare = lanes // 2 * a * largest >= SECTOR and down < (2 * SECTOR if b == 1 else SECTOR)
-        if not (spare or (lanes > 4 and down < SECTOR)):
+        spare = lanes // 2 * a * largest >= SECTOR_BYTES and down < (2 * SECTOR_BYTES if b == 1 else SECTOR_BYTES)
+        if not (spare or (lanes > 4 and down < SECTOR_BYTES)):
             break
         lanes //= 2
     while lanes < WARP and WARP // lanes * b >= 2 * sizes[1]:
@@ -731,7 +728,7 @@ def _spanning(tile: Tile, sizes: Sequence[int], itemsize: int) -> Tile:
 
     def in_sectors(x: Tile) -> bool:
         across, down = x.lanes_a * x.a, WARP // x.lanes_a * x.b
-        return all([y >= n or y * itemsize >= SECTOR for y, n in zip((across, down), sizes, strict=False)])
+        return all([y >= n or y * itemsize >= SECTOR_BYTES for y, n in zip((across, down), sizes, strict=False)])
 
     if used(tile) >= WELL_USED:
         return tile
@@ -746,7 +743,7 @@ def _spanning(tile: Tile, sizes: Sequence[int], itemsize: int) -> Tile:
     spans = any(side >= size for side, size in zip(tile.sides, sizes, strict=False))
     least = used(tile) * (BETTER_USED if spans else 1)
     fitting = [x for x in found if 1 < x.steps_a * x.steps_b <= most and used(x) >= least]
-    fewest = -1 if sizes[0] * itemsize % SECTOR == 0 else 1
+    fewest = -1 if sizes[0] * itemsize % SECTOR_BYTES == 0 else 1
 
     def order(x: Tile) -> tuple[float, bool, int]:
         return used(x), in_sectors(x), fewest * x.lanes_a
@@ -1150,7 +1147,7 @@ def is_sparse(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bo
     sizes, (merged,) = merge(shape, [strides])
     if _sectors(sizes, merged, itemsize) > SPARSE:
         return True
-    pairs = _sectors(sizes, merged, itemsize, 2 * SECTOR)
+    pairs = _sectors(sizes, merged, itemsize, 2 * SECTOR_BYTES)
     return pairs > SPARSE and pairs * prod(shape) * itemsize > SPARSE_BYTES
 
 
@@ -1219,7 +1216,7 @@ def has_narrow_tiles(order: Layout, itemsize: int) -> bool:
     return narrow and order.elements >= ORDERED_ELEMENTS
 
 
-def _sectors(sizes: Sequence[int], strides: Sequence[int], itemsize: int, sector: int = SECTOR) -> float:
+def _sectors(sizes: Sequence[int], strides: Sequence[int], itemsize: int, sector: int = SECTOR_BYTES) -> float:
     """Bytes of the sectors of the first elements, for each of their own."""
     offsets = _offsets(sizes, strides, _SAMPLE)
     return len({x * itemsize // sector for x in offsets}) * sector / (len(offsets) * itemsize)
@@ -1242,7 +1239,7 @@ def _sectors_per_term(
     touched = 0
     for of_kept, of_reduced in strides:
         first, second = _offsets(kept, of_kept, across), _offsets(reduced, of_reduced, along)
-        touched += len({(a + b) * 4 // SECTOR for a in first for b in second})
+        touched += len({(a + b) * 4 // SECTOR_BYTES for a in first for b in second})
     return touched / (across * along)
 
 

@@ -31,16 +31,17 @@ from cupylosses.engines.row_statistics import checks as row_checks
 from cupylosses.engines.row_statistics import reference as row_reference
 from cupylosses.engines.row_statistics.call import Static, constant_divisor, has_features, names
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
-from cupylosses.engines.row_statistics.layout import MAX_PARTS, PAIRED_BYTES
+from cupylosses.engines.row_statistics.layout import ALONG_OPERANDS, MAX_PARTS, PAIRED_BYTES
 from cupylosses.engines.row_statistics.plan import StatisticsPlan
 from cupylosses.engines.softmax.layout import classes_last
 from cupylosses.interop import ITEMSIZE
+from cupylosses.jit.gpu import SECTOR_BYTES
 from cupylosses.reference_math import divide
 
 #: Distance of the features of a vector, and its elements, from which on a copy is read where it would be read twice.
 SPARSE_STEP = 3
 SPARSE_ELEMENTS = 1 << 20
-#: Operands, and vectors of a row, of which lanes that take rows alone find their sectors in L1 again, at most.
+#: Operands, and vectors of a row, of which lanes that take short rows find their sectors in L1 again, at most.
 FEW_OPERANDS, FEW_VECTORS = 2, 2
 #: Few long vectors next to each other are copied from this distance of neighbouring features on, and from so many
 #: elements on; for second derivatives, from another distance on, in elements and in bytes. The first vector, whose
@@ -157,11 +158,27 @@ class StatisticsEngine(Engine):
         plain ones if there are few rows; so are large ones of whose sectors a third or less is used, if they would be
         read twice, or by lanes that take short rows alone. Of second derivatives, vectors and tangents are copied that
         lie like few long vectors next to each other, and those of 16 bits in very long rows whose features lie apart.
+
+        Vectors are read where they lie if the lanes of a warp have neighbouring rows, whose elements fill a sector, or
+        half of one if operands are few: other lanes then find the rest in L1.
         """
-        loss: Any = call.loss
         if call.static.has_tangent:
-            return _copies_along(call, tensors) | self._sparse_along(call, tensors, machine)
-        found, twice = {}, writes and call.static.reduction == "none"
+            found = _copies_along(call, tensors) | self._sparse_along(call, tensors, machine)
+        else:
+            found = self._copies_apart(call, tensors, machine, writes)
+        if not found:
+            return found
+        plan = StatisticsPlan(self, call, tensors, self.promoted(call), machine)
+        few = ALONG_OPERANDS if call.static.has_tangent else FEW_OPERANDS
+        least = SECTOR_BYTES if plan.read > few else SECTOR_BYTES // 2
+        return {i: strides for i, strides in found.items() if plan.bytes_at_once(i) < least}
+
+    def _copies_apart(
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
+    ) -> dict[int, tuple[int, ...]]:
+        """The vectors whose features lie apart, of which a copy is faster than one element after another."""
+        loss: Any = call.loss
+        found, twice = dict[int, tuple[int, ...]](), writes and call.static.reduction == "none"
         alone = writes and self._takes_rows_alone(call, tensors, machine)
         for i in loss.vector_slots:
             x = tensors[i]

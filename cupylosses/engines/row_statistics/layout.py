@@ -159,6 +159,7 @@ class Layout:
     that blocks share them in all kernels. ``resident`` is the number of blocks of a multiprocessor that stay, 0 if
     registers decide; ``ahead`` that of the vectors of each operand that a thread reads together, ``value_ahead``
     where it writes no gradients. A row has ``parts``, which a ``cluster`` of blocks takes, or one block, in ``rounds``.
+    So many rows of each stream are ``neighbours``, those that follow one another in memory.
     """
 
     kind: str
@@ -182,6 +183,11 @@ class Layout:
     apart: Parts | None = None
     split: bool = False
     paired: int = 0
+    neighbours: tuple[int, ...] = ()
+
+    def rows_at_once(self, stream: int) -> int:
+        """Neighbouring rows of which the lanes of a warp read an element each at once."""
+        return min(WARP // self.width, self.neighbours[stream]) if self.kind == "lanes" else 1
 
     def parts_meet(self, processors: int, threads: int) -> bool:
         """True if the parts of a row may wait for each other, in a block each: if all of them run at once, and a half
@@ -293,6 +299,7 @@ def layout(
     paired = sum([1 << i for i, x in enumerate(vectors[:read]) if x and _is_paired(x, shape, vec_size)])
     sizes, strides = merge(shape, [x.strides for x in streams])
     many = len(sizes) > 1
+    neighbours = tuple([sizes[0] if x[0] == 1 else 1 for x in strides])
     # A thread has whole batches of vectors.
     each = threads * (row // count)
     shared = -(-count // (width * taken * ahead)) * ahead * taken * each
@@ -327,7 +334,7 @@ def layout(
     return Layout(
         kind, vec_size, wide, held, width, threads, rounds * at_once, -(-rows // (rounds * at_once)), many, words,
         shared, resident, ahead, value_ahead, parts, taken, cluster, copied, apart,
-        parts > MAX_PARTS and rows <= FEW_ROWS, paired,
+        parts > MAX_PARTS and rows <= FEW_ROWS, paired, neighbours,
     )  # fmt: skip
 
 

@@ -151,6 +151,15 @@ class StatisticsPlan(Plan):
             bool(self._has_tangent), room, self.machine.chip.clusters,
         )  # fmt: skip
 
+    @property
+    def read(self) -> int:
+        """Arrays whose features kernels read, tangents included."""
+        return sum(self._has_features)
+
+    def bytes_at_once(self, slot: int) -> int:
+        """Bytes of an array next to each other that the lanes of a warp read at once where rows are neighbours."""
+        return self.layout.rows_at_once(self._streams.index(slot)) * ITEMSIZE[self.tensors[slot].dtype]
+
     def _is_apart(self, wanted: Wanted) -> bool:
         """True if each part of a row has a block where the value and its gradients are computed."""
         if self.layout.apart is None:
@@ -160,9 +169,8 @@ class StatisticsPlan(Plan):
 
     def _threads_of_parts(self, wanted: Wanted) -> int:
         """Threads that a multiprocessor runs of a kernel of parts of rows, by the registers that it takes."""
-        vectors = sum(self._has_features)
         if self._has_tangent:
-            return ROOMY_THREADS if vectors > MOST_VECTORS else row_layout.MAX_BLOCK_THREADS
+            return ROOMY_THREADS if self.read > MOST_VECTORS else row_layout.MAX_BLOCK_THREADS
         written = sum([w and has for w, has in zip(wanted, self._has_features, strict=False)])
         narrow = min([ITEMSIZE[x.dtype] for x, has in zip(self.tensors, self._has_features, strict=False) if has]) < 4
         if written > 1 or self.static.masked or (self.loss.first and narrow):

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from cupylosses.engines.strides import MAX_RANK, dense_strides, dimension_words, merge, power_of_two
-from cupylosses.jit.gpu import DECLARED_BYTES, MAX_THREADS, SHARED_BYTES, WARP, Chip
+from cupylosses.jit.gpu import DECLARED_BYTES, MAX_THREADS, SECTOR_BYTES, SHARED_BYTES, WARP, Chip
 
 #: Vectors of a row that a thread takes, as long as there are threads to take the others: of rows in a warp, and longer
 #: ones. What a row costs besides its logits is paid by each warp.
@@ -100,8 +100,6 @@ SPARSE_BYTES = 1 << 27
 SPARSE_APART_BYTES = 1 << 24
 SPARSE_ROW_BYTES = 1 << 10
 SPARSE_APART_ROW_BYTES = 1 << 8
-#: Bytes of a sector of memory, which is written as a whole or read before.
-SECTOR_BYTES = 32
 #: Rows whose losses a single warp adds up, at most.
 LABEL_ONLY_FEW = 2 * WARP
 #: Partial sums of longer rows, at most: a warp that writes tile after tile for one of them is slower by up to a half.
