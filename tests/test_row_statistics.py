@@ -701,6 +701,57 @@ def test_chips_change_no_bit(features: int, fresh_plans: Callable[[], None], mon
             assert same_bits(a, b)
 
 
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("function", "features", "dtype", "layout"),
+    [(COSINE, 3, f32, "transposed"), (F.ccc_loss, 8, bf16, "every second"), (TRIPLET, 5, f32, "masked")],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
+def test_short_rows_in_registers_change_no_bit(
+    function: Any,
+    features: int,
+    dtype: torch.dtype,
+    layout: str,
+    fresh_plans: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of values, gradients and products with the Hessian; other rows go through shared memory."""
+    first, *others = drawn(function, (5, 7), features, dtype)
+    if layout == "masked":
+        options = {"mask": (torch.rand(5, 7, generator=torch.Generator().manual_seed(3)) < 0.7).to(KERNELS)}
+    else:
+        first, options = strided(first, layout), {}
+    found = []
+    for least in (36, 35):
+        monkeypatch.setattr(row_layout, "REGISTER_ROWS", least)
+        fresh_plans()
+        mean, unreduced = (gradients(function, (first, *others), reduction=x, **options) for x in ("mean", "none"))
+        along = [] if layout == "masked" else products(function, (first, *others))
+        found.append([*mean, *unreduced, *along])
+    for a, b in zip(*found, strict=True):
+        assert same_bits(a.contiguous(), b.contiguous())
+
+
+def test_many_rows_of_few_features_stay_in_registers() -> None:
+    """Of 16 bits fewer features, which are converted twice; few rows share the kernels of other numbers of features."""
+
+    def kept(dtype: str, rows: int, features: int, loss: str = "cosine_loss") -> int:
+        definition, shape = registry()[loss], (rows, features)
+        tensors = [torch.empty(shape, device="meta")] * len(definition.operands)
+        call = Call(*definition.engine.bind(definition, (*tensors, None, None, None), definition.default_settings))
+        vectors = tuple([TensorSpec(dtype, shape, (features, 1))] * len(tensors))
+        plan: Any = definition.engine.plan(call, vectors, dtype, Machine(132, Chip(232448, True, 1024)))
+        assert plan.layout.in_registers in (0, features) and (plan.layout.shared == 0) == (plan.layout.in_registers > 0)
+        return int(plan.layout.in_registers)
+
+    many = 1 << 15
+    assert [kept("float32", many, x) for x in (3, 16, 17)] == [3, 16, 0]
+    assert [kept("bfloat16", many, x) for x in (12, 16)] == [12, 0]
+    assert [kept("float64", many, x) for x in (8, 9)] == [8, 0]
+    assert [kept("float32", many, x, "triplet_margin_loss") for x in (10, 11)] == [10, 0]
+    assert kept("float32", many - 1, 3) == 0
+
+
 @pytest.mark.parametrize(
     ("loss", "looks", "kept"),
     short_or_full([], [(TRIPLET, 128, "all"), (COSINE, 0, "all")])

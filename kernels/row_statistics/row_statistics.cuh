@@ -675,9 +675,10 @@ struct RowResult {
 // Value is differentiated with respect to the statistics if kOfStatistics, and to the labels of kLabelMask. kVecSize
 // divides the features; kWide has a bit for each of Vectors and then VectorSinks whose vectors are loaded or stored at
 // once, not element by element; kPaired one for each of Vectors of which they are every second element of two of these.
+// kFeatures_ are those of short rows that lanes take alone, in registers; 0 of others, whose features are the layout's.
 template <class Summands_, class Value_, class Vectors_, class Labels_, class VectorSinks_, class LabelSinks_,
           class Mask_, class Layout_, bool kOfStatistics, unsigned kLabelMask, int kVecSize_, unsigned kWide_,
-          unsigned kPaired_, bool kHeld_, bool kCopied_, int kAhead_, int kThreads_>
+          unsigned kPaired_, bool kHeld_, bool kCopied_, int kAhead_, int kThreads_, int kFeatures_>
 struct RowStatistics {
   static constexpr int kVecSize = kVecSize_, kAhead = kAhead_;
   static constexpr bool kHeld = kHeld_;
@@ -709,6 +710,11 @@ struct RowStatistics {
   using Rounded = Choose<kVectorBytes == 8 * kVecSize, double, float>;
   using Row = RowResult<kStatistics, kLabels>;
   static constexpr bool kFirsts = Summands_::kFirsts;
+  // True if the vectors of a row are in the registers of a lane.
+  static constexpr bool kInRegisters = kFeatures_ > 0;
+  struct OwnVectors {
+    Packs of[kInRegisters ? kFeatures_ / kVecSize : 1];
+  };
   // The first elements of a row in all vectors: with kFirsts expressions have these after their own arguments.
   struct Firsts {
     double of[kVectors];
@@ -733,6 +739,11 @@ struct RowStatistics {
   __device__ __forceinline__ Firsts firsts(const int64 (&at)[kStreams], bool counts) const {
     Firsts found = {};
     if (kFirsts && counts && layout.features > 0) load_firsts(at, found, VectorSlots{});
+    return found;
+  }
+  __device__ __forceinline__ Firsts firsts(const OwnVectors& own, bool counts) const {
+    Firsts found = {};
+    if (kFirsts && counts) take_firsts(own.of[0], found, VectorSlots{});
     return found;
   }
 
@@ -824,6 +835,20 @@ struct RowStatistics {
     }
   }
 
+  // Loads the vectors of a row that a lane takes alone; and the statistics of these, in the order of add_up().
+  __device__ __forceinline__ void load_own(const int64 (&at)[kStreams], OwnVectors& own) const {
+#pragma unroll
+    for (int v = 0; v < kFeatures_ / kVecSize; ++v) {
+      load<false, true>(at, v * kVecSize, kFeatures_, own.of[v], VectorSlots{});
+    }
+  }
+  __device__ __forceinline__ void add_own(const OwnVectors& own, const Firsts& firsts, Statistics& total) const {
+#pragma unroll
+    for (int i = 0; i < kFeatures_; ++i) {
+      total.add(terms<0u>(own.of[i / kVecSize], i % kVecSize, firsts, VectorSlots{}), summands.exponent());
+    }
+  }
+
   // Has the vectors of a row brought to L2. Precondition: one thread calls it.
   __device__ __forceinline__ void prefetch(int64 index) const {
     int64 at[kStreams];
@@ -855,13 +880,19 @@ struct RowStatistics {
   template <class Group>
   __device__ __forceinline__ void write(const Group& group, const int64 (&at)[kStreams], int64 features,
                                         const Firsts& firsts, const Row& row, bool counts) const {
-    bool all = true;
-#pragma unroll
-    for (int k = 0; k < kStatistics; ++k) all = all && row.of_statistic[k] != 0.0;
-    if (all) {
+    if (all_count(row)) {
       write<false>(group, at, features, firsts, row, counts);
     } else {
       write<true>(group, at, features, firsts, row, counts);
+    }
+  }
+  // Those of a row that a lane takes alone.
+  __device__ __forceinline__ void write_own(const OwnVectors& own, const int64 (&at)[kStreams], const Firsts& firsts,
+                                            const Row& row, bool counts) const {
+    if (all_count(row)) {
+      write_own<false>(own, at, firsts, row, counts);
+    } else {
+      write_own<true>(own, at, firsts, row, counts);
     }
   }
 
@@ -929,6 +960,23 @@ struct RowStatistics {
   }
 
  private:
+  // True if no coefficient is 0.
+  __device__ __forceinline__ static bool all_count(const Row& row) {
+    bool all = true;
+#pragma unroll
+    for (int k = 0; k < kStatistics; ++k) all = all && row.of_statistic[k] != 0.0;
+    return all;
+  }
+
+  template <bool kSomeAreZero>
+  __device__ __forceinline__ void write_own(const OwnVectors& own, const int64 (&at)[kStreams], const Firsts& firsts,
+                                            const Row& row, bool counts) const {
+#pragma unroll
+    for (int v = 0; v < kFeatures_ / kVecSize; ++v) {
+      write_pack<kSomeAreZero>(at, v * kVecSize, firsts, own.of[v], row, counts, VectorSlots{});
+    }
+  }
+
   // With kAgain these vectors are read for the second time; with kWhole they lie within the row.
   template <bool kAgain, bool kWhole, int... kSlot>
   __device__ __forceinline__ void load(const int64 (&at)[kStreams], int64 first, int64 features, Packs& packs,
@@ -1061,6 +1109,10 @@ struct RowStatistics {
   template <int... kSlot>
   __device__ __forceinline__ void load_firsts(const int64 (&at)[kStreams], Firsts& found, Indices<kSlot...>) const {
     ((found.of[kSlot] = exactly(get<kSlot>(vectors)[at[kSlot]])), ...);
+  }
+  template <int... kSlot>
+  __device__ __forceinline__ void take_firsts(const Packs& packs, Firsts& found, Indices<kSlot...>) const {
+    ((found.of[kSlot] = exactly_at(get<kSlot>(packs), 0)), ...);
   }
 
   // The terms of element i of each pack.
@@ -1210,7 +1262,14 @@ __device__ __forceinline__ void take_row(const Program& program, const Group& gr
   const bool exists = program.locate(index, at);
   const bool counts = exists && program.counts(at);
   typename Program::Statistics total;
-  const typename Program::Firsts firsts = program.firsts(at, counts);
+  typename Program::OwnVectors own;
+  if (Program::kInRegisters && counts) program.load_own(at, own);
+  typename Program::Firsts firsts;
+  if constexpr (Program::kInRegisters) {
+    firsts = program.firsts(own, counts);
+  } else {
+    firsts = program.firsts(at, counts);
+  }
   // On their way while the features are read. Only the first warp of a block wants them, and others need the registers.
   constexpr bool kLoadsLabels = !Group::kBlockWide;
   typename Program::LoadedLabels loaded;
@@ -1219,10 +1278,15 @@ __device__ __forceinline__ void take_row(const Program& program, const Group& gr
   // No blocks have brought it to L2 before. More is on its way than threads have registers for.
   constexpr bool kShares = kWrites && Program::kHeld && !Program::kCopied && Group::kBlocks > 1;
   if (kShares && alone && counts && threadIdx.x == 0) program.prefetch_share(group, at);
+  if constexpr (Program::kInRegisters) {
+    total.clear();
+    if (counts) program.add_own(own, firsts, total);
+  } else {
 #pragma unroll 1
-  for (int round = 0; round < Group::kRounds; ++round) {
-    program.template add_up<kWrites>(group, round, at, counts ? program.layout.features : 0, firsts, total);
-    group.contribute(total, round, program.summands.exponent());
+    for (int round = 0; round < Group::kRounds; ++round) {
+      program.template add_up<kWrites>(group, round, at, counts ? program.layout.features : 0, firsts, total);
+      group.contribute(total, round, program.summands.exponent());
+    }
   }
   // A row that is not kept is read twice from L2, which has no room for the next one.
   if (Group::kBlockWide && Program::kHeld && group.lane(0) == 0) program.prefetch(next);
@@ -1230,7 +1294,10 @@ __device__ __forceinline__ void take_row(const Program& program, const Group& gr
   const typename Program::Row row = group.finish(evaluate, total, program.summands.exponent());
   if (!exists) return;
   if constexpr (kGradients) {
-    if constexpr (kWrites) program.write(group, at, program.layout.features, firsts, row, counts);
+    if constexpr (kWrites && Program::kInRegisters) program.write_own(own, at, firsts, row, counts);
+    if constexpr (kWrites && !Program::kInRegisters) {
+      program.write(group, at, program.layout.features, firsts, row, counts);
+    }
     if (group.lane(0) == 0) program.write_labels(at, row);
   }
   finish(at, row, firsts);

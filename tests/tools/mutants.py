@@ -676,6 +676,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("statistics, held",),
     ),
     Mutant(
+        "first vector in registers taken for all",
+        STATISTICS,
+        "add_own",
+        r"own\.of\[i / kVecSize\]",
+        "own.of[0]",
+        ("statistics, in registers",),
+    ),
+    Mutant(
         "parts of a row but the first left out, where parts have blocks",
         STATISTICS,
         "row_of_parts",

@@ -17,6 +17,8 @@ from cupylosses.jit.sources import FUNCTOR, nested
 
 #: Numbers of a vector of each operand that 85 registers have room for, with their gradients.
 FEW_NUMBERS = 16
+#: Words of a row in registers that 85 of them have room for.
+FEW_WORDS = 24
 #: Elements of a vector of 16 bytes, at most, and the threads of a multiprocessor that have 168 registers.
 MOST_ELEMENTS = 8
 ROOMY_THREADS = 384
@@ -95,6 +97,7 @@ class RowKernel(Kernel):
     has_tangent: tuple[bool, ...] = ()
     resident: int = 0
     paired: int = 0
+    in_registers: int = 0
     compute: str = "float64"
 
     narrow = False
@@ -124,6 +127,7 @@ class RowKernel(Kernel):
         parts += [f"paired{self.paired}"] if self.paired else []
         parts += [x for x in ("held", "copied", "many", "counted", "apart") if getattr(self, x)]
         parts += [f"{self.width}-lanes"] if self.layout == "lanes" else []
+        parts += [f"{self.in_registers}-in-registers"] if self.in_registers else []
         parts += [f"norm-{self.norm}"] if self.norm else []
         parts += [f"flags{''.join(map(str, self.flags))}"] if self.flags else []
         parts += [] if self.per_row else ["one"]
@@ -404,7 +408,7 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
         f"using Program = RowStatistics<Summands, Value, Vectors, Labels, VectorSinks, LabelSinks, "
         f"{'const bool*' if kernel.mask else 'Absent'}, Layout, {str(of_statistics).lower()}, {mask}u, "
         f"{kernel.vec_size}, {kernel.wide}u, {kernel.paired}u, {str(kernel.held).lower()}, "
-        f"{str(kernel.copied).lower()}, {ahead}, {kernel.threads}>;"
+        f"{str(kernel.copied).lower()}, {ahead}, {kernel.threads}, {kernel.in_registers}>;"
     )
     last = "resident" if kernel.layout == PART else "rows_per_chunk"
     fixed = ["int64 chunks", f"int64 {last}", "const __grid_constant__ Layout layout"]
@@ -415,6 +419,8 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     few = kernel.layout == "block" and not kernel.mask and len(vectors) * kernel.vec_size <= FEW_NUMBERS
     # Rows of many parts are read with more vectors in flight.
     few = few and (kernel.held or kernel.parts <= MAX_PARTS)
+    words = kernel.in_registers * len(vectors) * (2 if "float64" in kernel.dtypes else 1)
+    few = few or 0 < words <= FEW_WORDS
     together = RESIDENT_THREADS if few and kind != "coefficients" else MAX_BLOCK_THREADS
     if kernel.has_tangent:
         together = ROOMY_THREADS if len(vectors) > MOST_VECTORS else MAX_BLOCK_THREADS

@@ -171,6 +171,8 @@ class StatisticsEngine(Engine):
         plan = StatisticsPlan(self, call, tensors, self.promoted(call), machine)
         few = ALONG_OPERANDS if call.static.has_tangent else FEW_OPERANDS
         least = SECTOR_BYTES if plan.read > few else SECTOR_BYTES // 2
+        if not (writes or call.static.has_tangent):
+            least //= 2
         return {i: strides for i, strides in found.items() if plan.bytes_at_once(i) < least}
 
     def _copies_apart(

@@ -22,6 +22,11 @@ MAX_AHEAD = 8
 #: Vectors of 16 bytes of a row that a lane takes of short rows. Besides its features a row costs a warp some 400
 #: instructions, and a block of four warps 1,900.
 FEW_VECTORS = 4
+#: Words of four bytes of all vectors of a row that a lane has in registers, at most, an element of 16 bits being one:
+#: of 16 bits, which are converted twice, of others, and along tangents. The least rows of such kernels, which are
+#: compiled for their number of features.
+REGISTER_WORDS_NARROW, REGISTER_WORDS, REGISTER_WORDS_ALONG = 24, 32, 48
+REGISTER_ROWS = 1 << 15
 #: Bytes of a row, as it is kept, that a warp takes at most: shared memory has room for too few warps of longer ones.
 WARP_BYTES = 12 << 10
 #: Threads of a block whose lanes share rows, at most and at least, and the bytes of its rows at most.
@@ -159,7 +164,8 @@ class Layout:
     that blocks share them in all kernels. ``resident`` is the number of blocks of a multiprocessor that stay, 0 if
     registers decide; ``ahead`` that of the vectors of each operand that a thread reads together, ``value_ahead``
     where it writes no gradients. A row has ``parts``, which a ``cluster`` of blocks takes, or one block, in ``rounds``.
-    So many rows of each stream are ``neighbours``, those that follow one another in memory.
+    So many rows of each stream are ``neighbours``, those that follow one another in memory. ``in_registers`` are the
+    features of short rows whose vectors stay in the registers of a lane, 0 of others.
     """
 
     kind: str
@@ -184,6 +190,7 @@ class Layout:
     split: bool = False
     paired: int = 0
     neighbours: tuple[int, ...] = ()
+    in_registers: int = 0
 
     def rows_at_once(self, stream: int) -> int:
         """Neighbouring rows of which the lanes of a warp read an element each at once."""
@@ -325,6 +332,11 @@ def layout(
         value_ahead = _ahead(AHEAD_BYTES if along or split else LONG_AHEAD_BYTES, read, narrower)
         kept = min(room, LONG_ROOM) // (ahead * each) * ahead if taken == 1 else 0
         shared = kept * each
+    most_words = REGISTER_WORDS if largest >= KEPT_BYTES else REGISTER_WORDS_NARROW
+    short = row <= KEPT_BYTES * (REGISTER_WORDS_ALONG if along else most_words) and rows >= REGISTER_ROWS
+    in_registers = features if short and kind == "lanes" and width == 1 else 0
+    if in_registers:
+        copied, shared = False, 0
     words = [rows, features, kept, *(x.step for x in streams)]
     words += dimension_words(sizes, strides, MAX_RANK if many else 1)
     resident = 0
@@ -334,7 +346,7 @@ def layout(
     return Layout(
         kind, vec_size, wide, held, width, threads, rounds * at_once, -(-rows // (rounds * at_once)), many, words,
         shared, resident, ahead, value_ahead, parts, taken, cluster, copied, apart,
-        parts > MAX_PARTS and rows <= FEW_ROWS, paired, neighbours,
+        parts > MAX_PARTS and rows <= FEW_ROWS, paired, neighbours, in_registers,
     )  # fmt: skip
 
 

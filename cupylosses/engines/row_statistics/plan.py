@@ -247,7 +247,7 @@ class StatisticsPlan(Plan):
         return RowKernel(
             self.loss, static.flags, self.norm, stage, tuple([t.dtype for t in self.tensors[: self._operands]]),
             self.result, static.weight, static.masked, tuple(wanted[: self._operands]), *layout, x.many, *widths, *rows,
-            counted, not self.scalar, apart, self._has_tangent, resident, x.paired,
+            counted, not self.scalar, apart, self._has_tangent, resident, x.paired, x.in_registers,
         )  # fmt: skip
 
     def unreduced_step(self, counted: bool) -> Step:

@@ -29,6 +29,12 @@ def agrees_with_formula(name: str, rows: int, features: int, **options: Any) -> 
         assert float((a - b).detach().norm()) <= 1e-12 * float(b.detach().norm())
 
 
+def agrees_in_registers(name: str, rows: int, features: int) -> None:
+    """So do those of rows that lanes take in registers."""
+    with patch.object(layout, "REGISTER_ROWS", 1):
+        agrees_with_formula(name, rows, features)
+
+
 def agrees_where_parts_have_blocks(name: str, rows: int, features: int) -> None:
     """So do the mean and its gradients where each part of a row has a block, of which few run at once."""
     function = getattr(functional, name)

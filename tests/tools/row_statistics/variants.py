@@ -12,11 +12,12 @@ from cupylosses.engines.base import Wanted
 from cupylosses.engines.record import KernelRecorder, placeholder
 from cupylosses.engines.row_statistics.codegen import RowKernel, SumKernel
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
+from cupylosses.engines.row_statistics.layout import REGISTER_ROWS
 from cupylosses.jit.gpu import Chip
 from tools.covered_variants import CoveredVariants, Subsets
 
 #: Shapes of vectors: rows that a few lanes take, that a block takes, that a cluster takes, and whose parts have blocks;
-#: a last operand that is broadcast; and without whole vectors.
+#: a last operand that is broadcast; rows in registers; and without whole vectors.
 ROWS = 4096
 SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...]]] = (
     ((ROWS, 256), (ROWS, 256)),
@@ -24,10 +25,11 @@ SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...]]] = (
     ((64, 65536), (64, 65536)),
     ((64, 1 << 20), (64, 1 << 20)),
     ((ROWS, 256), (1, 256)),
+    ((REGISTER_ROWS, 8), (REGISTER_ROWS, 8)),
     ((ROWS, 251), (ROWS, 251)),
     ((ROWS, 256), (ROWS, 1)),
 )
-_FEW = 5
+_FEW = 6
 
 
 class StatisticsVariants(CoveredVariants):
