@@ -116,7 +116,7 @@ def layout(variant: RowKernel | SumKernel) -> Iterator[Hashable]:
         yield variant.columns
     else:
         yield variant.kind, bool(variant.has_tangent)
-        yield variant.layout, variant.held, variant.all_wide
+        yield variant.layout, variant.held, variant.all_wide, variant.in_registers > 0
 
 
 def structure(variant: RowKernel | SumKernel) -> Iterator[Hashable]:
