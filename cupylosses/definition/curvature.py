@@ -20,6 +20,8 @@ Pairs = frozenset[tuple[str, str]]
 _CURVED: Mapping[str, tuple[tuple[int, int], ...]] = {
     "abs": (),
     "at_least": (),
+    "kl_term": ((0, 0), (0, 1)),
+    "kl_term_of_log": ((0, 0), (0, 1)),
     "larger": (),
     "nan_unless": (),
     "percentage_error": ((0, 1), (1, 1)),

@@ -174,8 +174,7 @@ kl_div_with_logits = define_softmax(
     ),
     targets=("probabilities",),
     flags=(Flag("log_target", False, "If True, `target` holds log-probabilities; otherwise it holds probabilities."),),
-    term="where(where(log_target, exp(target), target) == 0, zero_unless_nan(log_p), "
-    "where(log_target, exp(target) * (target - log_p), times_log(target, log_p)))",
+    term="where(log_target, kl_term_of_log(target, log_p), kl_term(target, log_p))",
     references={"term": _kl_term},
     affine=True,
     scale="temperature",

@@ -296,7 +296,12 @@ __device__ __forceinline__ NestedDual<T, kGuarded> scalar_complement(NestedDual<
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// math.cuh
+// math.cuh, divergence.cuh
+
+template <class T, bool kGuarded>
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_minus_mass(NestedDual<T, kGuarded> x) {
+  return {-x.value, x.value == T(0) ? T(0) : -x.tangent};
+}
 
 template <class T, unsigned kMask, bool kGuarded>
 __device__ __forceinline__ Dual<NestedDual<T, kGuarded>, 0> zero_unless_nan(

@@ -70,6 +70,37 @@ __device__ __forceinline__ Dual<T, kA | kB> times_log(const Dual<T, kA>& a, cons
   return chain(a, b, a.value * difference, difference + T(1), -a.value);
 }
 
+// log a - b
+template <class T>
+__device__ __forceinline__ T scalar_log_beyond(T a, T b) {
+  return scalar_log(a) - b;
+}
+__device__ __forceinline__ float scalar_log_beyond(float a, float b) {
+  return kNarrow ? scalar_fma(__log2f(a), 0.693147181f, -b) : scalar_log(a) - b;
+}
+
+// -x, for x >= 0 without the tangent of a 0.
+template <class T>
+__device__ __forceinline__ T scalar_minus_mass(T x) {
+  return -x;
+}
+
+// a (log a - b) for a >= 0, where b is a log-probability. 0 where a is 0, whatever b is, and so are its derivatives.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> kl_term(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  const bool nothing = a.value == T(0);
+  const T excess = scalar_log_beyond(a.value, b.value);
+  return chain(a, b, nothing ? T(0) : a.value * excess, nothing ? T(0) : excess + T(1), scalar_minus_mass(a.value));
+}
+
+// a (log a - b) for a = e^x: kl_term of a probability that is given by its logarithm.
+template <class T, unsigned kX, unsigned kB>
+__device__ __forceinline__ Dual<T, kX | kB> kl_term_of_log(const Dual<T, kX>& x, const Dual<T, kB>& b) {
+  const T a = scalar_exp(x.value), excess = x.value - b.value;
+  const bool nothing = a == T(0);
+  return chain(x, b, nothing ? T(0) : a * excess, nothing ? T(0) : a * excess + a, scalar_minus_mass(a));
+}
+
 // a log(a / b) for a > 0, b >= 0; see scalar_ratio.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> times_log_ratio(const Dual<T, kA>& a, const Dual<T, kB>& b) {

@@ -281,11 +281,17 @@ struct KnownLogs {
   }
 };
 
+// The leader of a thread that has one of the largest logits of the row, -1 in all others.
+template <class Compute>
+__device__ __forceinline__ int leader_of_row(const KnownMax<Compute>& known, const Softmax<Compute>& softmax) {
+  return identical(known.max_logit, softmax.max_logit) ? known.leader : -1;
+}
+
 // A row as GradientPass needs it. `slope` is the derivative of the penalty, `factor` that of grad_output.
 template <class Compute, int kCount, class Sums = DenseSums<Compute>>
 struct DenseRow {
   Softmax<Compute> softmax[kCount];
-  // For rows on chip, if Program::kKnown. A thread whose values have no form for known logarithms is not `known`.
+  // For rows on chip; `logs` and `known` if Program::kKnown: a thread whose values have no form for those is not.
   // `leader`: the first class of the pack with the largest logit, or that class itself if a thread has rows alone.
   KnownLogs<Compute> logs;
   int leader[kCount];
@@ -769,19 +775,15 @@ __device__ __forceinline__ void subwarp_combine(AffineSums<Compute, Sum>& part, 
   part.grad_log_p = subwarp_reduce(as_part(part.grad_log_p, identical(old, max_logit)), width, AddOp{});
 }
 
-// Adds an affine term and its derivative for the classes of a pack, as if the largest logit were the log-sum-exp.
-template <int kVecSize, class Program, class Compute>
-__device__ __forceinline__ void add_affine(const Program& program, const typename Program::Row& row, int64 first,
-                                           const Compute (&z)[kVecSize], Compute max_logit,
-                                           const Compute (&target)[kVecSize], Compute& value,
+// Adds an affine term and its derivative for a class, as if the largest logit were the log-sum-exp: `log_p` is relative
+// to it.
+template <class Program, class Compute>
+__device__ __forceinline__ void add_affine(const Program& program, const typename Program::Row& row, int64 c,
+                                           Compute log_p, Compute target, bool leads, Compute& value,
                                            typename Program::InputSum& grad_log_p) {
-  const Compute shift = exp_shift(max_logit);
-#pragma unroll
-  for (int i = 0; i < kVecSize; ++i) {
-    const auto y = program.evaluate_at(row, z[i] - shift, target[i], first + i);
-    value += y.value;
-    add_class(grad_log_p, tangent_or_zero(y, 0), identical(z[i], max_logit));
-  }
+  const auto y = program.evaluate_at(row, log_p, target, c);
+  value += y.value;
+  add_class(grad_log_p, tangent_or_zero(y, 0), leads);
 }
 
 template <class Program, class Compute = typename Program::Compute>
@@ -806,7 +808,12 @@ struct AffinePass {
       sums.value = scalar_fma(exp_shift(old) - exp_shift(max_logit), with_leader(sums.grad_log_p), sums.value);
       sums.grad_log_p = as_part(sums.grad_log_p, false);
     }
-    add_affine(program, row, first, z, max_logit, target, sums.value, sums.grad_log_p);
+    const Compute shift = exp_shift(max_logit);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      const bool leads = identical(z[i], max_logit);
+      add_affine(program, row, first + i, z[i] - shift, target[i], leads, sums.value, sums.grad_log_p);
+    }
   }
 };
 
@@ -832,12 +839,16 @@ struct AffineSumPass {
   template <int kVecSize>
   __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
                                              const Pack<typename Program::Target, kVecSize>& t) {
-    Compute raw[kVecSize], z[kVecSize], target[kVecSize];
+    Compute raw[kVecSize], log_p[kVecSize], target[kVecSize];
     add_exponentials(program.logit, static_cast<int>(first), x, known, exp_sum);
     unpack(x, raw);
     unpack(t, target);
-    program.logit.values_of(raw, z);
-    add_affine(program, row, first, z, known.max_logit, target, value, grad_log_p);
+    program.logit.relative_values(raw, exp_shift(known.max_logit), log_p);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      // Sums on chip are numbers, for which it does not matter whether a class leads.
+      add_affine(program, row, first + i, log_p[i], target[i], false, value, grad_log_p);
+    }
   }
   // Those of all these lanes. Preconditions: those of subwarp_reduce.
   __device__ __forceinline__ AffineSums<Compute> of_subwarp(int width) const {
@@ -914,6 +925,23 @@ struct SoftmaxVjp {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) h[i] = identical(z[i], max_logit) ? at_largest(at_max[i]) : h[i];
   }
+  // The same in 16 bits, given logits before they are scaled, of a pack that is known to have the largest one or not.
+  template <class Logits, int kVecSize>
+  __device__ __forceinline__ void apply_knowing(const Logits& logit, const Compute (&raw)[kVecSize], bool has_largest,
+                                                Compute (&h)[kVecSize]) const {
+    Compute before[kVecSize];
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      before[i] = h[i];
+      h[i] = scalar_fma(-logit.exponential(raw[i], max_logit), shared, h[i] * factor);
+    }
+    // Rare.
+    if (!has_largest) return;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      h[i] = identical(logit.value(raw[i]), max_logit) ? at_largest(before[i]) : h[i];
+    }
+  }
   // The gradients of a pack, given p and h.
   template <int kVecSize>
   __device__ __forceinline__ void apply_to(const Compute (&p)[kVecSize], Compute (&h)[kVecSize]) const {
@@ -938,6 +966,8 @@ enum LogsOf { kOfSoftmax, kKnownInPacks, kKnownAlone };
 template <int kLogs, class Program, class Place, class Compute = typename Program::Compute>
 struct GradientPass {
   static constexpr bool kReadsTargets = !Program::kSkipsSums || Program::kValued;
+  // True if the row has a leader in place of KnownLogs.
+  static constexpr bool kKnowsLeader = kLogs == kKnownInPacks && Program::kAffine && kNarrow && !Program::kCapped;
   const Program& program;
   const typename Program::Row& row;
   const Place& place;
@@ -1036,7 +1066,11 @@ struct GradientPass {
         grad_z[i] *= of_logits.factor;
       }
     }
-    if constexpr (Program::kInputGradient && !Program::kSkipsSums) of_logits.apply(program.logit, z, grad_z);
+    if constexpr (Program::kInputGradient && kKnowsLeader) {
+      of_logits.apply_knowing(program.logit, raw, static_cast<int>(first) == row.leader[0], grad_z);
+    } else if constexpr (Program::kInputGradient && !Program::kSkipsSums) {
+      of_logits.apply(program.logit, z, grad_z);
+    }
     if constexpr (Program::kTeacher && Program::kTargetGradient) of_teacher.apply(program.logit, second, grad_t);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
@@ -1253,10 +1287,12 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   if constexpr (kOnChip) classes.for_each(maxima);
   if constexpr (Program::kAffine) {
     AffineSums<Compute, typename Program::InputSum> sums;
+    KnownMax<Compute> known;
     if constexpr (kOnChip) {
       AffineSumPass<Program> pass(program, row, maxima, width);
       visit_before_gradient<kGradient>(classes, pass);
       sums = pass.of_subwarp(width);
+      known = pass.known;
     } else {
       AffinePass<Program> pass(program, row);
       visit_before_gradient<kGradient>(classes, pass);
@@ -1265,6 +1301,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     }
     group_combine(group, sums, sync);
     row.softmax[0].set(sums.softmax);
+    if constexpr (kOnChip) row.leader[0] = leader_of_row(known, row.softmax[0]);
     // Without a distribution, its largest logit being infinite, a row is NaN.
     const Compute max_logit = row.softmax[0].max_logit, no_distribution = max_logit - max_logit;
     row.sums.value = scalar_fma(-row.softmax[0].log_sum, with_leader(sums.grad_log_p), sums.value) + no_distribution;
@@ -1294,7 +1331,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       row.known = true;
 #pragma unroll
       for (int i = 0; i < Program::kSoftmaxes; ++i) {
-        row.leader[i] = identical(known[i].max_logit, row.softmax[i].max_logit) ? known[i].leader : -1;
+        row.leader[i] = leader_of_row(known[i], row.softmax[i]);
       }
     }
     Sums sum_pass{program, row};

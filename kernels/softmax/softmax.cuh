@@ -86,6 +86,19 @@ struct Logit {
     if constexpr (kNarrow && kSingle<Compute>) return exp2_ftz(fmaf(x, scale * kLog2E, -max_logit * kLog2E));
     return exp_nonpositive(scalar_fma(x, scale, -max_logit));
   }
+  // Several values relative to a maximum, in one fma each with kNarrow.
+  template <int kCount>
+  __device__ __forceinline__ void relative_values(const Compute (&x)[kCount], Compute max_logit,
+                                                  Compute (&relative)[kCount]) const {
+    if constexpr (kNarrow && kSingle<Compute> && !kCapped) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) relative[i] = scalar_fma(x[i], scale, -max_logit);
+    } else {
+      values_of(x, relative);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) relative[i] -= max_logit;
+    }
+  }
   // exp(z - max_logit), given z = value(x).
   __device__ __forceinline__ Compute exponential_of(Compute z, Compute max_logit) const {
     if constexpr (kNarrow && kSingle<Compute>) return exp2_ftz(fmaf(z, kLog2E, -max_logit * kLog2E));
