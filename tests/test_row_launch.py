@@ -718,12 +718,16 @@ def test_lanes_share_rows_of_heavy_terms() -> None:
     assert kind(MANY_ROWS // 4, 2, False, 5) == "subwarp"
 
 
-def test_two_blocks_of_a_multiprocessor_take_rows_of_float64() -> None:
-    def threads(itemsize: int) -> int:
-        operand = contiguous_or_apart(4096, 18776, itemsize, False)
-        return softmax_layout.dense_layout((4096,), 18776, [operand] * 4, [(1,)] * 2, CHIPS[0], True).threads
+def test_blocks_that_share_a_multiprocessor_take_rows_with_a_target_per_class() -> None:
+    """Small parts of a row, if two are enough: one block computes while another waits."""
 
-    assert threads(8) == 512 and threads(4) == 1024
+    def blocks(classes: int, itemsize: int) -> tuple[int, int]:
+        operand = contiguous_or_apart(4096, classes, itemsize, False)
+        found = softmax_layout.dense_layout((4096,), classes, [operand] * 4, [(1,)] * 2, CHIPS[0], True)
+        return found.threads, found.cluster
+
+    assert blocks(32000, 2) == (256, 2) and blocks(16000, 4) == (256, 2) and blocks(8000, 8) == (256, 2)
+    assert blocks(50256, 2) == (512, 2) and blocks(18776, 8) == (512, 4)
 
 
 @pytest.mark.parametrize(("itemsize", "classes"), [(2, 48), (4, 80), (8, 80)])

@@ -34,8 +34,8 @@ struct StagedDenseRow {
   // Numbers of each class for which the slots of both operands have room.
   static constexpr int kRoom =
       sizeof(X) == sizeof(T) && sizeof(X) >= sizeof(Compute) ? 2 * sizeof(X) / (kVecSize * sizeof(Compute)) : 0;
-  // Vectors of an iteration. Two of two softmaxes would not fit into the nearest instruction cache.
-  static constexpr int kUnrolled = Program::kTeacher ? 1 : 2;
+  // Vectors of an iteration. Two of eight classes, or of two softmaxes, do not fit into the nearest instruction cache.
+  static constexpr int kUnrolled = Program::kTeacher || kVecSize >= 8 ? 1 : 2;
 
   // A row, and this thread's edge elements.
   struct Row {

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from cupylosses.engines.strides import MAX_RANK, dense_strides, dimension_words, merge, power_of_two
-from cupylosses.jit.gpu import DECLARED_BYTES, MAX_THREADS, SECTOR_BYTES, SHARED_BYTES, WARP, Chip
+from cupylosses.jit.gpu import DECLARED_BYTES, SECTOR_BYTES, SHARED_BYTES, WARP, Chip
 
 #: Vectors of a row that a thread takes, as long as there are threads to take the others: of rows in a warp, and longer
 #: ones. What a row costs besides its logits is paid by each warp.
@@ -106,14 +106,12 @@ LABEL_ONLY_FEW = 2 * WARP
 LABEL_ONLY_CHUNKS = 1 << 16
 #: Vectors that a thread reads together, of a row that does not stay on chip.
 TWO_PASS_VECTORS = 4
-#: Vectors of logits, and as many of targets, that a thread reads together where each class has a target; and vectors of
-#: such a row, at least, if there are single elements at its ends.
-DENSE_VECTORS = 4
+#: Vectors of logits, and as many of targets, that a thread takes where each class has a target: what a row costs each
+#: thread besides is as much as five classes. And vectors of such a row, at least, if there are single elements at its
+#: ends.
+DENSE_VECTORS = 8
 DENSE_EDGES = 32
 TWO_PASS_DENSE_VECTORS = 2
-#: Threads of a block that takes a row of float64 with a target per class, at most: of two blocks of a multiprocessor
-#: one computes while the other loads, or waits for its cluster.
-DENSE_DOUBLE_THREADS = 512
 #: Blocks of a cluster, at most, as many as every GPU that has clusters can run at once.
 MAX_CLUSTER = 8
 #: Blocks of a cluster of which some more run at once, and how many clusters do, with one, two or three blocks on each
@@ -133,9 +131,9 @@ THREAD_PER_ROW_THREADS = 128
 #: weights of the labels, whose sum has the bits of that launch as long as one of its warps takes all of them.
 SELF_COUNTING_ROWS = 1024
 COUNTED_AT_ONCE = 8 * WARP
-#: Bytes of a row that a block takes, where a cluster can take the others. Rows with targets per class that exchange
-#: several times take the first number if two blocks are enough then, because two blocks of a multiprocessor hide each
-#: other's barriers; otherwise the second, because larger clusters leave multiprocessors idle.
+#: Bytes of a row that a block takes, where a cluster can take the others. Rows with targets per class take the first
+#: number if two blocks are enough then, because blocks of a multiprocessor hide each other's barriers; otherwise the
+#: second, because larger clusters leave multiprocessors idle.
 PART_BYTES = 65 << 10
 DENSE_PART_BYTES = 130 << 10
 #: Threads of a block that takes a row of logits, at most, and how many such blocks a multiprocessor has registers for:
@@ -1230,9 +1228,9 @@ def dense_layout(
     heavy_terms: bool = False,
 ) -> RowLayout:
     """The layout of rows with a target per class. ``operands`` are the logits, their gradients, the targets and theirs;
-    ``others`` the strides of mask and results; ``affine`` whether the threads of a row exchange but once; ``capped``
-    whether logits have a cap; ``shifts`` whether operands may lie otherwise than gradients, if that takes wider
-    vectors; ``heavy_terms`` whether a class takes many instructions.
+    ``others`` the strides of mask and results; ``affine`` whether the term is affine in log p; ``capped`` whether
+    logits have a cap; ``shifts`` whether operands may lie otherwise than gradients, if that takes wider vectors;
+    ``heavy_terms`` whether a class takes many instructions.
     """
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
@@ -1248,10 +1246,7 @@ def dense_layout(
         kind, width, per_thread = "packed_rows", 1, classes
         vec_size, threads, shared = packed
     elif together and classes > _classes_alone(rows, classes, by_lanes, heavy_terms):
-        part = PART_BYTES if classes * size <= 2 * PART_BYTES and not affine else DENSE_PART_BYTES
-        most = DENSE_DOUBLE_THREADS if widest == 8 else MAX_THREADS
-        # Two exchanges take more of a thread's time, which more vectors make up for.
-        each = DENSE_VECTORS if affine else 2 * DENSE_VECTORS
+        part = PART_BYTES if classes * size <= 2 * PART_BYTES else DENSE_PART_BYTES
         alike = _alike(sizes, of_operands, operands)
         shifted = shifts and logits.itemsize == targets.itemsize and alike * logits.itemsize < SHIFTED_BYTES
         wide = _alike(sizes, [strides[1], strides[5]], (gradients, target_gradients))
@@ -1259,7 +1254,7 @@ def dense_layout(
         alike = _without_edges(classes, alike, operands, sizes, of_operands, DENSE_EDGES)
         for vec_size in (wide, alike) if shifted else (alike,):
             kind, width, threads, cluster = _on_chip(
-                classes, vec_size, vec_size * size, rows, chip, (THREADS, most), each, part
+                classes, vec_size, vec_size * size, rows, chip, (THREADS, BLOCK_THREADS), DENSE_VECTORS, part
             )
             if kind != "two_pass":
                 break
