@@ -343,33 +343,44 @@ def _in_order(shape: Sequence[int], order: Sequence[int], dtype: str) -> TensorS
 
 
 @pytest.mark.parametrize(
-    ("loss", "dtype", "shape", "order", "second", "copied"),
+    ("loss", "dtype", "shape", "order", "second", "copied", "alone"),
     [
-        ("cosine_loss", "float32", (1 << 16, 8), ROWS, ROWS, ()),
-        ("cosine_loss", "float32", (1 << 16, 128), ROWS, ROWS, ()),
-        ("cosine_loss", "float32", (1 << 16, 256), ROWS, ROWS, (0, 1)),
-        ("cosine_loss", "bfloat16", (1 << 16, 128), ROWS, ROWS, ()),
-        ("cosine_loss", "bfloat16", (1 << 16, 256), ROWS, ROWS, (0, 1)),
-        ("triplet_margin_loss", "bfloat16", (1 << 16, 64), ROWS, ROWS, ()),
-        ("triplet_margin_loss", "bfloat16", (1 << 16, 128), ROWS, ROWS, (0, 1)),
-        ("cosine_loss", "float32", (256, 256, 8), (2, 0, 1), (2, 0, 1), ()),
-        ("cosine_loss", "float32", (256, 256, 8), OTHER_ROWS, OTHER_ROWS, ()),
-        ("cosine_loss", "float32", (256, 256, 8), (2, 0, 1), (2, 1, 0), (1,)),
-        ("cosine_loss", "float32", (1 << 14, 4, 32), FOURS, FOURS, ()),
-        ("cosine_loss", "bfloat16", (1 << 14, 4, 32), FOURS, FOURS, (0,)),
+        ("cosine_loss", "float32", (1 << 16, 8), ROWS, ROWS, (), ()),
+        ("cosine_loss", "float32", (1 << 16, 128), ROWS, ROWS, (), ()),
+        ("cosine_loss", "float32", (1 << 16, 256), ROWS, ROWS, (0, 1), ()),
+        ("cosine_loss", "float32", (1 << 16, 512), ROWS, ROWS, (0, 1), (0, 1)),
+        ("cosine_loss", "bfloat16", (1 << 16, 128), ROWS, ROWS, (), ()),
+        ("cosine_loss", "bfloat16", (1 << 16, 256), ROWS, ROWS, (0, 1), ()),
+        ("triplet_margin_loss", "bfloat16", (1 << 16, 64), ROWS, ROWS, (), ()),
+        ("triplet_margin_loss", "bfloat16", (1 << 16, 128), ROWS, ROWS, (0, 1), ()),
+        ("cosine_loss", "float32", (256, 256, 8), (2, 0, 1), (2, 0, 1), (), ()),
+        ("cosine_loss", "float32", (256, 256, 8), OTHER_ROWS, OTHER_ROWS, (), ()),
+        ("cosine_loss", "float32", (256, 256, 8), (2, 0, 1), (2, 1, 0), (1,), (1,)),
+        ("cosine_loss", "float32", (1 << 14, 4, 32), FOURS, FOURS, (), ()),
+        ("cosine_loss", "bfloat16", (1 << 14, 4, 32), FOURS, FOURS, (0,), ()),
     ],
 )
 def test_neighbouring_vectors_are_read_where_lanes_fill_sectors(
-    loss: str, dtype: str, shape: Sequence[int], order: Sequence[int], second: Sequence[int], copied: Sequence[int]
+    loss: str,
+    dtype: str,
+    shape: Sequence[int],
+    order: Sequence[int],
+    second: Sequence[int],
+    copied: Sequence[int],
+    alone: Sequence[int],
 ) -> None:
-    """Where features lie apart lanes read an element of each of their rows at once, of few operands half a sector."""
+    """Where features lie apart lanes read an element of each of their rows at once, of few operands half a sector, and
+    half as much where no gradients are written.
+    """
     definition = registry()[loss]
     count = len(definition.operands)
     vectors = [_in_order(shape, order, dtype), _in_order(shape, second, dtype)]
     vectors += [_in_order(shape, range(len(shape)), dtype)] * (count - 2)
     tensors = [torch.empty(shape, device="meta")] * count
     call = Call(*definition.engine.bind(definition, (*tensors, None, None, None), definition.default_settings))
-    assert tuple(definition.engine.copies(call, tuple(vectors), Machine(132, Chip()), True)) == tuple(copied)
+    for writes, expected in ((1, copied), (0, alone)):
+        found = definition.engine.copies(call, tuple(vectors), Machine(132, Chip()), writes)
+        assert tuple(found) == tuple(expected)
 
 
 @pytest.mark.parametrize(

@@ -79,13 +79,14 @@ __device__ __forceinline__ float scalar_log_beyond(float a, float b) {
   return kNarrow ? scalar_fma(__log2f(a), 0.693147181f, -b) : scalar_log(a) - b;
 }
 
-// -x, for x >= 0 without the tangent of a 0.
+// -x of a probability x. That of 0 has no tangent.
 template <class T>
 __device__ __forceinline__ T scalar_minus_mass(T x) {
   return -x;
 }
 
-// a (log a - b) for a >= 0, where b is a log-probability. 0 where a is 0, whatever b is, and so are its derivatives.
+// a (log a - b) for a probability a and a log-probability b: a term of the Kullback-Leibler divergence. Where a is 0 it
+// is 0, whatever b is, and so are its derivatives.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> kl_term(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   const bool nothing = a.value == T(0);

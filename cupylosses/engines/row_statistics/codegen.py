@@ -66,8 +66,8 @@ class RowKernel(Kernel):
 
     ``dtypes`` and ``gradients`` are of the operands and the weight; ``mask`` and ``weight`` say what a call has;
     ``per_row`` that there is a grad_output for each row; ``has_tangent`` of which of them a derivative along tangents
-    has one; ``resident`` the blocks of a multiprocessor where each part of a row has one, else 0. ``wide`` and
-    ``paired`` are a layout's.
+    has one; ``resident`` the blocks of a multiprocessor where each part of a row has one, else 0. ``wide``, ``paired``
+    and ``in_registers`` are a layout's.
     """
 
     loss: StatisticsLoss
@@ -419,6 +419,7 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     few = kernel.layout == "block" and not kernel.mask and len(vectors) * kernel.vec_size <= FEW_NUMBERS
     # Rows of many parts are read with more vectors in flight.
     few = few and (kernel.held or kernel.parts <= MAX_PARTS)
+    # All vectors of a row in registers wait for its sums.
     words = kernel.in_registers * len(vectors) * (2 if "float64" in kernel.dtypes else 1)
     few = few or 0 < words <= FEW_WORDS
     together = RESIDENT_THREADS if few and kind != "coefficients" else MAX_BLOCK_THREADS

@@ -159,8 +159,9 @@ class StatisticsEngine(Engine):
         read twice, or by lanes that take short rows alone. Of second derivatives, vectors and tangents are copied that
         lie like few long vectors next to each other, and those of 16 bits in very long rows whose features lie apart.
 
-        Vectors are read where they lie if the lanes of a warp have neighbouring rows, whose elements fill a sector, or
-        half of one if operands are few: other lanes then find the rest in L1.
+        Vectors are read where they lie if the lanes of a warp have neighbouring rows, of which they read a sector at
+        once, or half of one if operands are few: other lanes then find the rest in L1. Where no gradients are written,
+        half as much will do.
         """
         if call.static.has_tangent:
             found = _copies_along(call, tensors) | self._sparse_along(call, tensors, machine)
