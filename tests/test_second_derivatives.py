@@ -217,6 +217,7 @@ def test_second_derivatives_that_vanish_do_so_in_the_formula(loss: Loss, case: M
         ("where(!first || second, a * a, a)", (1, 0), []),
         ("where(first && second, a, where(second, a, b * b))", (0, 1), []),
         ("relu_active(times_log(a, b))", (), ["aa", "ab"]),
+        ("kl_term(a, b) + kl_term_of_log(b, a)", (), ["aa", "ab", "bb"]),
         ("zero_unless_nan(a * a) * b", (), []),
     ],
 )
