@@ -363,6 +363,17 @@ def test_rows_without_a_value(row_loss: SoftmaxLoss, row: list[float], device: s
     assert gradient.isnan().tolist() == [[True] * 3, [False] * 3]
 
 
+@pytest.mark.parametrize("log_target", [False, True])
+def test_a_row_without_a_value_at_a_class_without_mass(log_target: bool, device: str) -> None:
+    """The class's own term is 0; NaN comes from the sum of exponentials."""
+    x = torch.tensor([[nan, 1.0, 2.0], [0.5, 1.0, 2.0]], device=device)
+    t = torch.tensor([[0.0, 0.25, 0.75]] * 2, device=device)
+    given = t.log() if log_target else t
+    value, gradient = graded(F.kl_div_with_logits, x, given, reduction="none", log_target=log_target)
+    assert value.isnan().tolist() == [True, False]
+    assert gradient.isnan().tolist() == [[True] * 3, [False] * 3]
+
+
 @pytest.mark.parametrize("name", ["cross_entropy", "kl_div_with_logits", "distillation_loss"])
 def test_targets_without_a_value(name: str, device: str) -> None:
     x, t = logits(device), targets(LOSSES["kl_div_with_logits"], device)
