@@ -369,8 +369,8 @@ def test_neighbouring_vectors_are_read_where_lanes_fill_sectors(
     copied: Sequence[int],
     alone: Sequence[int],
 ) -> None:
-    """Where features lie apart lanes read an element of each of their rows at once, of few operands half a sector, and
-    half as much where no gradients are written.
+    """Lanes read an element of each of their rows at once where features lie apart: a sector, of few operands half of
+    one, and half as much where no gradients are written.
     """
     definition = registry()[loss]
     count = len(definition.operands)

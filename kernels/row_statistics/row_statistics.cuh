@@ -741,6 +741,7 @@ struct RowStatistics {
     if (kFirsts && counts && layout.features > 0) load_firsts(at, found, VectorSlots{});
     return found;
   }
+  // Those of a row in registers.
   __device__ __forceinline__ Firsts firsts(const OwnVectors& own, bool counts) const {
     Firsts found = {};
     if (kFirsts && counts) take_firsts(own.of[0], found, VectorSlots{});
@@ -835,13 +836,14 @@ struct RowStatistics {
     }
   }
 
-  // Loads the vectors of a row that a lane takes alone; and the statistics of these, in the order of add_up().
+  // Loads the vectors of a row that a lane takes alone.
   __device__ __forceinline__ void load_own(const int64 (&at)[kStreams], OwnVectors& own) const {
 #pragma unroll
     for (int v = 0; v < kFeatures_ / kVecSize; ++v) {
       load<false, true>(at, v * kVecSize, kFeatures_, own.of[v], VectorSlots{});
     }
   }
+  // Adds their terms, in the order of add_up().
   __device__ __forceinline__ void add_own(const OwnVectors& own, const Firsts& firsts, Statistics& total) const {
 #pragma unroll
     for (int i = 0; i < kFeatures_; ++i) {

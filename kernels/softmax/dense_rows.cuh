@@ -925,10 +925,11 @@ struct SoftmaxVjp {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) h[i] = identical(z[i], max_logit) ? at_largest(at_max[i]) : h[i];
   }
-  // The same in 16 bits, given logits before they are scaled, of a pack that is known to have the largest one or not.
+  // Replaces them in 16 bits, given logits before they are scaled, of a pack that is known to have the largest one or
+  // not.
   template <class Logits, int kVecSize>
-  __device__ __forceinline__ void apply_knowing(const Logits& logit, const Compute (&raw)[kVecSize], bool has_largest,
-                                                Compute (&h)[kVecSize]) const {
+  __device__ __forceinline__ void apply_to_raw(const Logits& logit, const Compute (&raw)[kVecSize], bool has_largest,
+                                               Compute (&h)[kVecSize]) const {
     Compute before[kVecSize];
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
@@ -1067,7 +1068,7 @@ struct GradientPass {
       }
     }
     if constexpr (Program::kInputGradient && kKnowsLeader) {
-      of_logits.apply_knowing(program.logit, raw, static_cast<int>(first) == row.leader[0], grad_z);
+      of_logits.apply_to_raw(program.logit, raw, static_cast<int>(first) == row.leader[0], grad_z);
     } else if constexpr (Program::kInputGradient && !Program::kSkipsSums) {
       of_logits.apply(program.logit, z, grad_z);
     }
