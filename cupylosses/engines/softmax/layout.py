@@ -107,7 +107,7 @@ LABEL_ONLY_CHUNKS = 1 << 16
 #: Vectors that a thread reads together, of a row that does not stay on chip.
 TWO_PASS_VECTORS = 4
 #: Vectors of logits, and as many of targets, that a thread takes where each class has a target: what a row costs each
-#: thread besides is as much as five classes. And vectors of such a row, at least, if there are single elements at its
+#: thread besides is as much as ten classes. And vectors of such a row, at least, if there are single elements at its
 #: ends.
 DENSE_VECTORS = 8
 DENSE_EDGES = 32
