@@ -72,16 +72,16 @@ __device__ __forceinline__ Dual<T, kA | kB> times_log(const Dual<T, kA>& a, cons
 
 // log a - b
 template <class T>
-__device__ __forceinline__ T scalar_log_beyond(T a, T b) {
+__device__ __forceinline__ T scalar_log_minus(T a, T b) {
   return scalar_log(a) - b;
 }
-__device__ __forceinline__ float scalar_log_beyond(float a, float b) {
+__device__ __forceinline__ float scalar_log_minus(float a, float b) {
   return kNarrow ? scalar_fma(__log2f(a), 0.693147181f, -b) : scalar_log(a) - b;
 }
 
 // -x of a probability x. That of 0 has no tangent.
 template <class T>
-__device__ __forceinline__ T scalar_minus_mass(T x) {
+__device__ __forceinline__ T scalar_minus_probability(T x) {
   return -x;
 }
 
@@ -90,8 +90,9 @@ __device__ __forceinline__ T scalar_minus_mass(T x) {
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> kl_term(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   const bool nothing = a.value == T(0);
-  const T excess = scalar_log_beyond(a.value, b.value);
-  return chain(a, b, nothing ? T(0) : a.value * excess, nothing ? T(0) : excess + T(1), scalar_minus_mass(a.value));
+  const T excess = scalar_log_minus(a.value, b.value);
+  return chain(a, b, nothing ? T(0) : a.value * excess, nothing ? T(0) : excess + T(1),
+               scalar_minus_probability(a.value));
 }
 
 // a (log a - b) for a = e^x: kl_term of a probability that is given by its logarithm.
@@ -99,7 +100,7 @@ template <class T, unsigned kX, unsigned kB>
 __device__ __forceinline__ Dual<T, kX | kB> kl_term_of_log(const Dual<T, kX>& x, const Dual<T, kB>& b) {
   const T a = scalar_exp(x.value), excess = x.value - b.value;
   const bool nothing = a == T(0);
-  return chain(x, b, nothing ? T(0) : a * excess, nothing ? T(0) : a * excess + a, scalar_minus_mass(a));
+  return chain(x, b, nothing ? T(0) : a * excess, nothing ? T(0) : a * excess + a, scalar_minus_probability(a));
 }
 
 // a log(a / b) for a > 0, b >= 0; see scalar_ratio.

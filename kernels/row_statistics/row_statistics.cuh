@@ -882,7 +882,7 @@ struct RowStatistics {
   template <class Group>
   __device__ __forceinline__ void write(const Group& group, const int64 (&at)[kStreams], int64 features,
                                         const Firsts& firsts, const Row& row, bool counts) const {
-    if (all_count(row)) {
+    if (has_no_zero(row)) {
       write<false>(group, at, features, firsts, row, counts);
     } else {
       write<true>(group, at, features, firsts, row, counts);
@@ -891,7 +891,7 @@ struct RowStatistics {
   // Those of a row that a lane takes alone.
   __device__ __forceinline__ void write_own(const OwnVectors& own, const int64 (&at)[kStreams], const Firsts& firsts,
                                             const Row& row, bool counts) const {
-    if (all_count(row)) {
+    if (has_no_zero(row)) {
       write_own<false>(own, at, firsts, row, counts);
     } else {
       write_own<true>(own, at, firsts, row, counts);
@@ -963,7 +963,7 @@ struct RowStatistics {
 
  private:
   // True if no coefficient is 0.
-  __device__ __forceinline__ static bool all_count(const Row& row) {
+  __device__ __forceinline__ static bool has_no_zero(const Row& row) {
     bool all = true;
 #pragma unroll
     for (int k = 0; k < kStatistics; ++k) all = all && row.of_statistic[k] != 0.0;

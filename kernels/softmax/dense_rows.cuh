@@ -925,8 +925,8 @@ struct SoftmaxVjp {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) h[i] = identical(z[i], max_logit) ? at_largest(at_max[i]) : h[i];
   }
-  // Replaces them in 16 bits, given logits before they are scaled, of a pack that is known to have the largest one or
-  // not.
+  // Replaces the derivatives h by g in 16 bits, given logits before they are scaled, and whether the pack has the
+  // largest one.
   template <class Logits, int kVecSize>
   __device__ __forceinline__ void apply_to_raw(const Logits& logit, const Compute (&raw)[kVecSize], bool has_largest,
                                                Compute (&h)[kVecSize]) const {
