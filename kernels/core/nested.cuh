@@ -373,8 +373,8 @@ __device__ __forceinline__ NestedDual<T> scalar_cosine(NestedDual<T> x) {
 // logistic.cuh
 
 template <class T, bool kGuarded>
-__device__ __forceinline__ NestedDual<T, kGuarded> scalar_log_minus_linear(NestedDual<T, kGuarded> p) {
-  return {scalar_log_minus_linear(p.value),
+__device__ __forceinline__ NestedDual<T, kGuarded> scalar_log_beyond_linear(NestedDual<T, kGuarded> p) {
+  return {scalar_log_beyond_linear(p.value),
           tangent_product<kGuarded>(scalar_divide_roughly(p.value, T(1) - p.value), p.tangent)};
 }
 
