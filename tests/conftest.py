@@ -2,7 +2,7 @@
 
 ``kernels``  runs kernels: on the GPU or, without one, on the host; skipped if there is no C++ compiler either.
 ``gpu``      needs a CUDA device and CuPy; skipped without a device, but a device without CuPy is an error, not a skip.
-``large``    needs tens of GiB of GPU memory: runs alone if there is that much, and is skipped otherwise.
+``large``    needs tens of GiB of GPU memory: waits for that much, and is skipped on a GPU that never has it.
 
 A test with the argument ``loss`` runs for every loss; if it runs kernels, for the representatives only. Further
 markers:
@@ -39,7 +39,7 @@ import budget
 import grids
 import pytest
 import torch
-from devices import GPU, HOST, KERNELS
+from devices import GPU, HOST, KERNELS, LARGE_BYTES, room
 from hypothesis import HealthCheck, settings
 from tools.representatives import representatives
 
@@ -49,10 +49,6 @@ from cupylosses.engines.cache import plans
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import host
 from cupylosses.testing.host.settings import settings as settings_of_the_host
-
-#: Free memory that a test marked ``large`` may use.
-LARGE_BYTES = 24 << 30
-
 
 REPRESENTATIVES = representatives()
 
@@ -93,7 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "programs: runs with --programs or --thorough only")
     config.addinivalue_line("markers", "addresses: runs again with AddressSanitizer in .ci/run, if it runs kernels")
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
-    config.addinivalue_line("markers", "large: more than 2**31 elements; needs 24 GiB of free GPU memory")
+    config.addinivalue_line("markers", "large: needs 26 GiB of free GPU memory")
     config.addinivalue_line("markers", "representatives: for the losses that stand for all, only")
     config.addinivalue_line("markers", "in_turn: kernels of one representative per setting, in turn")
     config.addinivalue_line("markers", "every_loss: kernels of every loss, not of the representatives alone")
@@ -238,6 +234,16 @@ def _kernels_on_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
     if not grids.thorough() and (others or plain):
         chosen = {"sanitize": ()}
     with host.execution(seed=zlib.crc32(request.node.nodeid.encode()) % 4, **chosen):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _room(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Lets as many tests marked ``large`` run at once as the GPU has room for."""
+    if not request.node.get_closest_marker("large"):
+        yield
+        return
+    with room():
         yield
 
 

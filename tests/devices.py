@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TextIO
 
 import pytest
 import torch
@@ -28,6 +33,32 @@ WAIT = 'extern "C" __global__ void wait() { long long t = clock64(); while (cloc
 def on_gpu(*values: Any) -> list[Any]:
     """Values of a parameter that would take too long on the host."""
     return [pytest.param(x, marks=pytest.mark.gpu) for x in values]
+
+
+#: GPU memory that a test marked ``large`` may take.
+LARGE_BYTES = 26 << 30
+
+
+@contextmanager
+def room() -> Iterator[None]:
+    """Waits until the GPU has room for one more large test beside those that other processes run."""
+    fcntl = pytest.importorskip("fcntl", reason="Windows has no file locks of this kind")
+
+    def locked(file: TextIO) -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    slots = max(1, torch.cuda.mem_get_info()[1] // LARGE_BYTES)
+    with ExitStack() as stack:
+        folder = Path(tempfile.gettempdir())
+        files = [stack.enter_context((folder / f"cupylosses-large-{i}").open("w")) for i in range(slots)]
+        while not any(locked(x) for x in files):
+            time.sleep(0.1)
+        yield
+        torch.cuda.empty_cache()
 
 
 def allocated() -> int:

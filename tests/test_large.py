@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
-from typing import TextIO
 
 import pytest
 import torch
@@ -18,8 +13,6 @@ from cupylosses import functional
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing.check import by_position
 from cupylosses.testing.tolerance import same_bits
-
-fcntl = pytest.importorskip("fcntl", reason="Windows has no file locks of this kind")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
@@ -34,33 +27,6 @@ each_loss = pytest.mark.parametrize(
 COUNT = (1 << 31) + (1 << 20) + 3
 
 CHUNK = 1 << 27
-
-#: Memory that a test may take.
-BYTES = 26 << 30
-
-
-@pytest.fixture(autouse=True)
-def _room(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Waits until the GPU has room beside the large tests that other processes run."""
-    if not request.node.get_closest_marker("large"):
-        yield
-        return
-    slots = max(1, torch.cuda.mem_get_info()[1] // BYTES)
-    with ExitStack() as stack:
-        folder = Path(tempfile.gettempdir())
-        files = [stack.enter_context((folder / f"cupylosses-large-{i}").open("w")) for i in range(slots)]
-        while not any(_locked(x) for x in files):
-            time.sleep(0.1)
-        yield
-        torch.cuda.empty_cache()
-
-
-def _locked(file: TextIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 @pytest.fixture

@@ -1,0 +1,230 @@
+"""What ``scripts/benchmark.py`` times gives the right results: kernels beside operations of torch in float64.
+
+The random cases are drawn as those of its section ``random_cases``, at small sizes: losses, shapes, dtypes, layouts
+and options. The cases of its section ``cliffs`` are computed as they are timed on a GPU, and with fewer rows and pixels
+on the host. An access outside of memory, a race or a wrong number fails; rounding is for the tests of accuracy.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from importlib import import_module
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from devices import HOST, LARGE_BYTES
+from torch import Tensor
+
+from benchmarking import cliffs, random_cases, workloads
+from benchmarking.cases import Case
+from benchmarking.draw import Draw
+from benchmarking.figures import HVP
+from benchmarking.linear_softmax import LinearSoftmaxWorkload
+from benchmarking.pointwise import PointwiseWorkload
+from cupylosses.definition.registry import registry
+from cupylosses.jit.gpu import Chip
+from cupylosses.testing import host
+from cupylosses.testing.eager import Call
+
+#: Cases of a test, and of a dimension that counts elements, or another, the largest sizes.
+CASES, ELEMENTS, OTHERS = 250, 1 << 14, 300
+#: Sizes from which on operands are copied, or kernels chosen, that small cases would not reach.
+SIZES = {
+    "pointwise.layout": ("ORDERED_ELEMENTS", "SINGLE_ELEMENTS"),
+    "regions.engine": (
+        "INTERLEAVED_ELEMENTS",
+        "SCATTERED_ELEMENTS",
+        "SCATTERED_TARGET",
+        "SCATTERED_LABELS",
+        "SCATTERED_OF_VALUES",
+    ),
+    "row_statistics.engine": ("SHORT_ELEMENTS", "SPARSE_ELEMENTS"),
+}
+#: Elements of an operand of a case off the headline on the host, and, where its rows are long, at most; the parts of
+#: these cases.
+FEW_ELEMENTS, MANY_ELEMENTS = 1 << 16, 1 << 20
+PARTS = 16
+#: The size of the numbers of a result, and of the terms that are summed in it: the largest of them, or their median.
+Scale = Callable[[Tensor], Tensor]
+#: Losses of how a row varies: second derivatives of one element are 0 but for the rounding of terms that cancel.
+OF_VARIATION = ("ccc_loss", "pearson_loss")
+
+
+class SmallDraw(Draw):
+    """Shapes that take the host milliseconds."""
+
+    def size(self, low: int, high: int) -> int:
+        if high > ELEMENTS:
+            low, high = min(low, 64), ELEMENTS
+        return super().size(min(low, OTHERS), high if high == ELEMENTS else min(high, OTHERS))
+
+
+def results(case: Case, call: Call, operands: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+    """Value, gradients, and product with the Hessian of a call, as the mode of a case has them; of contiguous copies in
+    another dtype, since some of torch's functions take no others.
+    """
+    own = [x.detach() for x in operands]
+    if dtype:
+        own = [x.to(dtype if x.is_floating_point() else x.dtype).contiguous() for x in own]
+    wanted = [x.requires_grad_() for x, given in zip(own, operands, strict=True) if given.requires_grad]
+    value = call(*own)
+    found = [value]
+    if case.mode != "forward":
+        found += torch.autograd.grad(value.sum(), wanted, create_graph=case.mode == HVP)
+    if case.mode == HVP:
+        direction = torch.empty_like(operands[0]).copy_(torch.linspace(-1, 2, operands[0].numel()).view(found[1].shape))
+        product = torch.zeros_like(found[1])
+        if found[1].requires_grad:
+            (product,) = torch.autograd.grad(found[1], wanted[0], direction.to(found[1].dtype))
+        found.append(product)
+    return [x.detach() for x in found]
+
+
+def resolution(operands: Sequence[Tensor]) -> float:
+    """A relative difference that the rounding of the narrowest of the floating operands explains."""
+    narrowest = max([x.dtype for x in operands if x.is_floating_point()], key=lambda x: torch.finfo(x).eps)
+    return {2: 20.0, 4: 400.0, 8: 1e5}[narrowest.itemsize] * torch.finfo(narrowest).eps
+
+
+def difference(found: Tensor, right: Tensor, eps: float, scale: Scale) -> float:
+    """The largest difference in units of what rounding explains, of a number itself or of those at its scale. Infinite
+    if just one of both is finite.
+    """
+    # The distance of the smallest numbers of float16, and what float64 leaves of terms near 1 that cancel.
+    least = 2.0**-24 if found.dtype == torch.float16 else 1e-12
+    found, finite = found.double(), right.isfinite()
+    if ((found.isfinite() != finite) & (right.abs() < 6e4)).any():
+        return torch.inf
+    finite &= found.isfinite()
+    if not finite.any():
+        return 0.0
+    allowed = eps * (right.abs() + scale(right[finite].abs())) + least
+    return float(((found - right).abs() / allowed)[finite].max())
+
+
+def median(numbers: Tensor) -> Tensor:
+    """The median of some of many numbers."""
+    return numbers[:: 1 + numbers.numel() // MANY_ELEMENTS].median()
+
+
+def test_one_wrong_number_is_noticed_among_larger_ones() -> None:
+    right = torch.full((1 << 10,), 1e-9, dtype=torch.float64)
+    right[0] = 1.0
+    eps = resolution([right.bfloat16()])
+    assert difference(right.bfloat16(), right, eps, median) < 0.1
+    for wrong in (0.0, -1e-9, 2e-9, torch.nan):
+        found = right.bfloat16()
+        found[-1] = wrong
+        assert difference(found, right, eps, median) > 1
+
+
+def shorter(size: int, most: int) -> int:
+    """A size up to `most` with the remainder of ``size`` by 32, so that rows of as many elements begin at addresses as
+    before; 3 if there is none.
+    """
+    return size if size <= most else max(3, most - (most - size) % 32)
+
+
+def shortened(case: Case) -> Case:
+    """The case with fewer rows and smaller images. Classes and features stay as many unless rows are very long."""
+    shapes = [list(x) for x in case.workload.shapes]
+    first = shapes[0]
+    broadcast = isinstance(case.workload, PointwiseWorkload)
+    for d, limit, least in (
+        (0, FEW_ELEMENTS, 1), *((d, FEW_ELEMENTS, 32) for d in range(2, len(first))), (1, MANY_ELEMENTS, 32)
+    ):  # fmt: skip
+        elements = max(map(prod, shapes))
+        if d >= len(first) or elements <= limit:
+            continue
+        before, first[d] = first[d], shorter(first[d], max(least, limit * first[d] // elements))
+        for x in shapes[1:]:
+            # Labels lack the classes.
+            at = d + len(x) - len(first) if broadcast or d > 1 else d
+            if 0 <= at < len(x) and x[at] == before:
+                x[at] = first[d]
+    return replace(case, workload=replace(case.workload, shapes=tuple(map(tuple, shapes))))
+
+
+def differences(case: Case, execution: AbstractContextManager[object], against: Call) -> float:
+    """The largest difference of a case's results from those of a call in float64, as `difference` measures it."""
+    operands = case.operands()
+    with execution:
+        found = results(case, case.workload.ours(), operands)
+    right, eps = results(case, against, operands, torch.float64), resolution(operands)
+    return max(
+        difference(a, b, eps, torch.max if cancels(case, i) else median)
+        for i, (a, b) in enumerate(zip(found, right, strict=True))
+    )
+
+
+def cancels(case: Case, i: int) -> bool:
+    """True if result ``i`` of a case has numbers that are small because the terms of a sum cancel: products with a
+    Hessian, and gradients of layers, which are products of matrices.
+    """
+    return i > 0 if isinstance(case.workload, LinearSoftmaxWorkload) else i > 1 and case.mode == HVP
+
+
+@contextmanager
+def on_the_host() -> Iterator[None]:
+    """Runs kernels on the host, with clusters of blocks."""
+    with host.execution() as device:
+        device.chip = Chip(99 << 10, clusters=True)
+        yield
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+@pytest.mark.parametrize("seed", range(8))
+def test_random_cases_agree_with_the_formula(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads, "DEVICE", "cpu")
+    monkeypatch.setattr(random_cases, "Draw", SmallDraw)
+    for module, names in SIZES.items() if seed % 2 else ():
+        for name in names:
+            monkeypatch.setattr(import_module(f"cupylosses.engines.{module}"), name, 1 << 8)
+    wrong = []
+    for case in random_cases.cases(list(registry().values()), CASES, seed):
+        if case.workload.loss.name in OF_VARIATION and case.mode == HVP and case.workload.shape[-1] == 1:
+            continue
+        worst = differences(case, on_the_host(), case.workload.ours())
+        if not worst <= 1:
+            wrong.append(f"{case.title}: {worst:.3g}")
+    assert wrong == []
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+@pytest.mark.parametrize("part", range(PARTS))
+def test_cases_of_the_grid_agree_with_torch(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads, "DEVICE", "cpu")
+    wrong = []
+    for case in cliffs.cases()[part::PARTS]:
+        few = shortened(case)
+        # torch's second derivatives have other conventions at kinks.
+        worst = differences(few, on_the_host(), few.workload.ours() if few.mode == HVP else few.eager())
+        if not worst <= 1:
+            wrong.append(f"{case.title}: {worst:.3g}")
+    assert wrong == []
+
+
+@pytest.mark.thorough
+@pytest.mark.gpu
+@pytest.mark.large
+@pytest.mark.parametrize("part", range(PARTS))
+def test_cases_of_the_grid_agree_with_torch_as_they_are_timed(part: int) -> None:
+    wrong = []
+    for case in cliffs.cases()[part::PARTS]:
+        # Operands, gradients and what torch keeps, in float64.
+        if case.mode == HVP or 12 * 8 * sum(map(prod, case.workload.shapes)) > LARGE_BYTES:
+            continue
+        worst = differences(case, nullcontext(), case.eager())
+        if not worst <= 1:
+            wrong.append(f"{case.title}: {worst:.3g}")
+    assert wrong == []
