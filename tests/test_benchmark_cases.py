@@ -52,6 +52,8 @@ SIZES = {
 #: these cases.
 FEW_ELEMENTS, MANY_ELEMENTS = 1 << 16, 1 << 20
 PARTS = 16
+#: The processors of a GPU, and its limits: a small one with clusters, and an H200.
+SMALL_GPU, H200 = (2, Chip(99 << 10, clusters=True)), (132, Chip(227 << 10, clusters=True))
 #: The size of the numbers of a result, and of the terms that are summed in it: the largest of them, or their median.
 Scale = Callable[[Tensor], Tensor]
 #: Losses of how a row varies: second derivatives of one element are 0 but for the rounding of terms that cancel.
@@ -173,10 +175,10 @@ def cancels(case: Case, i: int) -> bool:
 
 
 @contextmanager
-def on_the_host() -> Iterator[None]:
-    """Runs kernels on the host, with clusters of blocks."""
-    with host.execution() as device:
-        device.chip = Chip(99 << 10, clusters=True)
+def on_the_host(processors: int, chip: Chip) -> Iterator[None]:
+    """Runs kernels on the host as a GPU would choose them."""
+    with host.execution(processors) as device:
+        device.chip = chip
         yield
 
 
@@ -193,7 +195,7 @@ def test_random_cases_agree_with_the_formula(seed: int, monkeypatch: pytest.Monk
     for case in random_cases.cases(list(registry().values()), CASES, seed):
         if case.workload.loss.name in OF_VARIATION and case.mode == HVP and case.workload.shape[-1] == 1:
             continue
-        worst = differences(case, on_the_host(), case.workload.ours())
+        worst = differences(case, on_the_host(*SMALL_GPU), case.workload.ours())
         if not worst <= 1:
             wrong.append(f"{case.title}: {worst:.3g}")
     assert wrong == []
@@ -208,7 +210,7 @@ def test_cases_of_the_grid_agree_with_torch(part: int, monkeypatch: pytest.Monke
     for case in cliffs.cases()[part::PARTS]:
         few = shortened(case)
         # torch's second derivatives have other conventions at kinks.
-        worst = differences(few, on_the_host(), few.workload.ours() if few.mode == HVP else few.eager())
+        worst = differences(few, on_the_host(*H200), few.workload.ours() if few.mode == HVP else few.eager())
         if not worst <= 1:
             wrong.append(f"{case.title}: {worst:.3g}")
     assert wrong == []

@@ -89,7 +89,7 @@ _DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:(?:__align__|alignas)\([^)]*\)\
 _SHARED = re.compile(r"extern\s+__shared__")
 
 #: Bytes of `extern __shared__` memory: more than any kernel asks for on the GPUs that tests pretend to have.
-DYNAMIC_SHARED_BYTES = 128 << 10
+DYNAMIC_SHARED_BYTES = 228 << 10
 
 
 class HostCompileError(RuntimeError):
