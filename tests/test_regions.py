@@ -697,6 +697,21 @@ def test_infinite_logits_of_a_focal_loss():
 
 
 @pytest.mark.kernels
+def test_other_classes_keep_their_digits_beside_a_rare_label():
+    """The derivative by its probability is some 20,000 times as large as theirs."""
+    z = torch.randn(1, 8, 32, 32, generator=torch.Generator().manual_seed(0))
+    y = torch.randint(7, (1, 32, 32), generator=torch.Generator().manual_seed(1))
+    y[0, 5, 6] = 7
+    z[0, 7, 5, 6] -= 4
+    of_voxel = []
+    for x in (z.to(KERNELS), z.double()):
+        x.requires_grad_()
+        (gradient,) = torch.autograd.grad(F.generalized_dice_loss(x, y.to(x.device)), x)
+        of_voxel.append(gradient[0, :, 5, 6].cpu().double())
+    torch.testing.assert_close(*of_voxel, rtol=4e-6, atol=0.0)
+
+
+@pytest.mark.kernels
 def test_a_mask_and_bad_labels_in_kernels():
     z, y = logits().to(KERNELS), labels(torch.uint8).to(KERNELS)
     mask = torch.ones(2, 2, 2, dtype=torch.bool, device=KERNELS)

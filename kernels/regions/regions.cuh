@@ -26,9 +26,10 @@
 
 // The gradient of a voxel with kLabelApart. With g_y of the label and g_c of other classes, S the sum of exponentials,
 // and A, B, k of the loss of the voxel,
-//   mean = sum over the others of p_c (g_c - g_y)
-//   d/dx_c = e_c (g_c / S - (g_y + mean) / S + k A)      d/dx_y = -p_y mean + k B
-// in which what is the same for all classes is found once.
+//   mean = sum over all of p_c g_c       rest = sum over the others of p_c (g_c - g_y)
+//   d/dx_c = e_c (g_c / S - mean / S + k A)              d/dx_y = -p_y rest + k B
+// in which what is the same for all classes is found once. g_y + rest would be the mean, too, but for a rounding error
+// of g_y, which is far larger than the mean and the other g_c if the label is rare and improbable.
 template <class Compute>
 struct LabelGradient {
   Compute by_label;
@@ -49,8 +50,9 @@ __device__ __forceinline__ LabelGradient<typename Program::Compute> gradient_of_
   using Compute = typename Program::Compute;
   using Guarded = typename Program::Guarded;
   const Compute at_label = coeffs.of_label(target.label);
-  const Compute mean = (sum - at_label * softmax.others) * softmax.inv_sum;
-  LabelGradient<Compute> y{-mean * (softmax.label_e * softmax.inv_sum), -(at_label + mean) * softmax.inv_sum,
+  const Compute mean = scalar_fma(softmax.label_e, at_label, sum) * softmax.inv_sum;
+  const Compute rest = (sum - at_label * softmax.others) * softmax.inv_sum;
+  LabelGradient<Compute> y{-rest * (softmax.label_e * softmax.inv_sum), -mean * softmax.inv_sum,
                            GradCoeffs<Guarded>::all(Guarded(0))};
   if constexpr (Program::kVoxel == kRow) {
     // A NaN among the logits is in their sum, and so in every gradient, without a mark. Weights may be NaN besides.
