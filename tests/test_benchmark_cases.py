@@ -1,4 +1,4 @@
-"""What ``scripts/benchmark.py`` times gives the right results: kernels beside operations of torch in float64.
+"""Results of the cases that ``scripts/benchmark.py`` times: kernels beside operations of torch in float64.
 
 The random cases are drawn as those of its section ``random_cases``, at small sizes: losses, shapes, dtypes, layouts
 and options. The cases of its section ``cliffs`` are computed as they are timed on a GPU, and with fewer rows and pixels
@@ -48,13 +48,13 @@ SIZES = {
     ),
     "row_statistics.engine": ("SHORT_ELEMENTS", "SPARSE_ELEMENTS"),
 }
-#: Elements of an operand of a case off the headline on the host, and, where its rows are long, at most; the parts of
-#: these cases.
+#: Elements of an operand of the grid's cases on the host, at most: if its rows can be fewer, and otherwise.
 FEW_ELEMENTS, MANY_ELEMENTS = 1 << 16, 1 << 20
+#: Tests that share the grid's cases.
 PARTS = 16
 #: The processors of a GPU, and its limits: a small one with clusters, and an H200.
 SMALL_GPU, H200 = (2, Chip(99 << 10, clusters=True)), (132, Chip(227 << 10, clusters=True))
-#: The size of the numbers of a result, and of the terms that are summed in it: the largest of them, or their median.
+#: The size of the terms that a result sums, taken from its own numbers: the largest of them, or their median.
 Scale = Callable[[Tensor], Tensor]
 #: Losses of how a row varies: second derivatives of one element are 0 but for the rounding of terms that cancel.
 OF_VARIATION = ("ccc_loss", "pearson_loss")
@@ -97,10 +97,10 @@ def resolution(operands: Sequence[Tensor]) -> float:
 
 
 def difference(found: Tensor, right: Tensor, eps: float, scale: Scale) -> float:
-    """The largest difference in units of what rounding explains, of a number itself or of those at its scale. Infinite
-    if just one of both is finite.
+    """The largest difference as a multiple of what rounding explains, which is ``eps`` of a number and of the ``scale``
+    of all of them. Infinite if only one of the two numbers is finite.
     """
-    # The distance of the smallest numbers of float16, and what float64 leaves of terms near 1 that cancel.
+    # The spacing of float16's smallest numbers, and what float64 leaves of terms near 1 that cancel.
     least = 2.0**-24 if found.dtype == torch.float16 else 1e-12
     found, finite = found.double(), right.isfinite()
     if ((found.isfinite() != finite) & (right.abs() < 6e4)).any():
@@ -129,8 +129,8 @@ def test_one_wrong_number_is_noticed_among_larger_ones() -> None:
 
 
 def shorter(size: int, most: int) -> int:
-    """A size up to `most` with the remainder of ``size`` by 32, so that rows of as many elements begin at addresses as
-    before; 3 if there is none.
+    """The largest size up to ``most`` that is ``size`` modulo 32, so that rows are aligned as before; 3 if that is less
+    than 3.
     """
     return size if size <= most else max(3, most - (most - size) % 32)
 
@@ -156,7 +156,7 @@ def shortened(case: Case) -> Case:
 
 
 def differences(case: Case, execution: AbstractContextManager[object], against: Call) -> float:
-    """The largest difference of a case's results from those of a call in float64, as `difference` measures it."""
+    """The largest `difference` between a case's results and those of another call in float64."""
     operands = case.operands()
     with execution:
         found = results(case, case.workload.ours(), operands)
