@@ -745,8 +745,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "softmax without its mean",
         REGIONS,
         "gradient_of_label",
-        r"-\(at_label \+ mean\)",
-        "-(at_label)",
+        r"scalar_fma\(softmax.label_e, at_label, sum\) \* softmax.inv_sum",
+        "at_label",
         ("regions",),
     ),
     Mutant(
