@@ -698,7 +698,7 @@ def test_infinite_logits_of_a_focal_loss():
 
 @pytest.mark.kernels
 def test_other_classes_keep_their_digits_beside_a_rare_label():
-    """The derivative by its probability is some 20,000 times as large as theirs."""
+    """Its weight, the inverse square of its number of voxels, is some 20,000 times theirs."""
     z = torch.randn(1, 8, 32, 32, generator=torch.Generator().manual_seed(0))
     y = torch.randint(7, (1, 32, 32), generator=torch.Generator().manual_seed(1))
     y[0, 5, 6] = 7
