@@ -360,6 +360,13 @@ BATTERY: dict[str, Callable[[], None]] = {
     ),
     "dense, sure": of_shape(term_properties.terms_keep_sure_rows, "subwarp"),
     "dense, alone": of_shape(term_properties.terms_keep_sure_teachers, "packed_rows"),
+    "dense, alone, both": terms(row_properties.agrees_with_truth, "distillation_loss", "packed_rows"),
+    "dense, at once": terms(
+        partial(row_properties.leaves_rows_out, reductions=("none",), both=False),
+        "distillation_loss",
+        "subwarp",
+        dtypes=("bfloat16", "bfloat16"),
+    ),
     "dense, equal": of_shape(term_properties.terms_share_equal_logits, "subwarp"),
     "copies": copied,
     "layers, chunks": hosted(partial(layer_properties.agrees_with_truth, "chunks", linear_bias=True)),

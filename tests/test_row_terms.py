@@ -102,6 +102,14 @@ def mask(shape: Sequence[int]) -> Tensor:
     return chosen.to(KERNELS)
 
 
+def shape_of(layout: str, dtypes: Sequence[str]) -> tuple[int, ...]:
+    """The shape of a layout for other dtypes: rows that are chosen by their bytes have as many."""
+    shape = TERM_LAYOUTS[layout]
+    if "cluster" in layout or layout == "two_pass":
+        return (shape[0], shape[1] * 8 // sum(torch.finfo(getattr(torch, x)).bits // 8 for x in dtypes) + 1)
+    return shape
+
+
 def results(call: SoftmaxCall) -> list[Tensor]:
     """The values and gradients of the entry points."""
     found = []
@@ -173,12 +181,39 @@ def test_masks_and_class_weights(layout: str) -> None:
     ids=str,
 )
 def test_dtypes(layout: str, dtypes: tuple[str, str]) -> None:
-    shape = TERM_LAYOUTS[layout]
-    if "cluster" in layout or layout == "two_pass":
-        # The same number of bytes.
-        shape = (shape[0], shape[1] * 8 // sum(torch.finfo(getattr(torch, x)).bits // 8 for x in dtypes) + 1)
     for row_loss in short_or_full(FEW[:1], FEW):
-        agrees_with_truth(draw_terms(row_loss, shape, KERNELS, dtypes))
+        agrees_with_truth(draw_terms(row_loss, shape_of(layout, dtypes), KERNELS, dtypes))
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [
+        *((x, "bfloat16") for x in TERM_LAYOUTS),
+        *((x, "float32") for x in TERM_LAYOUTS if x in ("packed_rows", "thread_per_row") or "columns" in x),
+        ("packed_rows", "float64"),
+    ],
+)
+def test_the_gradient_of_a_student(layout: str, dtype: str) -> None:
+    """Without that of the teacher, the sums of a row write it, or keep what it takes. Rows that do not count have none,
+    and that of a NaN is NaN.
+    """
+    shape = shape_of(layout, (dtype, dtype))
+    counts = (torch.rand(shape[0], *shape[2:], generator=torch.Generator().manual_seed(4)) < 0.67).to(KERNELS)
+    counts.view(-1)[0], counts.view(-1)[-1] = True, False
+    call = draw_terms("distillation_loss", shape, KERNELS, (dtype, dtype), reduction="none", mask=counts)
+    agrees_with_truth(call, both=False)
+
+    def gradient(x: Tensor) -> Tensor:
+        leaves, given = call.with_(student_logits=x).differentiable(both=False)
+        return gradients(given(), leaves, 1.0)[0].movedim(1, -1).reshape(-1, shape[1])
+
+    clean = call.arguments["student_logits"]
+    spoilt = clean.clone()
+    spoilt.movedim(1, -1)[(0,) * len(counts.shape)][shape[1] // 2] = torch.nan
+    right, found = gradient(clean), gradient(spoilt)
+    assert bool((right[~counts.view(-1)] == 0).all())
+    assert bool(found[0].isnan().all())
+    assert same_bits(found[1:], right[1:])
 
 
 @pytest.mark.addresses

@@ -71,9 +71,10 @@ struct ColumnDenseClasses {
   static constexpr bool kPlacesGradients = true;
   static constexpr bool kOnChip = false;
   static constexpr bool kAlone = true;
-  static constexpr int kRoom = 0;
   using Input = typename Program::Input;
   using Target = typename Program::Target;
+  using Compute = typename Program::Compute;
+  static constexpr bool kHasRoom = sizeof(Input) == sizeof(Compute) && sizeof(Target) == sizeof(Compute);
   static constexpr int kEach = 4;
   Input* x;
   Target* t;
@@ -82,15 +83,26 @@ struct ColumnDenseClasses {
 
   __device__ __forceinline__ void prefetch_next() const {
   }
-  // Packs of kEach classes, which share what is rare; then the other classes.
+  // f.at<n>(c) for packs of n classes from c: of kEach, which share what is rare, then the others one by one.
+  template <class F>
+  __device__ __forceinline__ void each(const F& f) const {
+#pragma unroll 1
+    for (int c = rank * kEach; c + kEach <= classes; c += threads * kEach) f.template at<kEach>(c);
+#pragma unroll 1
+    for (int c = classes / kEach * kEach + rank; c < classes; c += threads) f.template at<1>(c);
+  }
+  template <class F>
+  struct Visit {
+    const ColumnDenseClasses& row;
+    F& f;
+    template <int kCount>
+    __device__ __forceinline__ void at(int c) const {
+      f(c, gather<kCount>(row.x, c), gather<kCount>(row.t, c));
+    }
+  };
   template <class F>
   __device__ __forceinline__ void visit(F& f) const {
-#pragma unroll 1
-    for (int c = rank * kEach; c + kEach <= classes; c += threads * kEach) {
-      f(c, gather<kEach>(x, c), gather<kEach>(t, c));
-    }
-#pragma unroll 1
-    for (int c = classes / kEach * kEach + rank; c < classes; c += threads) f(c, gather<1>(x, c), gather<1>(t, c));
+    each(Visit<F>{*this, f});
   }
   template <class F>
   __device__ __forceinline__ void for_each(F& f) const {
@@ -103,6 +115,61 @@ struct ColumnDenseClasses {
   template <class F>
   __device__ __forceinline__ void final_pass_all(const F& f) const {
     if (exists) visit(f);
+  }
+  template <class F>
+  struct Fill {
+    const F& f;
+    template <int kCount>
+    __device__ __forceinline__ void at(int c) const {
+      f.template write<kCount>(c);
+    }
+  };
+  template <class F>
+  __device__ __forceinline__ void fill(const F& f) const {
+    if (exists) each(Fill<F>{f});
+  }
+  // With kHasRoom.
+  template <class F>
+  struct VisitAndKeep {
+    const ColumnDenseClasses& row;
+    F& f;
+    template <int kCount>
+    __device__ __forceinline__ void at(int c) const {
+      Compute kept[2][kCount];
+      f(c, gather<kCount>(row.x, c), gather<kCount>(row.t, c), kept);
+      row.keep(c, kept);
+    }
+  };
+  template <class F>
+  __device__ __forceinline__ void for_each_kept(F& f) const {
+    if (active) each(VisitAndKeep<F>{*this, f});
+  }
+  template <class F>
+  struct VisitKept {
+    const ColumnDenseClasses& row;
+    const F& f;
+    template <int kCount>
+    __device__ __forceinline__ void at(int c) const {
+      Compute kept[2][kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        kept[0][i] = reinterpret_cast<const Compute*>(row.x)[(c + i) * kWarp];
+        kept[1][i] = reinterpret_cast<const Compute*>(row.t)[(c + i) * kWarp];
+      }
+      f(c, kept);
+    }
+  };
+  template <class F>
+  __device__ __forceinline__ void final_kept_pass(const F& f) const {
+    if (exists) each(VisitKept<F>{*this, f});
+  }
+  template <int kCount>
+  __device__ __forceinline__ void keep(int c, const Compute (&kept)[2][kCount]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      reinterpret_cast<Compute*>(x)[(c + i) * kWarp] = kept[0][i];
+      reinterpret_cast<Compute*>(t)[(c + i) * kWarp] = kept[1][i];
+    }
   }
   __device__ __forceinline__ void read(int c, Pack<Input, 1>& of_input, Pack<Target, 1>& of_target) const {
     of_input = gather<1>(x, c);

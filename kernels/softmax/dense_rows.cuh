@@ -14,7 +14,7 @@
 // 3. SumPass: sums of h, h_1 and h_2. group_reduce_sums adds those of all threads. Of two softmaxes on chip, terms take
 //    KnownLogs: both probabilities, and the logarithm of their ratio from the difference of the logits.
 // 4. GradientPass: the gradients of both operands. If SumPass left what they need in place of the operands,
-//    KeptGradientPass scales it.
+//    KeptGradientPass scales it. In 16 bits h_1 is the gradient where it sums to 0, so SumPass writes it at once.
 //
 // A thread that has rows alone, on chip, takes KnownLogs too (visit_known_row), but no branch for the largest logits:
 // in a warp of as many rows some lane would have them in every pack.
@@ -301,6 +301,11 @@ struct DenseRow {
   Compute slope;
   Compute factor;
   Dual<Compute, 0> classes;  // converted once: compilers would do it for every vector
+
+  // Whether class c is a leader, if a thread has rows alone.
+  __device__ __forceinline__ bool leads(int c) const {
+    return (c == leader[0]) | (c == leader[kCount - 1]);
+  }
 };
 
 template <class Term_, class Penalty_, class Space_, class Input_, class Target_, class Weight_, class Mask_,
@@ -328,15 +333,11 @@ struct DenseRowProgram {
   static constexpr bool kTargetGradient = kTargetGradient_;
   // True if terms take KnownLogs of rows on chip.
   static constexpr bool kKnown = kTeacher && kSameType<Compute, float>;
-  // Numbers of each class that the sums over a row on chip leave in its place, if there is room for so many, so that
-  // the gradient needs no term: h_1 and p. If h_1 sums to 0, it is the gradient, up to rounding errors of the sums of
-  // exponentials.
+  // True if the sums over a row on chip leave h_1 and p of each class in its place, where there is room, so that the
+  // gradient needs no term.
   static constexpr bool kKeeps = kTeacher && kInputGradient && !kTargetGradient && !kCapped_;
-  template <int kRoom>
-  static constexpr int kKept = !kKeeps                                               ? 0
-                               : kRoom >= 2                                          ? 2
-                               : kRoom == 1 && kKnown && kNarrow && Term_::kBalanced ? 1
-                                                                                     : 0;
+  // True if h_1 sums to 0, so that it is the gradient, up to rounding errors of the sums of exponentials.
+  static constexpr bool kTermIsGradient = kKeeps && kKnown && kNarrow && Term_::kBalanced;
   // True if neither the gradients nor the outputs need SumPass, and if there is a value (dense_second_derivatives.cuh).
   static constexpr bool kSkipsSums = false;
   static constexpr bool kValued = true;
@@ -452,7 +453,7 @@ struct DenseRowProgram {
                                                   Compute (&t)[kVecSize]) const {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      const bool leads = (first + i == row.leader[0]) | (first + i == row.leader[kSoftmaxes - 1]);
+      const bool leads = row.leads(first + i);
       y[i] = leads ? -scalar_infinity(Compute()) : y[i];
       t[i] = leads ? -scalar_infinity(Compute()) : t[i];
     }
@@ -549,7 +550,8 @@ struct ExpPass {
   }
 };
 
-// kOnChip: the row lies on chip, so that its KnownLogs and leaders are set. kKept: numbers of each class that are kept.
+// kOnChip: the row lies on chip, so that its KnownLogs and leaders are set. kKept: numbers of each class that the
+// gradients need, h_1 and p, or h_1 alone.
 template <bool kGradient, bool kOnChip, int kKept, class Program, class Compute = typename Program::Compute>
 struct SumPass {
   static constexpr bool kReadsTargets = true;
@@ -562,7 +564,7 @@ struct SumPass {
     Compute kept[2][kVecSize];
     (*this)(first, x, t, kept);
   }
-  // Returns the numbers that are kept, too.
+  // Returns these numbers, too.
   template <int kVecSize>
   __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
                                              const Pack<typename Program::Target, kVecSize>& t,
@@ -609,8 +611,7 @@ struct SumPass {
     if constexpr (kGradient && Program::kInputGradient && kKept != 1) op(sums.grad_log_p);
     if constexpr (kGradient && Program::kTargetGradient && Program::kTeacher) op(sums.grad_log_q);
   }
-
- private:
+  // Adds a class by the softmaxes, given its logit before it is scaled, and the target.
   __device__ __forceinline__ void evaluate(int64 c, Compute x, Compute t, Compute& grad_log_p, Compute& p) const {
     const Compute z = program.logit.value(x), second = program.second(t);
     const Softmax<Compute>& softmax = row.softmax[0];
@@ -619,14 +620,6 @@ struct SumPass {
     add(program.evaluate(row, z, second, c), grad_log_p, leads, teacher_leads);
     if constexpr (kKept == 2) p = program.logit.exponential_of(z, softmax.max_logit) * softmax.inv_sum;
   }
-  template <class Y>
-  __device__ __forceinline__ void add(const Y& y, Compute& grad_log_p, bool leads = false,
-                                      bool teacher_leads = false) const {
-    grad_log_p = tangent_or_zero(y, 0);
-    add_to(row.sums, y, leads, teacher_leads);
-  }
-
- public:
   // Adds h of a class and its derivatives. Whether the class leads matters to a SumBesideLeader only.
   template <class Y>
   __device__ __forceinline__ static void add_to(typename Program::Sums& sums, const Y& y, bool leads = false,
@@ -638,6 +631,49 @@ struct SumPass {
     if constexpr (kGradient && Program::kTargetGradient && Program::kTeacher) {
       add_class(sums.grad_log_q, tangent_or_zero(y, 1), teacher_leads);
     }
+  }
+
+ private:
+  template <class Y>
+  __device__ __forceinline__ void add(const Y& y, Compute& grad_log_p, bool leads = false,
+                                      bool teacher_leads = false) const {
+    grad_log_p = tangent_or_zero(y, 0);
+    add_to(row.sums, y, leads, teacher_leads);
+  }
+};
+
+// SumPass of a row whose h_1 is the gradient, which it writes. `factor`: the derivative of a logit times that of
+// grad_output. `Place`: as GradientPass.
+template <class Sums, class Program, class Place, class Compute = typename Program::Compute>
+struct SumAndGradientPass {
+  static constexpr bool kReadsTargets = true;
+  Sums& sums;
+  const Place& place;
+  Compute factor;
+
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
+                                             const Pack<typename Program::Target, kVecSize>& t) const {
+    Compute kept[2][kVecSize];
+    sums(first, x, t, kept);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) kept[0][i] *= factor;
+    place.template input<kVecSize>(first, NarrowPack<typename Program::Gradient, kVecSize>::from(kept[0]));
+  }
+};
+
+// Writes a number as all gradients of a row.
+template <class Program, class Place, class Compute = typename Program::Compute>
+struct FillPass {
+  const Place& place;
+  Compute number;
+
+  template <int kVecSize>
+  __device__ __forceinline__ void write(int64 first) const {
+    Compute g[kVecSize];
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) g[i] = number;
+    place.template input<kVecSize>(first, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
   }
 };
 
@@ -717,25 +753,61 @@ struct OwnExpPass {
   }
 };
 
-// SumPass of KnownLogs without the leaders, which lack digits there.
-template <bool kGradient, class Program, class Compute = typename Program::Compute>
+// SumPass of KnownLogs without the leaders, which lack digits there. Values that have no form for KnownLogs make the
+// sum NaN.
+template <class Sums, class Program, class Compute = typename Program::Compute>
 struct KnownSumPass {
   static constexpr bool kReadsTargets = true;
   const Program& program;
   typename Program::Row& row;
+  Sums& sums;
 
   template <int kVecSize>
   __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
-                                             const Pack<typename Program::Target, kVecSize>& t) {
-    Compute raw[kVecSize], y[kVecSize], second[kVecSize];
+                                             const Pack<typename Program::Target, kVecSize>& t) const {
+    Compute raw[kVecSize], target[kVecSize], kept[2][kVecSize];
     unpack(x, raw);
+    unpack(t, target);
+    add(first, raw, target, kept);
+  }
+  // Returns the numbers that are kept, too, which take the place of the operands, so that a pack of such values is
+  // evaluated by the softmaxes at once. Those of leaders are of no use.
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
+                                             const Pack<typename Program::Target, kVecSize>& t,
+                                             Compute (&kept)[2][kVecSize]) const {
+    Compute raw[kVecSize], target[kVecSize];
+    unpack(x, raw);
+    unpack(t, target);
+    const typename Program::Sums before = row.sums;
+    add(first, raw, target, kept);
+    if (row.sums.value == row.sums.value) return;
+    row.sums = before;
+    // As in SumPass.
+#pragma unroll 1
+    for (int i = 0; i < kVecSize; ++i) {
+      if (row.leads(static_cast<int>(first) + i)) continue;
+      Compute of_class[2];
+      sums.evaluate(first + i, element_at(raw, i), element_at(target, i), of_class[0], of_class[1]);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) set_element_at(kept[k], i, of_class[k]);
+    }
+  }
+
+ private:
+  template <int kVecSize>
+  __device__ __forceinline__ void add(int64 first, const Compute (&raw)[kVecSize], const Compute (&target)[kVecSize],
+                                      Compute (&kept)[2][kVecSize]) const {
+    Compute y[kVecSize], second[kVecSize];
     program.logit.unscaled_of(raw, y);
-    unpack(t, raw);
-    program.logit.unscaled_of(raw, second);
+    program.logit.unscaled_of(target, second);
     program.without_leaders(row, static_cast<int>(first), y, second);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      SumPass<kGradient, true, 0, Program>::add_to(row.sums, program.evaluate_known(row, y[i], second[i], first + i));
+      const auto of_class = program.evaluate_known(row, y[i], second[i], first + i);
+      Sums::add_to(row.sums, of_class);
+      kept[0][i] = tangent_or_zero(of_class, 0);
+      kept[1][i] = row.logs.log_p(row.softmax[0], y[i], second[i]).number;
     }
   }
 };
@@ -1093,8 +1165,8 @@ struct GradientPass {
   }
 };
 
-// The gradients of a row whose SumPass left kKept numbers of each class.
-template <int kKept, class Program, class Place, class Compute = typename Program::Compute>
+// The gradients of a row whose SumPass left h_1 and p of each class.
+template <class Program, class Place, class Compute = typename Program::Compute>
 struct KeptGradientPass {
   const Place& place;
   Compute instead;  // the gradient of an inactive row, 0, or of a row that is NaN
@@ -1112,8 +1184,8 @@ struct KeptGradientPass {
   __device__ __forceinline__ void operator()(int64 first, const Compute (&kept)[2][kVecSize]) const {
     Compute g[kVecSize];
 #pragma unroll
-    for (int i = 0; i < kVecSize; ++i) g[i] = kKept == 1 ? kept[0][i] * of_logits.factor : kept[0][i];
-    if constexpr (kKept == 2) of_logits.apply_to(kept[1], g);
+    for (int i = 0; i < kVecSize; ++i) g[i] = kept[0][i];
+    of_logits.apply_to(kept[1], g);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) g[i] = usual ? g[i] : instead;
     place.template input<kVecSize>(first, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
@@ -1159,6 +1231,27 @@ __device__ __forceinline__ void group_reduce_sums(const ColumnWarps<kWarps>& gro
   sums = {x[0], x[1], x[2]};
 }
 
+template <class Classes, class Program>
+__device__ __forceinline__ GradientsInMemory<Program> gradients_in_memory(const Program& program,
+                                                                          const int64 (&offset)[kRowStreams]) {
+  const auto& stride = program.space.class_stride;
+  return {program, offset, Classes::kContiguous ? 1 : stride[kGradients],
+          Classes::kContiguous ? 1 : stride[kTargetGradients]};
+}
+
+// What takes the gradients of a row: its classes, or memory.
+template <class Program, class Classes>
+using GradientPlace = Choose<Classes::kPlacesGradients, Classes, GradientsInMemory<Program>>;
+template <class Program, class Classes>
+__device__ __forceinline__ const GradientPlace<Program, Classes>& gradient_place(
+    const Classes& classes, const GradientsInMemory<Program>& memory) {
+  if constexpr (Classes::kPlacesGradients) {
+    return classes;
+  } else {
+    return memory;
+  }
+}
+
 // The pass in front of the gradients, which is the last one if there are none.
 template <bool kGradient, class Classes, class Pass>
 __device__ __forceinline__ void visit_before_gradient(Classes& classes, Pass& pass) {
@@ -1190,15 +1283,16 @@ __device__ __forceinline__ void write_known_gradients(const Program& program, co
   }
 }
 
-// visit_dense_row of two softmaxes, for Classes::kAlone: by KnownLogs, but for the leaders, and for a thread whose
-// values have no form for those.
+// visit_dense_row of two softmaxes, for Classes::kAlone: by KnownLogs, but for the leaders, and for a thread or a pack
+// whose values have no form for those.
 template <bool kGradient, class Group, class Program, class Classes, class Scale>
 __device__ __forceinline__ typename Program::Compute visit_known_row(const Program& program, const Group& group,
                                                                      const int64 (&offset)[kRowStreams],
                                                                      Classes& classes, bool exists, SyncState& sync,
                                                                      Scale& scale) {
   using Compute = typename Program::Compute;
-  using Sums = SumPass<kGradient, false, 0, Program>;
+  constexpr bool kKept = kGradient && Program::kKeeps && Classes::kHasRoom;
+  using Sums = SumPass<kGradient, false, kKept ? 2 : 0, Program>;
   typename Program::Row row;
   row.sums = {Compute(0), Compute(0), Compute(0)};
   row.classes = constant<Compute>(static_cast<double>(program.space.classes));
@@ -1220,15 +1314,22 @@ __device__ __forceinline__ typename Program::Compute visit_known_row(const Progr
   }
   row.logs.set(program.logit, row.softmax[0], row.softmax[1]);
   const bool leads[2] = {row.leader[0] >= 0, row.leader[1] >= 0 && row.leader[1] != row.leader[0]};
-  KnownSumPass<kGradient, Program> known_sums{program, row};
-  classes.for_each(known_sums);
   Sums sums{program, row};
+  KnownSumPass<Sums, Program> known_sums{program, row, sums};
+  if constexpr (kKept) {
+    classes.for_each_kept(known_sums);
+  } else {
+    classes.for_each(known_sums);
+  }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    if (leads[i]) sums(row.leader[i], x[i], t[i]);
+    if (!leads[i]) continue;
+    Compute kept[2][1];
+    sums(row.leader[i], x[i], t[i], kept);
+    if constexpr (kKept) classes.keep(row.leader[i], kept);
   }
   row.known = row.sums.value == row.sums.value;
-  if (!row.known) {
+  if (!kKept && !row.known) {
     row.sums = {Compute(0), Compute(0), Compute(0)};
     classes.for_each(sums);
   }
@@ -1236,13 +1337,13 @@ __device__ __forceinline__ typename Program::Compute visit_known_row(const Progr
   program.finish(row, offset, classes.active, exists && group.thread_rank() == 0);
   if constexpr (kGradient) {
     row.factor = grad_factor(scale, offset);
-    const auto& stride = program.space.class_stride;
-    const GradientsInMemory<Program> memory{program, offset, Classes::kContiguous ? 1 : stride[kGradients],
-                                            Classes::kContiguous ? 1 : stride[kTargetGradients]};
-    if constexpr (Classes::kPlacesGradients) {
-      write_known_gradients(program, row, classes, classes, leads, x, t);
+    const GradientsInMemory<Program> memory = gradients_in_memory<Classes>(program, offset);
+    using Place = GradientPlace<Program, Classes>;
+    const Place& place = gradient_place(classes, memory);
+    if constexpr (kKept) {
+      classes.final_kept_pass(KeptGradientPass<Program, Place>(program, row, place, classes.active));
     } else {
-      write_known_gradients(program, row, memory, classes, leads, x, t);
+      write_known_gradients(program, row, place, classes, leads, x, t);
     }
   }
   return row.value;
@@ -1254,9 +1355,10 @@ __device__ __forceinline__ typename Program::Compute visit_known_row(const Progr
 //   classes.for_each(f)          f for every class of this thread, for none of an inactive row
 //   classes.final_pass(f)        the same, in the last pass
 //   classes.final_pass_all(f)    the same, but also for an inactive row, whose packs hold anything
+//   classes.fill(f)              f.write<n>(first) for every n classes of this thread, also of an inactive row
 //
 // With Classes::kPlacesGradients it takes the gradients too, as GradientsInMemory. With Classes::kOnChip another pass
-// costs no traffic, and such a row has room for kRoom numbers of each class in place of the operands:
+// costs no traffic. With Classes::kHasRoom two numbers of each class may take the place of the operands:
 //
 //   classes.for_each_kept(f)     f(first, x, t, kept) for every class of this thread, and keeps what f leaves in `kept`
 //   classes.final_kept_pass(f)   f(first, kept) in the last pass, also for an inactive row, whose numbers are anything
@@ -1264,6 +1366,7 @@ __device__ __forceinline__ typename Program::Compute visit_known_row(const Progr
 // With Classes::kAlone the row is on chip, too, and no other lane of the warp has classes of it:
 //
 //   classes.read(c, x, t)        the operands of a class of this thread
+//   classes.keep(c, kept)        keeps these numbers of it, if there is room
 //
 // Precondition: all threads of the worker call it together.
 template <bool kGradient, class Group, class Program, class Classes, class Scale>
@@ -1279,10 +1382,16 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   typename Program::Row row;
   row.sums = {Compute(0), Compute(0), Compute(0)};
   row.classes = constant<Compute>(static_cast<double>(program.space.classes));
+  constexpr bool kPlain = kSameType<Compute, float> || kSameType<Compute, double>;
   // AffinePass is as fast as two passes if a warp takes rows alone.
-  constexpr bool kOnChip = Classes::kOnChip && (Group::kMultiWarp || !Program::kAffine) &&
-                           (kSameType<Compute, float> || kSameType<Compute, double>);
-  constexpr int kKept = kGradient && kOnChip ? Program::template kKept<Classes::kRoom> : 0;
+  constexpr bool kOnChip = Classes::kOnChip && (Group::kMultiWarp || !Program::kAffine) && kPlain;
+  constexpr bool kAlone = Classes::kAlone && Program::kTeacher && kPlain;
+  // Gradients in place of logits that are not on chip could lie over those that other lanes are still to read.
+  constexpr bool kAtOnce = kGradient && Program::kTermIsGradient && (Classes::kOnChip || !Program::kInPlace);
+  constexpr bool kKept = kGradient && (kOnChip || kAlone) && !kAtOnce && Program::kKeeps && Classes::kHasRoom;
+  const GradientsInMemory<Program> memory = gradients_in_memory<Classes>(program, offset);
+  using Place = GradientPlace<Program, Classes>;
+  const Place& place = gradient_place(classes, memory);
   const int width = group.subwarp_size();
   MaxPass<Program> maxima;
   if constexpr (kOnChip) classes.for_each(maxima);
@@ -1308,7 +1417,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     row.sums.value = scalar_fma(-row.softmax[0].log_sum, with_leader(sums.grad_log_p), sums.value) + no_distribution;
     row.sums.grad_log_p = sums.grad_log_p;
   } else {
-    using Sums = SumPass<kGradient, kOnChip, kKept, Program>;
+    using Sums = SumPass<kGradient, kOnChip, kAtOnce ? 1 : kKept ? 2 : 0, Program>;
     OnlineSoftmaxes<Compute, Program::kSoftmaxes> softmaxes;
     KnownMax<Compute> known[Program::kSoftmaxes];
     if constexpr (kOnChip) {
@@ -1317,6 +1426,12 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       softmaxes = pass.of_subwarp(width);
 #pragma unroll
       for (int i = 0; i < Program::kSoftmaxes; ++i) known[i] = pass.known[i];
+    } else if constexpr (kAlone && !kNarrow) {
+      OwnMaxPass<Program> own_maxima;
+      classes.for_each(own_maxima);
+      OwnExpPass<Program> pass(program, own_maxima);
+      classes.for_each(pass);
+      softmaxes = pass.softmaxes;
     } else {
       SoftmaxPass<Program> pass(program);
       classes.for_each(pass);
@@ -1341,8 +1456,14 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       for (int i = 0; i < Program::kSoftmaxes; ++i) {
         row.sums.value += row.softmax[i].max_logit - row.softmax[i].max_logit;
       }
-    } else if constexpr (kKept > 0) {
-      classes.template for_each_kept<kKept>(sum_pass);
+    } else if constexpr (kAtOnce) {
+      // As in resident_rows.cuh: a narrower gradient lies over logits that other lanes read.
+      if constexpr (Program::kInPlace && !Group::kMultiWarp) __syncwarp();
+      row.factor = grad_factor(scale, offset);
+      const SumAndGradientPass<Sums, Program, Place> pass{sum_pass, place, row.factor * program.logit.common_slope()};
+      classes.final_pass(pass);
+    } else if constexpr (kKept) {
+      classes.for_each_kept(sum_pass);
     } else if constexpr (kGradient) {
       classes.for_each(sum_pass);
     } else {
@@ -1353,25 +1474,18 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   const bool first = exists && group.thread_rank() == 0;
   constexpr bool kAddsLast = Program::kSkipsSums && Program::kValued;
   program.finish(row, offset, classes.active, first && !kAddsLast);
-  if constexpr (kGradient) {
-    // As in resident_rows.cuh: a narrower gradient lies over logits that other lanes read.
+  if constexpr (kAtOnce) {
+    if (!classes.active || row.value != row.value) classes.fill(FillPass<Program, Place>{place, row.value});
+  } else if constexpr (kGradient) {
+    // The same of gradients that follow the sums.
     if constexpr (Program::kInPlace && !Group::kMultiWarp) __syncwarp();
     row.factor = grad_factor(scale, offset);
-    const auto& stride = program.space.class_stride;
-    const GradientsInMemory<Program> memory{program, offset, Classes::kContiguous ? 1 : stride[kGradients],
-                                            Classes::kContiguous ? 1 : stride[kTargetGradients]};
-    if constexpr (kKept > 0) {
-      classes.template final_kept_pass<kKept>(
-          KeptGradientPass<kKept, Program, GradientsInMemory<Program>>(program, row, memory, classes.active));
+    if constexpr (kKept) {
+      classes.final_kept_pass(KeptGradientPass<Program, Place>(program, row, place, classes.active));
     } else {
       Compute value = Compute(0);
       constexpr int kLogs = kOnChip ? kKnownInPacks : kOfSoftmax;
-      if constexpr (Classes::kPlacesGradients) {
-        classes.final_pass_all(GradientPass<kLogs, Program, Classes>(program, row, classes, classes.active, &value));
-      } else {
-        classes.final_pass_all(
-            GradientPass<kLogs, Program, GradientsInMemory<Program>>(program, row, memory, classes.active, &value));
-      }
+      classes.final_pass_all(GradientPass<kLogs, Program, Place>(program, row, place, classes.active, &value));
       if constexpr (kAddsLast) {
         typename Program::Sums sums{value, Compute(0), Compute(0)};
         group_reduce_sums<SumPass<false, kOnChip, 0, Program>>(group, sums, sync);

@@ -18,9 +18,10 @@ struct DenseThreadPerRow {
     static constexpr bool kPlacesGradients = false;
     static constexpr bool kOnChip = false;
     static constexpr bool kAlone = kStaged;
-    static constexpr int kRoom = 0;
     using Input = typename Program::Input;
     using Target = typename Program::Target;
+    using Compute = typename Program::Compute;
+    static constexpr bool kHasRoom = kStaged && sizeof(Input) == sizeof(Compute) && sizeof(Target) == sizeof(Compute);
     using X = Pack<Input, 1>;
     using T = Pack<Target, 1>;
 
@@ -66,6 +67,36 @@ struct DenseThreadPerRow {
 #pragma unroll 2
       for (int64 c = 0; c < classes; ++c) f(c, active ? read_x(c) : X{}, active ? read_t(c) : T{});
     }
+    template <class F>
+    __device__ __forceinline__ void fill(const F& f) const {
+      if (!exists) return;
+#pragma unroll 1
+      for (int64 c = 0; c < classes; ++c) f.template write<1>(c);
+    }
+    // With kHasRoom.
+    template <class F>
+    __device__ __forceinline__ void for_each_kept(F& f) const {
+      if (!active) return;
+#pragma unroll 2
+      for (int64 c = 0; c < classes; ++c) {
+        Compute kept[2][1];
+        f(c, read_x(c), read_t(c), kept);
+        keep(c, kept);
+      }
+    }
+    template <class F>
+    __device__ __forceinline__ void final_kept_pass(const F& f) const {
+      if (!exists) return;
+#pragma unroll 2
+      for (int64 c = 0; c < classes; ++c) {
+        const Compute kept[2][1] = {{*kept_at(staged_x(c))}, {*kept_at(staged_t(c))}};
+        f(c, kept);
+      }
+    }
+    __device__ __forceinline__ void keep(int64 c, const Compute (&kept)[2][1]) const {
+      *kept_at(staged_x(c)) = kept[0][0];
+      *kept_at(staged_t(c)) = kept[1][0];
+    }
 
    private:
     // Starts all copies at once, so that as many as possible are in flight.
@@ -75,6 +106,10 @@ struct DenseThreadPerRow {
         cp_async(staged_t(c), reinterpret_cast<const T*>(t + c * t_stride));
       }
       cp_async_wait_all();
+    }
+    template <class P>
+    static __device__ __forceinline__ Compute* kept_at(P* place) {
+      return reinterpret_cast<Compute*>(place);
     }
     // All logits first, then all targets, so that both are aligned.
     __device__ __forceinline__ X* staged_x(int64 c) const {

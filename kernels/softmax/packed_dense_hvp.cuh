@@ -23,7 +23,7 @@ struct PackedDenseHvpClasses {
   static constexpr bool kPlacesGradients = true;
   static constexpr bool kOnChip = false;
   static constexpr bool kAlone = false;
-  static constexpr int kRoom = 0;
+  static constexpr bool kHasRoom = false;
   using Input = typename Program::InputStorage;
   using Target = typename Program::TargetStorage;
   // Classes that are read together: a power of two that divides a row, in words of 16 bytes at most.

@@ -24,9 +24,10 @@ struct PackedDenseClasses {
   static constexpr bool kPlacesGradients = true;
   static constexpr bool kOnChip = false;
   static constexpr bool kAlone = true;
-  static constexpr int kRoom = 0;
   using Input = typename Program::Input;
   using Target = typename Program::Target;
+  using Compute = typename Program::Compute;
+  static constexpr bool kHasRoom = sizeof(Input) == sizeof(Compute) && sizeof(Target) == sizeof(Compute);
   // Classes that are read together: a power of two that divides a row, in words of 16 bytes at most.
   static constexpr int kWidest = 16 / static_cast<int>(sizeof(Input) > sizeof(Target) ? sizeof(Input) : sizeof(Target));
   static constexpr int kEach = (kClasses & -kClasses) < kWidest ? (kClasses & -kClasses) : kWidest;
@@ -56,6 +57,49 @@ struct PackedDenseClasses {
   template <class F>
   __device__ __forceinline__ void final_pass_all(const F& f) const {
     if (exists) visit(f);
+  }
+  template <class F>
+  __device__ __forceinline__ void fill(const F& f) const {
+    if (!exists) return;
+#pragma unroll 1
+    for (int c = 0; c < kClasses; c += kEach) f.template write<kEach>(c);
+  }
+  // With kHasRoom.
+  template <class F>
+  __device__ __forceinline__ void for_each_kept(F& f) const {
+    if (!active) return;
+#pragma unroll 2
+    for (int c = 0; c < kClasses; c += kEach) {
+      Compute kept[2][kEach];
+      f(c, load_words(reinterpret_cast<const X*>(x) + c / kEach), load_words(reinterpret_cast<const T*>(t) + c / kEach),
+        kept);
+      keep(c, kept);
+    }
+  }
+  template <class F>
+  __device__ __forceinline__ void final_kept_pass(const F& f) const {
+    if (!exists) return;
+#pragma unroll 2
+    for (int c = 0; c < kClasses; c += kEach) {
+      using Kept = Pack<Compute, kEach>;
+      const Kept at[2] = {load_words(reinterpret_cast<const Kept*>(x) + c / kEach),
+                          load_words(reinterpret_cast<const Kept*>(t) + c / kEach)};
+      Compute kept[2][kEach];
+#pragma unroll
+      for (int i = 0; i < 2 * kEach; ++i) kept[i / kEach][i % kEach] = at[i / kEach].element[i % kEach];
+      f(c, kept);
+    }
+  }
+  template <int kCount>
+  __device__ __forceinline__ void keep(int first, const Compute (&kept)[2][kCount]) const {
+    char* const place[2] = {x, t};
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      Pack<Compute, kCount> pack;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) pack.element[i] = kept[k][i];
+      store_words(reinterpret_cast<Pack<Compute, kCount>*>(reinterpret_cast<Compute*>(place[k]) + first), pack);
+    }
   }
   __device__ __forceinline__ void read(int c, Pack<Input, 1>& of_input, Pack<Target, 1>& of_target) const {
     of_input.element[0] = reinterpret_cast<const Input*>(x)[c];

@@ -31,9 +31,7 @@ struct StagedDenseRow {
   using T = Pack<Target, kVecSize>;
   using View = RowVectors<Input, kVecSize, int>;
   using Compute = typename Program::Compute;
-  // Numbers of each class for which the slots of both operands have room.
-  static constexpr int kRoom =
-      sizeof(X) == sizeof(T) && sizeof(X) >= sizeof(Compute) ? 2 * sizeof(X) / (kVecSize * sizeof(Compute)) : 0;
+  static constexpr bool kHasRoom = sizeof(Input) == sizeof(Compute) && sizeof(Target) == sizeof(Compute);
   // Vectors of an iteration. Two of eight classes, or of two softmaxes, do not fit into the nearest instruction cache.
   static constexpr int kUnrolled = Program::kTeacher || kVecSize >= 8 ? 1 : 2;
 
@@ -128,31 +126,31 @@ struct StagedDenseRow {
     }
     visit_edge(f, active);
   }
-  // kKept numbers of each class take the place of both operands.
-  template <int kKept, class F>
+  // With kHasRoom.
+  template <class F>
   __device__ __forceinline__ void for_each_kept(F& f) {
-    using Slots = KeptNumbers<kKept>;
     const int vectors = active ? view.vectors : 0;
     Slot at = begin();
 #pragma unroll(kUnrolled)
     for (int v = group.thread_rank(); v < vectors; v += group.num_threads(), at.advance()) {
       Compute kept[2][kVecSize];
       f(view.first(v), load_words(at.x), load_words(at.t), kept);
-      Slots::store(kept, at);
+      store_kept(kept[0], at.x);
+      store_kept(kept[1], at.t);
     }
     const int edge = view.edge_class(group.thread_rank());
     if (active && edge >= 0) f(edge, Pack<Input, 1>{{now.edge_x}}, Pack<Target, 1>{{now.edge_t}}, now.edge_kept);
   }
-  template <int kKept, class F>
+  template <class F>
   __device__ __forceinline__ void final_kept_pass(const F& f) const {
-    using Slots = KeptNumbers<kKept>;
     const int vectors = now.exists ? view.vectors : 0, all = max(vectors, next_vectors);
     Slot at = begin();
 #pragma unroll(kUnrolled)
     for (int v = group.thread_rank(); v < all; v += group.num_threads(), at.advance()) {
       if (v < vectors) {
         Compute kept[2][kVecSize];
-        Slots::load(kept, at);
+        load_kept(kept[0], at.x);
+        load_kept(kept[1], at.t);
         f(view.first(v), kept);
       }
       refill(v, at);
@@ -168,30 +166,29 @@ struct StagedDenseRow {
   __device__ __forceinline__ void final_pass_all(const F& f) const {
     visit_and_refill(f, now.exists);
   }
+  template <class F>
+  __device__ __forceinline__ void fill(const F& f) const {
+    const int vectors = now.exists ? view.vectors : 0, edge = view.edge_class(group.thread_rank());
+#pragma unroll 1
+    for (int v = group.thread_rank(); v < vectors; v += group.num_threads()) f.template write<kVecSize>(view.first(v));
+    if (now.exists && edge >= 0) f.template write<1>(edge);
+  }
 
  private:
-  // The first half of the numbers of a vector lies in the slot of the logits.
-  template <int kKept>
-  struct KeptNumbers {
-    static constexpr int kHalf = kKept * kVecSize / 2;
-    using Half = Pack<Compute, kHalf>;
-
-    static __device__ __forceinline__ void store(const Compute (&kept)[2][kVecSize], const Slot& at) {
-      Half halves[2];
+  // Numbers of the classes of a vector, in place of an operand.
+  template <class P>
+  static __device__ __forceinline__ void store_kept(const Compute (&kept)[kVecSize], P* at) {
+    Pack<Compute, kVecSize> pack;
 #pragma unroll
-      for (int i = 0; i < kKept * kVecSize; ++i)
-        halves[i / kHalf].element[i % kHalf] = kept[i / kVecSize][i % kVecSize];
-      store_words(reinterpret_cast<Half*>(at.x), halves[0]);
-      store_words(reinterpret_cast<Half*>(at.t), halves[1]);
-    }
-    static __device__ __forceinline__ void load(Compute (&kept)[2][kVecSize], const Slot& at) {
-      const Half halves[2] = {load_words(reinterpret_cast<const Half*>(at.x)),
-                              load_words(reinterpret_cast<const Half*>(at.t))};
+    for (int i = 0; i < kVecSize; ++i) pack.element[i] = kept[i];
+    store_words(reinterpret_cast<Pack<Compute, kVecSize>*>(at), pack);
+  }
+  template <class P>
+  static __device__ __forceinline__ void load_kept(Compute (&kept)[kVecSize], const P* at) {
+    const Pack<Compute, kVecSize> pack = load_words(reinterpret_cast<const Pack<Compute, kVecSize>*>(at));
 #pragma unroll
-      for (int i = 0; i < kKept * kVecSize; ++i)
-        kept[i / kVecSize][i % kVecSize] = halves[i / kHalf].element[i % kHalf];
-    }
-  };
+    for (int i = 0; i < kVecSize; ++i) kept[i] = pack.element[i];
+  }
 
   __device__ __forceinline__ void locate(int64 row) {
     ahead.exists = row >= 0 && row < program.space.rows;

@@ -21,7 +21,7 @@ struct TwoPassDense {
     static constexpr bool kPlacesGradients = false;
     static constexpr bool kOnChip = false;
     static constexpr bool kAlone = false;
-    static constexpr int kRoom = 0;
+    static constexpr bool kHasRoom = false;
     using Input = typename Program::Input;
     using Target = typename Program::Target;
 
@@ -55,6 +55,14 @@ struct TwoPassDense {
     template <class F>
     __device__ __forceinline__ void final_pass_all(const F& f) const {
       if (exists) visit(f);
+    }
+    template <class F>
+    __device__ __forceinline__ void fill(const F& f) const {
+      if (!exists) return;
+      const int64 step = group.num_threads(), edge = view.edge_class(group.thread_rank());
+#pragma unroll 1
+      for (int64 v = group.thread_rank(); v < view.vectors; v += step) f.template write<kVecSize>(view.first(v));
+      if (edge >= 0) f.template write<1>(edge);
     }
 
    private:

@@ -445,7 +445,11 @@ BAD_ROWS = (NAN, INF, -INF)
 
 
 def leaves_rows_out(
-    given: Given, reductions: Sequence[str] = ("mean", "none"), bad_rows: Sequence[float] = BAD_ROWS, **chosen: Any
+    given: Given,
+    reductions: Sequence[str] = ("mean", "none"),
+    bad_rows: Sequence[float] = BAD_ROWS,
+    both: bool = True,
+    **chosen: Any,
 ) -> None:
     """Ignored or masked rows affect neither value nor gradients, whatever they hold, for any upstream gradient."""
     import torch
@@ -461,7 +465,7 @@ def leaves_rows_out(
         expected = None
         for bad in (0.0, *bad_rows):
             spoiled = {x: torch.where(out.unsqueeze(dim), bad, v.contiguous()) for x, v in clean.items()}
-            leaves, spoilt = call.with_(**spoiled, mask=mask, reduction=reduction).differentiable()
+            leaves, spoilt = call.with_(**spoiled, mask=mask, reduction=reduction).differentiable(both)
             value = spoilt()
             found = [value.detach(), *gradients(value, leaves), *gradients(spoilt(), leaves, -3.0)]
             expected = expected or found
