@@ -1383,8 +1383,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   row.sums = {Compute(0), Compute(0), Compute(0)};
   row.classes = constant<Compute>(static_cast<double>(program.space.classes));
   constexpr bool kPlain = kSameType<Compute, float> || kSameType<Compute, double>;
-  // AffinePass is as fast as two passes if a warp takes rows alone.
-  constexpr bool kOnChip = Classes::kOnChip && (Group::kMultiWarp || !Program::kAffine) && kPlain;
+  constexpr bool kOnChip = Classes::kOnChip && kPlain;
   constexpr bool kAlone = Classes::kAlone && Program::kTeacher && kPlain;
   // Gradients in place of logits that are not on chip could lie over those that other lanes are still to read.
   constexpr bool kAtOnce = kGradient && Program::kTermIsGradient && (Classes::kOnChip || !Program::kInPlace);
