@@ -361,6 +361,15 @@ BATTERY: dict[str, Callable[[], None]] = {
     "dense, sure": of_shape(term_properties.terms_keep_sure_rows, "subwarp"),
     "dense, alone": of_shape(term_properties.terms_keep_sure_teachers, "packed_rows"),
     "dense, alone, both": terms(row_properties.agrees_with_truth, "distillation_loss", "packed_rows"),
+    "dense, alone, at once": terms(
+        partial(row_properties.agrees_with_truth, both=False),
+        "distillation_loss",
+        "packed_rows",
+        dtypes=("bfloat16", "bfloat16"),
+    ),
+    "dense, alone, shared by warps": terms(
+        partial(row_properties.agrees_with_truth, both=False), "distillation_loss", "columns, shared by warps"
+    ),
     "dense, at once": terms(
         partial(row_properties.leaves_rows_out, reductions=("none",), both=False),
         "distillation_loss",

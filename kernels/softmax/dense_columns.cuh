@@ -175,6 +175,12 @@ struct ColumnDenseClasses {
     of_input = gather<1>(x, c);
     of_target = gather<1>(t, c);
   }
+  __device__ __forceinline__ void put_logit(int c, const Pack<Input, 1>& of_input) const {
+    scatter(x, c, of_input);
+  }
+  __device__ __forceinline__ void put_target(int c, const Pack<Target, 1>& of_target) const {
+    scatter(t, c, of_target);
+  }
   template <int kCount>
   __device__ __forceinline__ void input(int64 c, const Pack<Input, kCount>& g) const {
     scatter(x, static_cast<int>(c), g);

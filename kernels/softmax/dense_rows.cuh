@@ -677,49 +677,92 @@ struct FillPass {
   }
 };
 
-// The largest logits of a thread's classes of both operands of a row on chip, before scale and cap.
-template <class Program, class Compute = typename Program::Compute>
-struct OwnMaxPass {
-  static constexpr bool kReadsTargets = true;
-  Compute largest[2];
+// The leaders among a thread's own classes of both operands, of a row on chip that it has alone: the first class of the
+// largest logit, or -1. Of a leader that is masked the logit lies there as that of an impossible class, so that passes
+// have no question for each class. Caps would make it a possible one again.
+template <class Program>
+struct OwnLeaders {
+  static constexpr bool kMasks = !Program::kCapped;
+  using Input = typename Program::Input;
+  using Target = typename Program::Target;
+  using Compute = typename Program::Compute;
+  int leader[2];
+  // Both operands of these classes.
+  Pack<Input, 1> x[2];
+  Pack<Target, 1> t[2];
 
-  __device__ __forceinline__ OwnMaxPass() {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) largest[i] = -scalar_infinity(Compute());
+  template <class Classes>
+  __device__ __forceinline__ OwnLeaders(const Classes& classes, const MaxPass<Program>& maxima)
+      : leader{maxima.leaders[0].pack, maxima.leaders[1].pack} {
+    find<0>(classes, maxima.leaders[0].raw);
+    find<1>(classes, maxima.leaders[1].raw);
+    if constexpr (kMasks) {
+      if (leader[0] >= 0) classes.put_logit(leader[0], impossible<Input>());
+      if (leader[1] >= 0) classes.put_target(leader[1], impossible<Target>());
+    }
   }
-  template <int kVecSize>
-  __device__ __forceinline__ void operator()(int64, const Pack<typename Program::Input, kVecSize>& x,
-                                             const Pack<typename Program::Target, kVecSize>& t) {
-    add(x, largest[0]);
-    add(t, largest[1]);
+  // Masks both operands of the leaders that lead the row, too, and no others.
+  template <class Classes, class Row>
+  __device__ __forceinline__ void mask(const Classes& classes, const Row& row) const {
+    if constexpr (kMasks) {
+      if (leader[0] >= 0 && row.leader[0] < 0) classes.put_logit(leader[0], x[0]);
+      if (leader[1] >= 0 && row.leader[1] < 0) classes.put_target(leader[1], t[1]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (row.leader[i] < 0) continue;
+        classes.put_logit(leader[i], impossible<Input>());
+        classes.put_target(leader[i], impossible<Target>());
+      }
+    }
+  }
+  // Masks none any more.
+  template <class Classes>
+  __device__ __forceinline__ void restore(const Classes& classes) const {
+    if constexpr (kMasks) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (leader[i] < 0) continue;
+        classes.put_logit(leader[i], x[i]);
+        classes.put_target(leader[i], t[i]);
+      }
+    }
   }
 
  private:
-  template <class Storage, int kVecSize>
-  static __device__ __forceinline__ void add(const Pack<Storage, kVecSize>& x, Compute& largest) {
-    RunningMax<Compute, Storage, kVecSize> of_pack;
-    of_pack.add(x);
-    largest = max_ignoring_nan(largest, of_pack.get());
+  template <class Storage>
+  static __device__ __forceinline__ Pack<Storage, 1> impossible() {
+    return {{Narrow<Storage>::from(-scalar_infinity(Compute()))}};
+  }
+  // From the first class of the pack that has the largest logit to the class itself.
+  template <int kWhich, class Classes>
+  __device__ __forceinline__ void find(const Classes& classes, Compute largest) {
+    if (leader[kWhich] < 0) return;
+#pragma unroll 1
+    for (int i = 1;; ++i, ++leader[kWhich]) {
+      classes.read(leader[kWhich], x[kWhich], t[kWhich]);
+      const Compute logit = kWhich == 0 ? widen<Compute>(x[kWhich].element[0]) : widen<Compute>(t[kWhich].element[0]);
+      if (logit == largest || i == Classes::kEach) return;
+    }
   }
 };
 
-// The sums of exponentials of these classes, without the first class of the largest logit, `leader`, or -1.
+// The sums of exponentials of these classes, without their leaders.
 template <class Program, class Compute = typename Program::Compute>
 struct OwnExpPass {
   static constexpr bool kReadsTargets = true;
   const Program& program;
-  Compute largest[2], shift[2];
+  const OwnLeaders<Program>& own;
+  Compute shift[2];
   OnlineSoftmaxes<Compute, 2> softmaxes;
-  int leader[2];
 
-  __device__ __forceinline__ OwnExpPass(const Program& program, const OwnMaxPass<Program>& maxima) : program(program) {
+  __device__ __forceinline__ OwnExpPass(const Program& program, const MaxPass<Program>& maxima,
+                                        const OwnLeaders<Program>& own)
+      : program(program), own(own) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      largest[i] = maxima.largest[i];
       const Compute none = -scalar_infinity(Compute());
-      softmaxes.softmax[i] = {largest[i] == none ? none : program.logit.value(largest[i]), Compute(0)};
+      softmaxes.softmax[i] = {own.leader[i] < 0 ? none : program.logit.value(maxima.leaders[i].raw), Compute(0)};
       shift[i] = exp_shift(softmaxes.softmax[i].max_logit);
-      leader[i] = -1;
     }
   }
   template <int kVecSize>
@@ -743,11 +786,9 @@ struct OwnExpPass {
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) e[i] = program.logit.exponential(raw[i], shift[kWhich]);
     }
+    if constexpr (!OwnLeaders<Program>::kMasks) {
 #pragma unroll
-    for (int i = 0; i < kVecSize; ++i) {
-      const bool leads = (raw[i] == largest[kWhich]) & (leader[kWhich] < 0);
-      e[i] = leads ? Compute(0) : e[i];
-      leader[kWhich] = leads ? first + i : leader[kWhich];
+      for (int i = 0; i < kVecSize; ++i) e[i] = first + i == own.leader[kWhich] ? Compute(0) : e[i];
     }
     softmaxes.softmax[kWhich].exp_sum += sum_elements(e);
   }
@@ -801,7 +842,7 @@ struct KnownSumPass {
     Compute y[kVecSize], second[kVecSize];
     program.logit.unscaled_of(raw, y);
     program.logit.unscaled_of(target, second);
-    program.without_leaders(row, static_cast<int>(first), y, second);
+    if constexpr (!OwnLeaders<Program>::kMasks) program.without_leaders(row, static_cast<int>(first), y, second);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       const auto of_class = program.evaluate_known(row, y[i], second[i], first + i);
@@ -1098,7 +1139,7 @@ struct GradientPass {
     program.logit.unscaled_and_slopes(target, t, teacher_slopes);
     unsigned classes = 0;
     if constexpr (kLogs == kKnownAlone) {
-      program.without_leaders(row, static_cast<int>(first), y, t);
+      if constexpr (!OwnLeaders<Program>::kMasks) program.without_leaders(row, static_cast<int>(first), y, t);
     } else {
       classes = program.lacking_digits(row, static_cast<int>(first), raw, target);
       program.without(classes, y, t);
@@ -1264,13 +1305,11 @@ __device__ __forceinline__ void visit_before_gradient(Classes& classes, Pass& pa
   }
 }
 
-// Writes the gradients of a row for visit_known_row: those of the classes x and t, which lead, one by one.
+// Writes the gradients of a row for visit_known_row: those of leaders one by one.
 template <class Program, class Place, class Classes>
 __device__ __forceinline__ void write_known_gradients(const Program& program, const typename Program::Row& row,
                                                       const Place& place, const Classes& classes,
-                                                      const bool (&leads)[2],
-                                                      const Pack<typename Program::Input, 1> (&x)[2],
-                                                      const Pack<typename Program::Target, 1> (&t)[2]) {
+                                                      const bool (&leads)[2], const OwnLeaders<Program>& own) {
   const GradientPass<kOfSoftmax, Program, Place> gradients(program, row, place, classes.active);
   if (!row.known) {
     classes.final_pass_all(gradients);
@@ -1279,7 +1318,7 @@ __device__ __forceinline__ void write_known_gradients(const Program& program, co
   classes.final_pass_all(GradientPass<kKnownAlone, Program, Place>(program, row, place, classes.active));
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    if (leads[i]) gradients(row.leader[i], x[i], t[i]);
+    if (leads[i]) gradients(row.leader[i], own.x[i], own.t[i]);
   }
 }
 
@@ -1296,22 +1335,20 @@ __device__ __forceinline__ typename Program::Compute visit_known_row(const Progr
   typename Program::Row row;
   row.sums = {Compute(0), Compute(0), Compute(0)};
   row.classes = constant<Compute>(static_cast<double>(program.space.classes));
-  OwnMaxPass<Program> maxima;
+  MaxPass<Program> maxima;
   classes.for_each(maxima);
-  OwnExpPass<Program> exponentials(program, maxima);
+  const OwnLeaders<Program> own(classes, maxima);
+  OwnExpPass<Program> exponentials(program, maxima, own);
   classes.for_each(exponentials);
   auto softmaxes = exponentials.softmaxes;
   group_combine(group, softmaxes, sync);
-  Pack<typename Program::Input, 1> x[2];
-  Pack<typename Program::Target, 1> t[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     row.softmax[i].set(softmaxes.softmax[i]);
     const bool leads = identical(exponentials.softmaxes.softmax[i].max_logit, row.softmax[i].max_logit);
-    row.leader[i] = leads ? exponentials.leader[i] : -1;
-    // Before gradients may take their place.
-    if (row.leader[i] >= 0) classes.read(row.leader[i], x[i], t[i]);
+    row.leader[i] = leads ? own.leader[i] : -1;
   }
+  own.mask(classes, row);
   row.logs.set(program.logit, row.softmax[0], row.softmax[1]);
   const bool leads[2] = {row.leader[0] >= 0, row.leader[1] >= 0 && row.leader[1] != row.leader[0]};
   Sums sums{program, row};
@@ -1325,12 +1362,13 @@ __device__ __forceinline__ typename Program::Compute visit_known_row(const Progr
   for (int i = 0; i < 2; ++i) {
     if (!leads[i]) continue;
     Compute kept[2][1];
-    sums(row.leader[i], x[i], t[i], kept);
+    sums(row.leader[i], own.x[i], own.t[i], kept);
     if constexpr (kKept) classes.keep(row.leader[i], kept);
   }
   row.known = row.sums.value == row.sums.value;
   if (!kKept && !row.known) {
     row.sums = {Compute(0), Compute(0), Compute(0)};
+    own.restore(classes);
     classes.for_each(sums);
   }
   group_reduce_sums<Sums>(group, row.sums, sync);
@@ -1343,7 +1381,7 @@ __device__ __forceinline__ typename Program::Compute visit_known_row(const Progr
     if constexpr (kKept) {
       classes.final_kept_pass(KeptGradientPass<Program, Place>(program, row, place, classes.active));
     } else {
-      write_known_gradients(program, row, place, classes, leads, x, t);
+      write_known_gradients(program, row, place, classes, leads, own);
     }
   }
   return row.value;
@@ -1366,7 +1404,9 @@ __device__ __forceinline__ typename Program::Compute visit_known_row(const Progr
 // With Classes::kAlone the row is on chip, too, and no other lane of the warp has classes of it:
 //
 //   classes.read(c, x, t)        the operands of a class of this thread
+//   classes.put_logit(c, x)      replaces the logit of such a class, and put_target(c, t) its target
 //   classes.keep(c, kept)        keeps these numbers of it, if there is room
+//   Classes::kEach               most classes of a pack
 //
 // Precondition: all threads of the worker call it together.
 template <bool kGradient, class Group, class Program, class Classes, class Scale>
@@ -1425,12 +1465,13 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       softmaxes = pass.of_subwarp(width);
 #pragma unroll
       for (int i = 0; i < Program::kSoftmaxes; ++i) known[i] = pass.known[i];
-    } else if constexpr (kAlone && !kNarrow) {
-      OwnMaxPass<Program> own_maxima;
-      classes.for_each(own_maxima);
-      OwnExpPass<Program> pass(program, own_maxima);
+    } else if constexpr (kAlone) {
+      classes.for_each(maxima);
+      const OwnLeaders<Program> own(classes, maxima);
+      OwnExpPass<Program> pass(program, maxima, own);
       classes.for_each(pass);
       softmaxes = pass.softmaxes;
+      own.restore(classes);
     } else {
       SoftmaxPass<Program> pass(program);
       classes.for_each(pass);

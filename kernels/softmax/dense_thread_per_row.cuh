@@ -18,6 +18,7 @@ struct DenseThreadPerRow {
     static constexpr bool kPlacesGradients = false;
     static constexpr bool kOnChip = false;
     static constexpr bool kAlone = kStaged;
+    static constexpr int kEach = 1;
     using Input = typename Program::Input;
     using Target = typename Program::Target;
     using Compute = typename Program::Compute;
@@ -92,6 +93,12 @@ struct DenseThreadPerRow {
         const Compute kept[2][1] = {{*kept_at(staged_x(c))}, {*kept_at(staged_t(c))}};
         f(c, kept);
       }
+    }
+    __device__ __forceinline__ void put_logit(int c, const X& of_input) const {
+      store_words(staged_x(c), of_input);
+    }
+    __device__ __forceinline__ void put_target(int c, const T& of_target) const {
+      store_words(staged_t(c), of_target);
     }
     __device__ __forceinline__ void keep(int64 c, const Compute (&kept)[2][1]) const {
       *kept_at(staged_x(c)) = kept[0][0];

@@ -105,6 +105,12 @@ struct PackedDenseClasses {
     of_input.element[0] = reinterpret_cast<const Input*>(x)[c];
     of_target.element[0] = reinterpret_cast<const Target*>(t)[c];
   }
+  __device__ __forceinline__ void put_logit(int c, const Pack<Input, 1>& of_input) const {
+    input(c, of_input);
+  }
+  __device__ __forceinline__ void put_target(int c, const Pack<Target, 1>& of_target) const {
+    target(c, of_target);
+  }
   template <int kVecSize>
   __device__ __forceinline__ void input(int64 first, const Pack<Input, kVecSize>& g) const {
     store_words(reinterpret_cast<Pack<Input, kVecSize>*>(reinterpret_cast<Input*>(x) + static_cast<int>(first)), g);

@@ -518,6 +518,22 @@ MUTANTS: tuple[Mutant, ...] = (
         ("dense, alone",),
     ),
     Mutant(
+        "largest logits of a thread alone left out of what follows the exponentials",
+        DENSE_ROWS,
+        "visit_dense_row",
+        r"own\.restore\(classes\);",
+        "",
+        ("dense, alone, at once",),
+    ),
+    Mutant(
+        "largest logits of a part of a row left out of its sums",
+        DENSE_ROWS,
+        "OwnLeaders",
+        r"leader\[0\] >= 0 && row\.leader\[0\] < 0",
+        "false",
+        ("dense, alone, shared by warps",),
+    ),
+    Mutant(
         "what is kept of the largest logits left as of classes without mass",
         DENSE_ROWS,
         "visit_known_row",
