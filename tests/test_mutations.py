@@ -364,7 +364,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "dense, alone, at once": terms(
         partial(row_properties.agrees_with_truth, both=False),
         "distillation_loss",
-        "packed_rows",
+        "packed_rows, of many classes",
         dtypes=("bfloat16", "bfloat16"),
     ),
     "dense, alone, shared by warps": terms(

@@ -175,6 +175,9 @@ struct ColumnDenseClasses {
     of_input = gather<1>(x, c);
     of_target = gather<1>(t, c);
   }
+  __device__ __forceinline__ int count() const {
+    return classes;
+  }
   __device__ __forceinline__ void put_logit(int c, const Pack<Input, 1>& of_input) const {
     scatter(x, c, of_input);
   }

@@ -746,6 +746,9 @@ struct OwnLeaders {
   }
 };
 
+// The fewest classes of a row of 16 bits whose leaders are masked: rows of 8 lose 12 %, and of 19 gain 4 to 20 %.
+constexpr int kFewClasses = 12;
+
 // The sums of exponentials of these classes, without their leaders.
 template <class Program, class Compute = typename Program::Compute>
 struct OwnExpPass {
@@ -1406,6 +1409,7 @@ __device__ __forceinline__ typename Program::Compute visit_known_row(const Progr
 //   classes.read(c, x, t)        the operands of a class of this thread
 //   classes.put_logit(c, x)      replaces the logit of such a class, and put_target(c, t) its target
 //   classes.keep(c, kept)        keeps these numbers of it, if there is room
+//   classes.count()              classes of the row
 //   Classes::kEach               most classes of a pack
 //
 // Precondition: all threads of the worker call it together.
@@ -1466,12 +1470,19 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
 #pragma unroll
       for (int i = 0; i < Program::kSoftmaxes; ++i) known[i] = pass.known[i];
     } else if constexpr (kAlone) {
-      classes.for_each(maxima);
-      const OwnLeaders<Program> own(classes, maxima);
-      OwnExpPass<Program> pass(program, maxima, own);
-      classes.for_each(pass);
-      softmaxes = pass.softmaxes;
-      own.restore(classes);
+      // To find and mask leaders takes a thread longer than to ask each of few classes, whose exponentials are cheap.
+      if (kNarrow && classes.count() < kFewClasses) {
+        SoftmaxPass<Program> pass(program);
+        classes.for_each(pass);
+        softmaxes = pass.softmaxes;
+      } else {
+        classes.for_each(maxima);
+        const OwnLeaders<Program> own(classes, maxima);
+        OwnExpPass<Program> pass(program, maxima, own);
+        classes.for_each(pass);
+        softmaxes = pass.softmaxes;
+        own.restore(classes);
+      }
     } else {
       SoftmaxPass<Program> pass(program);
       classes.for_each(pass);

@@ -94,6 +94,9 @@ struct DenseThreadPerRow {
         f(c, kept);
       }
     }
+    __device__ __forceinline__ int64 count() const {
+      return classes;
+    }
     __device__ __forceinline__ void put_logit(int c, const X& of_input) const {
       store_words(staged_x(c), of_input);
     }

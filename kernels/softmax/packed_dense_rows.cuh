@@ -105,6 +105,9 @@ struct PackedDenseClasses {
     of_input.element[0] = reinterpret_cast<const Input*>(x)[c];
     of_target.element[0] = reinterpret_cast<const Target*>(t)[c];
   }
+  __device__ __forceinline__ int count() const {
+    return kClasses;
+  }
   __device__ __forceinline__ void put_logit(int c, const Pack<Input, 1>& of_input) const {
     input(c, of_input);
   }

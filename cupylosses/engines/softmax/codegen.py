@@ -16,6 +16,7 @@ from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
     COLUMN_THREADS,
     COUNT_BLOCKS,
+    DENSE_ALONE_BLOCKS,
     DENSE_REGISTER_RESIDENT,
     DENSE_SUBWARP_BLOCKS,
     LABEL_ONLY_RESIDENT,
@@ -861,6 +862,10 @@ class _Dense:
         if kernel.layout == "columns" and kernel.warps > 1:
             size = max(ITEMSIZE[kernel.input], ITEMSIZE[kernel.target])
             return f"{kernel.warps * WARP}, {dense_column_blocks(kernel.warps, size)}"
+        alone = kernel.layout in ("columns", "packed_rows") and kernel.kind != "hvp"
+        light = kernel.loss.balanced and kernel.plain and kernel.gradients != (True, True)
+        if alone and light and ITEMSIZE[kernel.input] == 2:
+            return f"{THREADS}, {DENSE_ALONE_BLOCKS}"
         if kernel.layout == "register_rows":
             return _register_bounds(kernel)
         # Others take more registers than that leaves, and would spill them.
