@@ -991,6 +991,21 @@ struct GradientsInMemory {
   }
 };
 
+// Gradients of classes from `first` go to where the classes lie.
+template <class Classes>
+struct GradientsInPlace {
+  const Classes& classes;
+
+  template <int kVecSize, class Storage>
+  __device__ __forceinline__ void input(int64 first, const Pack<Storage, kVecSize>& g) const {
+    classes.template input<kVecSize>(first, g);
+  }
+  template <int kVecSize, class Storage>
+  __device__ __forceinline__ void target(int64 first, const Pack<Storage, kVecSize>& g) const {
+    classes.template target<kVecSize>(first, g);
+  }
+};
+
 // From the derivatives h_c with respect to the log-probabilities of a softmax to those with respect to its logits:
 //
 //   g_c = factor (h_c - p_c (sum - slope))                                         sum = sum over k of h_k
@@ -1275,24 +1290,17 @@ __device__ __forceinline__ void group_reduce_sums(const ColumnWarps<kWarps>& gro
   sums = {x[0], x[1], x[2]};
 }
 
-template <class Classes, class Program>
-__device__ __forceinline__ GradientsInMemory<Program> gradients_in_memory(const Program& program,
-                                                                          const int64 (&offset)[kRowStreams]) {
-  const auto& stride = program.space.class_stride;
-  return {program, offset, Classes::kContiguous ? 1 : stride[kGradients],
-          Classes::kContiguous ? 1 : stride[kTargetGradients]};
-}
-
-// What takes the gradients of a row: its classes, or memory.
+// What takes the gradients of a row: its classes, or memory. A reference to either, returned by a function, took
+// kernels of second derivatives 31 registers more (NVRTC 13.0).
 template <class Program, class Classes>
-using GradientPlace = Choose<Classes::kPlacesGradients, Classes, GradientsInMemory<Program>>;
-template <class Program, class Classes>
-__device__ __forceinline__ const GradientPlace<Program, Classes>& gradient_place(
-    const Classes& classes, const GradientsInMemory<Program>& memory) {
+__device__ __forceinline__ auto gradient_place(const Program& program, const int64 (&offset)[kRowStreams],
+                                               const Classes& classes) {
   if constexpr (Classes::kPlacesGradients) {
-    return classes;
+    return GradientsInPlace<Classes>{classes};
   } else {
-    return memory;
+    const auto& stride = program.space.class_stride;
+    return GradientsInMemory<Program>{program, offset, Classes::kContiguous ? 1 : stride[kGradients],
+                                      Classes::kContiguous ? 1 : stride[kTargetGradients]};
   }
 }
 
@@ -1378,11 +1386,9 @@ __device__ __forceinline__ typename Program::Compute visit_known_row(const Progr
   program.finish(row, offset, classes.active, exists && group.thread_rank() == 0);
   if constexpr (kGradient) {
     row.factor = grad_factor(scale, offset);
-    const GradientsInMemory<Program> memory = gradients_in_memory<Classes>(program, offset);
-    using Place = GradientPlace<Program, Classes>;
-    const Place& place = gradient_place(classes, memory);
+    const auto place = gradient_place(program, offset, classes);
     if constexpr (kKept) {
-      classes.final_kept_pass(KeptGradientPass<Program, Place>(program, row, place, classes.active));
+      classes.final_kept_pass(KeptGradientPass<Program, decltype(place)>(program, row, place, classes.active));
     } else {
       write_known_gradients(program, row, place, classes, leads, own);
     }
@@ -1432,9 +1438,6 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   // Gradients in place of logits that are not on chip could lie over those that other lanes are still to read.
   constexpr bool kAtOnce = kGradient && Program::kTermIsGradient && (Classes::kOnChip || !Program::kInPlace);
   constexpr bool kKept = kGradient && (kOnChip || kAlone) && !kAtOnce && Program::kKeeps && Classes::kHasRoom;
-  const GradientsInMemory<Program> memory = gradients_in_memory<Classes>(program, offset);
-  using Place = GradientPlace<Program, Classes>;
-  const Place& place = gradient_place(classes, memory);
   const int width = group.subwarp_size();
   MaxPass<Program> maxima;
   if constexpr (kOnChip) classes.for_each(maxima);
@@ -1511,7 +1514,9 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       // As in resident_rows.cuh: a narrower gradient lies over logits that other lanes read.
       if constexpr (Program::kInPlace && !Group::kMultiWarp) __syncwarp();
       row.factor = grad_factor(scale, offset);
-      const SumAndGradientPass<Sums, Program, Place> pass{sum_pass, place, row.factor * program.logit.common_slope()};
+      const auto place = gradient_place(program, offset, classes);
+      const SumAndGradientPass<Sums, Program, decltype(place)> pass{sum_pass, place,
+                                                                    row.factor * program.logit.common_slope()};
       classes.final_pass(pass);
     } else if constexpr (kKept) {
       classes.for_each_kept(sum_pass);
@@ -1526,11 +1531,16 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   constexpr bool kAddsLast = Program::kSkipsSums && Program::kValued;
   program.finish(row, offset, classes.active, first && !kAddsLast);
   if constexpr (kAtOnce) {
-    if (!classes.active || row.value != row.value) classes.fill(FillPass<Program, Place>{place, row.value});
+    if (!classes.active || row.value != row.value) {
+      const auto place = gradient_place(program, offset, classes);
+      classes.fill(FillPass<Program, decltype(place)>{place, row.value});
+    }
   } else if constexpr (kGradient) {
     // The same of gradients that follow the sums.
     if constexpr (Program::kInPlace && !Group::kMultiWarp) __syncwarp();
     row.factor = grad_factor(scale, offset);
+    const auto place = gradient_place(program, offset, classes);
+    using Place = decltype(place);
     if constexpr (kKept) {
       classes.final_kept_pass(KeptGradientPass<Program, Place>(program, row, place, classes.active));
     } else {

@@ -545,7 +545,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "no gradient of rows that do not count, where the sums write it",
         DENSE_ROWS,
         "visit_dense_row",
-        r"!classes\.active \|\| (?=row\.value != row\.value\) classes)",
+        r"!classes\.active \|\| (?=row\.value != row\.value\) \{)",
         "",
         ("dense, at once",),
     ),
