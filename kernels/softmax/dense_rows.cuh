@@ -678,8 +678,8 @@ struct FillPass {
 };
 
 // The leaders among a thread's own classes of both operands, of a row on chip that it has alone: the first class of the
-// largest logit, or -1. Of a leader that is masked the logit lies there as that of an impossible class, so that passes
-// have no question for each class. Caps would make it a possible one again.
+// largest logit, or -1. A leader that is masked has the logit of an impossible class there, so that no pass compares
+// each class with it. A cap would make that logit finite.
 template <class Program>
 struct OwnLeaders {
   static constexpr bool kMasks = !Program::kCapped;
@@ -701,7 +701,7 @@ struct OwnLeaders {
       if (leader[1] >= 0) classes.put_target(leader[1], impossible<Target>());
     }
   }
-  // Masks both operands of the leaders that lead the row, too, and no others.
+  // Masks both operands of the leaders that are those of the row, and no others.
   template <class Classes, class Row>
   __device__ __forceinline__ void mask(const Classes& classes, const Row& row) const {
     if constexpr (kMasks) {
@@ -715,7 +715,7 @@ struct OwnLeaders {
       }
     }
   }
-  // Masks none any more.
+  // Puts all that is masked back.
   template <class Classes>
   __device__ __forceinline__ void restore(const Classes& classes) const {
     if constexpr (kMasks) {
@@ -797,8 +797,8 @@ struct OwnExpPass {
   }
 };
 
-// SumPass of KnownLogs without the leaders, which lack digits there. Values that have no form for KnownLogs make the
-// sum NaN.
+// SumPass of KnownLogs without the leaders, which lack digits there. Values without a form for KnownLogs make the sum
+// NaN.
 template <class Sums, class Program, class Compute = typename Program::Compute>
 struct KnownSumPass {
   static constexpr bool kReadsTargets = true;
@@ -814,8 +814,8 @@ struct KnownSumPass {
     unpack(t, target);
     add(first, raw, target, kept);
   }
-  // Returns the numbers that are kept, too, which take the place of the operands, so that a pack of such values is
-  // evaluated by the softmaxes at once. Those of leaders are of no use.
+  // Returns the numbers that are kept, too; those of leaders are of no use. They will take the place of the operands,
+  // so a pack of such values is evaluated by the softmaxes at once.
   template <int kVecSize>
   __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
                                              const Pack<typename Program::Target, kVecSize>& t,
@@ -1290,8 +1290,8 @@ __device__ __forceinline__ void group_reduce_sums(const ColumnWarps<kWarps>& gro
   sums = {x[0], x[1], x[2]};
 }
 
-// What takes the gradients of a row: its classes, or memory. A reference to either, returned by a function, took
-// kernels of second derivatives 31 registers more (NVRTC 13.0).
+// What takes the gradients of a row: its classes, or memory. Returned by reference, it cost kernels of second
+// derivatives 31 registers (NVRTC 13.0).
 template <class Program, class Classes>
 __device__ __forceinline__ auto gradient_place(const Program& program, const int64 (&offset)[kRowStreams],
                                                const Classes& classes) {
