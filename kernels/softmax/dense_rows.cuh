@@ -302,7 +302,7 @@ struct DenseRow {
   Compute factor;
   Dual<Compute, 0> classes;  // converted once: compilers would do it for every vector
 
-  // Whether class c is a leader, if a thread has rows alone.
+  // True if class c is a leader, of a row that a thread has alone.
   __device__ __forceinline__ bool leads(int c) const {
     return (c == leader[0]) | (c == leader[kCount - 1]);
   }
