@@ -1290,7 +1290,7 @@ __device__ __forceinline__ void group_reduce_sums(const ColumnWarps<kWarps>& gro
   sums = {x[0], x[1], x[2]};
 }
 
-// What takes the gradients of a row: its classes, or memory. Returned by reference, it cost kernels of second
+// The destination of the gradients of a row: its classes, or memory. Returned by reference, it cost kernels of second
 // derivatives 31 registers (NVRTC 13.0).
 template <class Program, class Classes>
 __device__ __forceinline__ auto gradient_place(const Program& program, const int64 (&offset)[kRowStreams],
@@ -1536,7 +1536,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       classes.fill(FillPass<Program, decltype(place)>{place, row.value});
     }
   } else if constexpr (kGradient) {
-    // The same of gradients that follow the sums.
+    // So does one that is written after the sums.
     if constexpr (Program::kInPlace && !Group::kMultiWarp) __syncwarp();
     row.factor = grad_factor(scale, offset);
     const auto place = gradient_place(program, offset, classes);

@@ -165,7 +165,7 @@ MANY_EDGES_BLOCKS = 7
 #: Blocks of THREADS threads that a multiprocessor has registers for, of gradients in 16 bits whose lanes share rows
 #: with a target per class. A compiler that is free to choose may take a few registers more, which leave room for two.
 DENSE_SUBWARP_BLOCKS = 3
-#: The same of two softmaxes whose rows a thread has alone, of one gradient that is the derivative of the term.
+#: Such blocks of two softmaxes in 16 bits whose rows a thread has alone, if the term's derivative is the gradient.
 DENSE_ALONE_BLOCKS = 4
 #: Elements at the ends of a row that a lane takes, at most, where there are more lanes than a GPU runs at once: as few
 #: lanes as that allows share a short row, so that a warp has many rows on their way.
