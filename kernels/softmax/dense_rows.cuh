@@ -17,7 +17,7 @@
 //    KeptGradientPass scales it. In 16 bits h_1 is the gradient where it sums to 0, so SumPass writes it at once.
 //
 // A thread that has rows alone, on chip, takes KnownLogs too (visit_known_row), but no branch for the largest logits:
-// in a warp of as many rows some lane would have them in every pack.
+// in a warp of as many rows some lane would have them in every pack. It masks them instead (OwnLeaders).
 //
 // A term that is affine in log p needs no sum of exponentials for its own sums, only the shift m of the logits:
 //
@@ -802,8 +802,6 @@ struct OwnExpPass {
 template <class Sums, class Program, class Compute = typename Program::Compute>
 struct KnownSumPass {
   static constexpr bool kReadsTargets = true;
-  const Program& program;
-  typename Program::Row& row;
   Sums& sums;
 
   template <int kVecSize>
@@ -823,6 +821,7 @@ struct KnownSumPass {
     Compute raw[kVecSize], target[kVecSize];
     unpack(x, raw);
     unpack(t, target);
+    typename Program::Row& row = sums.row;
     const typename Program::Sums before = row.sums;
     add(first, raw, target, kept);
     if (row.sums.value == row.sums.value) return;
@@ -842,6 +841,8 @@ struct KnownSumPass {
   template <int kVecSize>
   __device__ __forceinline__ void add(int64 first, const Compute (&raw)[kVecSize], const Compute (&target)[kVecSize],
                                       Compute (&kept)[2][kVecSize]) const {
+    const Program& program = sums.program;
+    typename Program::Row& row = sums.row;
     Compute y[kVecSize], second[kVecSize];
     program.logit.unscaled_of(raw, y);
     program.logit.unscaled_of(target, second);
@@ -1363,7 +1364,7 @@ __device__ __forceinline__ typename Program::Compute visit_known_row(const Progr
   row.logs.set(program.logit, row.softmax[0], row.softmax[1]);
   const bool leads[2] = {row.leader[0] >= 0, row.leader[1] >= 0 && row.leader[1] != row.leader[0]};
   Sums sums{program, row};
-  KnownSumPass<Sums, Program> known_sums{program, row, sums};
+  KnownSumPass<Sums, Program> known_sums{sums};
   if constexpr (kKept) {
     classes.for_each_kept(known_sums);
   } else {

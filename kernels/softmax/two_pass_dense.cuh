@@ -1,13 +1,13 @@
 // Dense targets, rows too long for shared memory: each pass of dense_rows.cuh reads its operands from memory again.
 //
 //   passes   SoftmaxPass reads logits (and a teacher's), SumPass and GradientPass read both operands, and so does
-//            AffinePass, in place of the first two
+//            AffinePass, in place of the first two; if SumPass writes the gradient, there is no GradientPass
 //
 // The vectors of a row are distributed over the threads of a group; kVectors vectors of each operand are in flight per
 // thread.
 //
 // Traffic: logits are read three times, or twice without gradients; targets once less (a teacher's logits as often).
-// With an affine term both operands are read twice, or once.
+// With an affine term both operands are read twice, or once; if SumPass writes the gradient, twice.
 // Preconditions: class stride 1 and equal alignment of all operands and gradients.
 #pragma once
 #include "softmax/dense_rows.cuh"
