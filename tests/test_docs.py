@@ -323,13 +323,21 @@ def test_the_readmes_own_loss() -> None:
     torch.testing.assert_close(x.grad, slope.detach())
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"(?m)^#+ (.*)$", page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", x.lower()).strip().replace(" ", "-") for x in headings}
+
+
 @pytest.mark.parametrize("path", ["README.md", "CONTRIBUTING.md", "docs", "kernels/README.md"])
-def test_links_and_commands_name_files_that_exist(path: str) -> None:
-    pages = sorted((ROOT / path).glob("*.md")) if (ROOT / path).is_dir() else [ROOT / path]
+def test_links_and_commands_name_what_exists(path: str) -> None:
+    pages = sorted((ROOT / path).rglob("*.md")) if (ROOT / path).is_dir() else [ROOT / path]
     assert pages
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        for target in re.findall(r"(?<!!)\[[^\]]*\]\((?!https?:|#)([^)#]+)", text):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for target, _, anchor in re.findall(r"\[[^\]]*\]\((?!https?:)([^)#]*)(#?)([^)]*)\)", text):
+            file = page.parent / target if target else page
+            assert file.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(file), f"{page.name}: {target}#{anchor}"
         for script in re.findall(r"python3? (scripts/\w+\.py)", text):
             assert (ROOT / script).is_file(), f"{page.name}: {script}"
