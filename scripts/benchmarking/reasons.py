@@ -12,7 +12,7 @@ def _faster_copy(h200: float, limit: float, h100: float) -> str:
 
 
 #: Reasons by parts of a title, all of which it has; a newline is its end. Times are milliseconds on one H100 (80 GB
-#: HBM3) of forward and backward, if nothing else is said, such as an H200; docs/performance.md has the tables.
+#: HBM3) of forward and backward, if nothing else is said, such as an H200; docs/performance/ has the tables.
 REASONS: dict[tuple[str, ...], str] = {
     ("options", "671088x100", "forward+backward, softcap"): (
         "both passes evaluate each capped logit, some 30 instructions, from shared memory: 0.138; with 100 products in "
