@@ -342,8 +342,8 @@ __device__ __forceinline__ int exponent_of(int x) {
 // The type of the index of a class: lanes of a warp share short rows only.
 template <class Group>
 using IndexOf = Choose<Group::kMultiWarp, int64, int>;
-// Loads vectors that lie `step` elements apart, `left` of them or as many as there is room for. Each is read once, but
-// loads that are evict-first are slower (docs/performance/scores.md). The arguments behind are those of VectorAhead::load.
+// Loads vectors `step` elements apart: `left` of them, or as many as fit. Each is read once, but evict-first loads
+// are slower (docs/performance/scores.md). The arguments that follow are those of VectorAhead::load.
 template <int kVectors, class Vector, class Input, class Step, class Index>
 __device__ __forceinline__ void load_vectors(const Input* from, Step step, Index left, Vector (&x)[kVectors],
                                              int shift = 0, int64 of_classes = 1) {

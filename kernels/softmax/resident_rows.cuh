@@ -11,8 +11,8 @@
 //
 // A thread reads only the vectors that it copied itself, so the copies need no barrier. While a thread waits for its
 // copies, other warps of the SM wait or compute. Copying the next row's vectors into place as these are used up would
-// take 64 registers instead of 40 (docs/performance/rows.md). Rows in registers were slower: compilers keep every logit in
-// each form that it was converted to, and spill.
+// take 64 registers instead of 40 (docs/performance/rows.md). Rows in registers were slower: compilers keep every
+// logit in each form that it was converted to, and spill.
 //
 // With kKeepsProducts (capped logits of rows that no warps share) the product of exponential and slope replaces the
 // logit. Longer rows compute both again: products would have to be relative to the maximum of the whole row, which
