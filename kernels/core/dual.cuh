@@ -2,24 +2,24 @@
 //
 //   f(x + dx) = f(x) + f'(x) dx,   carried through every primitive of a loss.
 //
-// `Dual<T, kMask>` carries a tangent for each operand whose bit is set in kMask and none for the others, known when the
-// kernel is compiled. A tangent that is structurally zero is therefore never multiplied: `0 * inf` cannot leak a NaN
+// `Dual<T, kMask>` carries a tangent for each operand whose bit is set in kMask and none for the others. The mask is a
+// compile-time constant. A tangent that is structurally zero is therefore never multiplied: `0 * inf` cannot leak a NaN
 // from one operand's gradient into another's, and a kernel that needs one gradient computes one. With kMask = 0 this is
-// the plain value, so the value is computed by the same code, bit for bit, with and without gradients.
+// the plain value, so the same code computes the value, bit for bit, with and without gradients.
 //
 // Literals in an expression (`0.5 * d`) take the arithmetic type of the operand beside them.
 #pragma once
 #include "core/scalars.cuh"
 
-constexpr int kMaxOperands = 12;  // definition/base.py: MAX_OPERANDS, and as many tangents
+constexpr int kMaxOperands = 12;  // MAX_OPERANDS of definition/base.py, and as many tangents
 
-// A bit of masks that all numbers of a tentative evaluation have. In it a primitive may leave out what only edges of
-// its domain need, if the value of the loss is infinite or NaN there: then it is evaluated again, without this bit. A
-// primitive that does not look at the bit gives the same result either way.
+// Mask bit that marks every number of a tentative evaluation. Under it a primitive may skip the arithmetic that only
+// the edges of its domain need, provided that the value of the loss is infinite or NaN there: the element is then
+// evaluated again without this bit. A primitive that ignores the bit returns the same result either way.
 constexpr unsigned kTentative = 1u << 31;
 
-// True if a primitive may take a form of its own for tentative evaluation that fits polynomials: of these only the
-// value is good to 2^-16, so not if T is a number with a tangent.
+// True if a primitive may evaluate tentatively with polynomial fits of its own. Only the value of such a fit is
+// accurate to 2^-16, not its derivative, so T must not be a number with a tangent.
 template <class T, unsigned kMask>
 constexpr bool kTentativeFit = (kMask & kTentative) != 0 && !kHasTangent<T>;
 
@@ -36,11 +36,11 @@ __device__ __forceinline__ constexpr bool has(int slot) {
   return (kMask >> slot) & 1u;
 }
 
-// True if a number of such a mask depends on a differentiated operand.
+// True if a number with mask kMask depends on a differentiated operand.
 template <unsigned kMask>
 constexpr bool kDifferentiated = (kMask & ~kTentative) != 0;
 
-// The operand in slot kSlot, differentiated if kMask has its bit.
+// Makes a dual number of the operand in slot kSlot; it is differentiated if kMask has the slot's bit.
 template <unsigned kMask, int kSlot, class T>
 __device__ __forceinline__ Dual<T, kMask & (1u << kSlot | kTentative)> variable(T value) {
   Dual<T, kMask & (1u << kSlot | kTentative)> x;
@@ -75,8 +75,8 @@ struct EnableIf<true, T> {
   using type = T;
 };
 
-// The arithmetic type of two arguments of which at least one is a dual number. Otherwise there is no type, which
-// removes the overload.
+// Arithmetic type of two arguments, at least one of them a dual number. If neither is, `type` does not exist, which
+// removes the overload (SFINAE).
 template <class A, class B, bool kA = IsDual<A>::value, bool kB = IsDual<B>::value>
 struct ScalarOf {};
 template <class A, class B, bool kB>
@@ -98,7 +98,7 @@ __device__ __forceinline__ Dual<T, 0> lift(Literal x) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The chain rule: every primitive is one of these with its value and partial derivatives
+// The chain rule: every primitive passes its value and its partial derivatives to `chain`
 
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> chain(const Dual<T, kMask>& a, T value, T partial) {
@@ -135,14 +135,14 @@ __device__ __forceinline__ Dual<T, kA | kB | kC> chain(const Dual<T, kA>& a, con
   return chain(chain(a, b, value, partial_a, partial_b), c, value, T(1), partial_c);
 }
 
-// The tangent of x in a slot, 0 if its mask lacks the slot.
+// Returns the tangent of x in a slot, or 0 if the mask of x lacks the slot.
 template <class T, unsigned kMask>
 __device__ __forceinline__ T tangent_or_zero(const Dual<T, kMask>& x, int slot) {
   return has<kMask>(slot) ? x.tangent[slot] : T(0);
 }
 
-// y with a derivative with respect to the operand x that the definition gives by hand, in place of the chain rule's.
-// Only if x is differentiated.
+// Returns y with `derivative`, which the definition writes by hand, as its derivative with respect to the operand x,
+// instead of that of the chain rule. Changes nothing unless x is differentiated.
 template <class T, unsigned kMask, unsigned kX, unsigned kOther>
 __device__ __forceinline__ Dual<T, kMask | kX> with_derivative(const Dual<T, kMask>& y, const Dual<T, kX>&,
                                                                const Dual<T, kOther>& derivative) {

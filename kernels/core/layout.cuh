@@ -1,4 +1,4 @@
-// Memory layouts: from the index of a vector to the offset of each stream (operand, gradient or result).
+// Memory layouts: from the index of a vector to its offset in each stream (an operand, a gradient or a result).
 //
 //   index space = broadcast shape of the loss, dimensions reordered and merged as far as all streams allow
 //   vector v    = elements [v * kVecSize, (v + 1) * kVecSize) along the innermost dimension
@@ -7,45 +7,47 @@
 //
 // clang-format off: the formatter would join the lines of this list.
 //   FlatLayout      one dimension: dense tensors of any rank and dimension order, and operands that are single numbers.
-//   LinearLayout    one dimension, of any stride in each stream, element by element: every second element of a tensor.
-//   StridedLayout   an innermost dimension of whole vectors and kRank outer ones (1, 2, or up to kMaxRank):
+//   LinearLayout    one dimension, any stride in each stream, element by element: every second element of a tensor.
+//   StridedLayout   an innermost dimension of whole vectors and kRank outer dimensions (1, 2, or up to kMaxRank):
 //                   broadcast operands, slices, and with kVecSize = 1 arbitrary strides.
-//   StripLayout     the same, in another order: a warp stays in a strip of columns and goes down the rows, so that
-//                   it can add up derivatives of operands that are broadcast along rows or columns.
-//   GatheredLayout  one dimension, in which some streams are dense, and others (kRank dimensions) are read element by
-//                   element: rows that no vector divides, short ones above all.
-//   TiledLayout     two dimensions, each of unit stride in some streams, and kRank outer ones: a transposed operand.
-//                   One of the two may be short.
+//   StripLayout     the same dimensions in another order: a warp stays in a strip of columns and goes down the rows, so
+//                   that it can accumulate derivatives of operands that are broadcast along rows or columns.
+//   GatheredLayout  one dimension, in which some streams are dense and the others (of kRank dimensions) are gathered
+//                   element by element: rows that no vector divides, short ones above all.
+//   TiledLayout     two dimensions, each of unit stride in some streams, and kRank outer dimensions: a transposed
+//                   operand. One of the two may be short.
 // clang-format on
 //
-// A Cursor is the position of one lane; `advance` moves it by kWarp vectors. All indices have 64 bits: 2^31 elements of
-// float32 are 8 GiB, which one GPU holds many times over.
+// A Cursor is the position of one lane; `advance` moves it to the lane's next vector, in most layouts kWarp vectors
+// further. All indices have 64 bits: 2^31 float32 elements are 8 GiB, and one GPU holds many times that.
 #pragma once
 #include "core/types.cuh"
 
 constexpr int kMaxRank = 24;  // engines/strides.py: MAX_RANK
 constexpr int kWarp = 32;
 
-// index / size, where `multiplier` is 2^(63 + bits) / size + 1, rounded down, of the bits of size - 1: a third of the
-// instructions of a division, which does not know the divisor. Preconditions: 0 <= index < 2^63, size > 1.
+// index / size by a multiplication, in a third of the instructions of a division whose divisor is unknown at compile
+// time. `multiplier` is floor(2^(63 + bits) / size) + 1, where bits is the bit length of size - 1. Preconditions:
+// size > 1, and index is not negative.
 __device__ __forceinline__ int64 quotient(int64 index, int64 multiplier, int64 size) {
   const unsigned long long by = static_cast<unsigned long long>(multiplier);
   const int shift = 63 - __clzll(size - 1);
   return static_cast<int64>(__umul64hi(static_cast<unsigned long long>(index), by) >> shift);
 }
 
-// Splits an index over dimensions of the given sizes, innermost first, into an offset for each stream. The outermost
-// dimension takes the quotient that is left, so one dimension needs no division; kRank = 1 tells the compiler, and
-// kRank = 2 that there are two. A loop over them, whose strides are read by a computed index, took a fifth of the time
-// of a cheap loss in double.
+// The dimensions of an index, innermost first, with their strides in each stream. `offsets` splits an index into
+// coordinates. The outermost coordinate is the remaining quotient, so one dimension needs no division. kRank = 1 and
+// kRank = 2 tell the compiler the number of dimensions: a loop over them, which reads strides at a computed index, took
+// a fifth of the time of a cheap loss in double.
 template <int kStreams, int kRank>
 struct Dimensions {
   int64 rank;
   int64 size[kRank];
-  int64 multiplier[kRank];  // of `quotient`
+  int64 multiplier[kRank];  // for `quotient`
   int64 stride[kStreams][kRank];
 
-  // Coordinates are computed in the type of the index. Precondition: no size is out of its range.
+  // Computes the offset in each stream. Coordinates have the type of the index. Precondition: its range includes all
+  // sizes.
   template <class Index>
   __device__ __forceinline__ void offsets(Index index, int64 (&offset)[kStreams]) const {
     if constexpr (kRank == 1) {
@@ -74,11 +76,11 @@ struct Dimensions {
   }
 };
 
-// kWholeBatches: batches fill the elements, so that kernels have no code for a part of one. A kernel of a light loss is
-// compiled in a fifth less time without it.
+// One dimension, dense in every stream. With kWholeBatches the elements fill all batches, so kernels have no code for a
+// partial batch. A kernel of a light loss compiles in a fifth less time without that code.
 template <int kVecSize, bool kWholeBatches_ = false>
 struct FlatLayout {
-  static constexpr int kOuter = 0;  // outer dimensions: none, one offset serves all streams
+  static constexpr int kOuter = 0;  // no outer dimensions: one offset serves all streams
   static constexpr bool kTiled = false, kStrips = false, kRagged = false, kFronts = false,
                         kWholeBatches = kWholeBatches_;
   struct Cursor {
@@ -89,7 +91,7 @@ struct FlatLayout {
   __device__ __forceinline__ int64 vectors() const {
     return (elements + kVecSize - 1) / kVecSize;
   }
-  // True if every vector of the batch that the cursor begins, up to and including `vector`, has all its elements.
+  // True if every vector from the cursor's, the first of a batch, up to and including `vector` has all its elements.
   __device__ __forceinline__ bool whole_batch(const Cursor&, int64 vector) const {
     return (vector + 1) * kVecSize <= elements;
   }
@@ -99,7 +101,8 @@ struct FlatLayout {
   __device__ __forceinline__ void advance(Cursor& cursor) const {
     cursor.element += kWarp * kVecSize;
   }
-  // Number of elements of the cursor's vector that exist: kVecSize, fewer in the last vector, 0 or less behind it.
+  // Number of elements from the cursor on: kVecSize or more if its vector is whole, fewer in the partial last vector, 0
+  // or less past the end.
   __device__ __forceinline__ int64 present(const Cursor& cursor) const {
     return elements - cursor.element;
   }
@@ -109,11 +112,11 @@ struct FlatLayout {
   }
 };
 
-// A StridedLayout would spend two thirds of a cheap loss's instructions on rows, and registers on offsets that are not
-// there.
+// One dimension, with a stride in each stream; a vector is one element. A StridedLayout would spend two thirds of a
+// cheap loss's instructions on rows, and registers on offsets that do not exist here.
 template <int kStreams>
 struct LinearLayout {
-  static constexpr int kOuter = 1;  // streams have offsets of their own
+  static constexpr int kOuter = 1;  // each stream has its own offset
   static constexpr bool kTiled = false, kStrips = false, kRagged = false, kFronts = false, kWholeBatches = false;
   struct Cursor {
     int64 element;
@@ -162,7 +165,7 @@ struct StridedLayout {
   int64 vectors_per_row;  // kVecSize divides the length of a row
   int64 row_step;         // advancing by kWarp vectors adds this many rows ...
   int64 column_step;      // ... and this many vectors within the row
-  int64 fronts;           // as BatchOrder has them
+  int64 fronts;           // stretches of the index space: see BatchOrder
   int64 inner_stride[kStreams];
   Dimensions<kStreams, kRank> outer;
 
@@ -195,19 +198,22 @@ struct StridedLayout {
   template <int kStream, bool kSplat>
   __device__ __forceinline__ int64 offset(const Cursor& cursor) const {
     if (kSplat) return cursor.base[kStream];
-    // kVecSize > 1 implies unit stride, which spares the multiplication.
+    // kVecSize > 1 implies unit stride, which saves the multiplication.
     const int64 element = cursor.column * kVecSize;
     return cursor.base[kStream] + (kVecSize > 1 ? element : element * inner_stride[kStream]);
   }
 };
 
-// Streams that are dense in the order of the index space, as in a FlatLayout, beside others of any strides. A vector of
-// the latter is gathered from kVecSize places. From element to element offsets change by a stride, and by `wrap` of
-// each dimension that ends there; from vector to vector of a lane by `step_offset`, and the same. Only the first vector
-// of a batch takes divisions, which were half of a cheap loss's instructions. With kLongRows the innermost dimension
-// has a vector at least, of which one ends in a vector at most: elements behind its end are a `jump` away.
+// Streams that are dense in the order of the index space, as in a FlatLayout, beside streams of any strides, whose
+// vectors are gathered from kVecSize addresses.
 //
-// As rows of a StridedLayout, element by element, 6.7M elements in rows of 3 took four times as long as when dense.
+// Offsets of the latter are updated step by step: from one element to the next by a stride, plus the `wrap` of each
+// dimension that ends there; from one vector of a lane to its next by `step_offset`, plus the same wraps. Only the
+// first vector of a batch takes divisions, which were half of a cheap loss's instructions. With kLongRows a row (the
+// innermost dimension) is at least one vector long, so at most one row ends within a vector; the elements past its end
+// are a `jump` away.
+//
+// Element by element, as rows of a StridedLayout, 6.7M elements in rows of 3 took four times as long as dense ones.
 template <int kVecSize, int kStreams, int kRank, bool kLongRows_ = false>
 struct GatheredLayout {
   static constexpr int kOuter = 1;
@@ -216,15 +222,15 @@ struct GatheredLayout {
   static constexpr bool kLongRows = kLongRows_ && kRank > 1;
   struct Cursor {
     int64 element;
-    int64 base[kStreams];  // of streams that are gathered
-    int left[kCounted];    // elements of each dimension but the last before it ends, of the size of an int at most
+    int64 base[kStreams];  // of gathered streams
+    int left[kCounted];    // elements left in each dimension but the outermost; fits an int
   };
   int64 elements;
-  int64 fronts;  // as BatchOrder has them
+  int64 fronts;  // stretches of the index space: see BatchOrder
   int64 size[kRank];
-  int64 step[kRank];            // advancing by kWarp vectors adds so much to each coordinate ...
+  int64 step[kRank];            // advancing by kWarp vectors adds this to each coordinate ...
   int64 step_offset[kStreams];  // ... and this to each offset
-  int64 multiplier[kCounted];   // of `quotient`
+  int64 multiplier[kCounted];   // for `quotient`
   int64 stride[kStreams][kRank];
   int64 wrap[kStreams][kRank];  // stride[d + 1] - size[d] * stride[d]
 
@@ -279,7 +285,8 @@ struct GatheredLayout {
     for (int s = 0; s < kStreams; ++s) cursor.base[s] += index * stride[s][kRank - 1];
     return cursor;
   }
-  // The step from the last element of a row to the first of the next one, less the stride. Precondition: kLongRows.
+  // The step from the last element of the row to the first element of the next row, minus the stride. Precondition:
+  // kLongRows.
   template <int kStream>
   __device__ __forceinline__ int64 jump(const Cursor& cursor) const {
     int64 found = wrap[kStream][0];
@@ -291,7 +298,7 @@ struct GatheredLayout {
     }
     return found;
   }
-  // Calls visit(i, offset) for kCount elements from the cursor on.
+  // Calls visit(i, offset) for each of kCount elements, starting at the cursor.
   template <int kStream, int kCount, class Visit>
   __device__ __forceinline__ void each(const Cursor& cursor, const Visit& visit) const {
     int64 offset = cursor.base[kStream];
@@ -326,25 +333,28 @@ struct GatheredLayout {
   }
 };
 
-// Rows of whole vectors, in strips. The lanes of a warp have kAcross neighbouring vectors of kDown rows in a step. With
-// kSteps = 1 a strip is kAcross vectors wide, and a warp steps down from row to row. Otherwise (kDown is 1) it is as
-// wide as the kSteps steps of a batch, which go along a row. Rows form planes, in each of which the stride from row to
-// row is constant; kRank dimensions are left between planes.
+// Rows of whole vectors, in strips. In one step the lanes of a warp cover kAcross neighbouring vectors of each of kDown
+// rows. With kSteps = 1 a strip is kAcross vectors wide, and the warp steps down from row to row. Otherwise kDown is 1,
+// and the strip is as wide as the kSteps steps of a batch, which go along a row. Rows form planes; within a plane the
+// stride from row to row is constant. kRank dimensions remain between planes.
 //
-// A task is a strip of a plane, of which it has every `ranges`-th group of rows, a batch each. A vector is present or
-// not.
+// A batch covers one group of rows. A task is every `ranges`-th group of one strip of one plane. Each vector is present
+// as a whole or absent.
 //
-// With kRagged no vector divides a row, and every stream is dense in the order of the index space or broadcast. Vectors
-// lie at multiples of their size in the dense streams. Either the others have one number per row: then the vectors at
-// the ends of a row are shared with the rows beside it, and each row has some of their elements. Or the others are the
-// same in all rows: then as many rows as vectors divide are joined to one, and the others repeat in it with a `period`.
+// With kRagged no vector divides a row, and every stream is either dense in the order of the index space or broadcast.
+// In the dense streams vectors start at multiples of their size. There are two cases:
+//
+// - The broadcast streams have one number per row. Then a vector at the end of a row is shared with the neighbouring
+//   row, and each of the two rows has some of its elements.
+// - The broadcast streams are the same in all rows. Then rows are joined, as many as it takes for vectors to divide the
+//   joined row, in which the broadcast streams repeat with a `period`.
 template <bool kRagged>
 struct RowEnds {};
 template <>
 struct RowEnds<true> {
   int64 length;    // elements of a row
-  int64 elements;  // of all rows; of joined ones the last may have fewer
-  int64 period;    // of joined rows, of the size of an int at most; otherwise 0
+  int64 elements;  // of all rows; the last joined row may have fewer
+  int64 period;    // of broadcast streams in joined rows, fits an int; otherwise 0
 };
 
 template <int kVecSize, int kAcross_, int kSteps_, int kStreams, int kRank, bool kRagged_ = false>
@@ -354,15 +364,15 @@ struct StripLayout : RowEnds<kRagged_> {
   static constexpr int kAcross = kAcross_, kDown = kWarp / kAcross, kSteps = kSteps_, kWidth = kAcross * kSteps;
   static_assert(kSteps == 1 || kDown == 1, "steps along a row of which a warp has one");
   struct Cursor {
-    int64 row;      // in the plane
+    int64 row;      // within the plane
     int64 column;   // in vectors
-    int64 row_sum;  // the sum over a row of this strip has this index: rows of all planes in order, strips innermost
+    int64 row_sum;  // index of the row's sum over this strip: strips innermost, then the rows of all planes in order
     int64 base[kStreams];
-    int64 element;  // with kRagged, in dense streams: their vector is the one that has it
-    int place;      // of that element in the period
+    int64 element;  // with kRagged: index in dense streams; the lane's vector contains it
+    int place;      // of that element within the period
   };
-  int64 columns;  // vectors of a row
-  int64 rows;     // of a plane
+  int64 columns;  // vectors per row
+  int64 rows;     // rows per plane
   int64 planes;
   int64 strips;  // columns / kWidth, rounded up
   int64 ranges;
@@ -372,7 +382,7 @@ struct StripLayout : RowEnds<kRagged_> {
   __device__ __forceinline__ int64 tasks() const {
     return planes * ranges * strips;
   }
-  // The lane's first row of a plane.
+  // Cursor of the lane in its first row of a plane.
   __device__ __forceinline__ Cursor top(int64 plane, int64 strip) const {
     const int lane = threadIdx.x % kWarp;
     Cursor cursor;
@@ -398,7 +408,7 @@ struct StripLayout : RowEnds<kRagged_> {
     for (int s = 0; s < kStreams; ++s) cursor.base[s] += more * row_stride[s];
     if constexpr (kRagged) cursor.element += more * this->length;
   }
-  // A step of a batch.
+  // Moves the cursor to the lane's vector of the next step in the batch.
   __device__ __forceinline__ void advance(Cursor& cursor) const {
     if constexpr (kSteps == 1) {
       move_down(cursor, kDown);
@@ -412,25 +422,25 @@ struct StripLayout : RowEnds<kRagged_> {
   __device__ __forceinline__ int64 present(const Cursor& cursor) const {
     return cursor.row < rows && cursor.column < columns;
   }
-  // True if all elements of the strip's vectors are there, in rows before `end`.
+  // True if all elements of the strip's vectors are present in the rows before `end`.
   __device__ __forceinline__ bool whole_strip(int64 strip, int64 end) const {
     if constexpr (kRagged) {
-      // Vectors lie at the ends of rows that are joined, of which the last may have fewer elements.
+      // Joined rows start and end at the edges of vectors, but the last one may have fewer elements.
       const bool last_rows = this->period > 0 && end >= rows;
       return (this->period > 0 || strip > 0) && !last_rows && (strip + 1) * kWidth * kVecSize <= this->length;
     } else {
       return (strip + 1) * kWidth <= columns;
     }
   }
-  // A bit for each element of the vector that is there, in this row. Precondition: kRagged.
+  // Bit mask of the elements of the vector that exist and belong to this row. Precondition: kRagged.
   __device__ __forceinline__ unsigned elements_present(const Cursor& cursor) const {
     const int skipped = static_cast<int>(cursor.element & (kVecSize - 1));
     const int64 left = this->period > 0 ? this->elements - cursor.element : this->length - cursor.column * kVecSize;
-    const int64 end = present(cursor) && left + skipped > 0 ? left + skipped : 0;  // of the row, in the vector
+    const int64 end = present(cursor) && left + skipped > 0 ? left + skipped : 0;  // of the row, within the vector
     const unsigned before_end = end < kVecSize ? (1u << static_cast<int>(end)) - 1u : (1u << kVecSize) - 1u;
     return cursor.column == 0 ? before_end & (~0u << skipped) : before_end;
   }
-  // The cursor, or another one that is present: of the same plane, or the very first.
+  // Returns the cursor, or if it is absent one that is present: in the same plane, or with kRagged the very first.
   __device__ __forceinline__ Cursor inside(const Cursor& cursor) const {
     Cursor found = cursor;
     if constexpr (kRagged) {
@@ -456,31 +466,31 @@ struct StripLayout : RowEnds<kRagged_> {
   }
 };
 
-// The tile that a warp visits in one batch, in steps of kLanesA x kLanesB lanes. A lane takes kA x kB neighbouring
-// elements in a step: its micro-tile.
+// The tile that a warp visits in one batch, in steps of kLanesA x kLanesB lanes. In each step a lane processes a
+// micro-tile of kA x kB neighbouring elements.
 template <int kA_, int kB_, int kLanesA_, int kStepsA, int kStepsB_>
 struct TileShape {
   static constexpr int kA = kA_, kB = kB_;
   static constexpr int kLanesA = kLanesA_, kLanesB = kWarp / kLanesA;
-  static constexpr int kStepsB = kStepsB_;  // steps along b before the next along a
+  static constexpr int kStepsB = kStepsB_;  // steps along b before the next one along a
   static constexpr int kStepA = kLanesA * kA, kStepB = kLanesB * kB;
   static constexpr int kSideA = kStepA * kStepsA, kSideB = kStepB * kStepsB;
   static constexpr int kVectors = kWarp * kStepsA * kStepsB;
 };
 
-// Elements of streams that disagree about the innermost dimension: tiles of elements along a and b, each of unit stride
-// in some streams.
+// Elements of streams that disagree about the innermost dimension, in tiles along a and b, each of which has unit
+// stride in some streams.
 //
-// A vector is a micro-tile. The lane reads it as kB vectors of kA elements from a stream of unit stride along a, and as
-// kA vectors of kB elements from one along b. Which register holds an element is a constant in both cases, so nothing
-// is transposed: neither shared memory nor a shuffle is needed. The lanes of a step read whole sectors in both
-// directions. With micro-tiles of one element, for sizes that no vector divides, steps along a read whole sectors of
-// float32; along b two steps in turn do, of which the second finds them in L1.
+// A vector is a micro-tile. Its lane reads it as kB vectors of kA elements from a stream with unit stride along a, and
+// as kA vectors of kB elements from a stream with unit stride along b. Which register holds an element is a
+// compile-time constant in both cases, so transposing takes neither shared memory nor shuffles. The lanes of a step
+// read whole sectors in both directions. With micro-tiles of one element, for sizes that no vector divides, one step
+// along a reads whole sectors of float32; along b two consecutive steps do, and the second finds them in L1.
 //
-// A short dimension along a is one micro-tile long, of kA elements, no power of two perhaps. Streams in which it is
-// innermost and without gaps have the micro-tile in one piece, which is also read as kA vectors of kB elements.
+// A short dimension along a is one micro-tile long: kA elements, not necessarily a power of two. In streams in which it
+// is innermost and without gaps the micro-tile is contiguous, and is also read as kA vectors of kB elements.
 //
-// Vectors are numbered tile by tile. Those outside of the index space, in tiles at its ends, are not present.
+// Vectors are numbered tile by tile. Vectors outside of the index space, in tiles at its ends, are absent.
 // Precondition: batches are tiles.
 template <int kStreams, int kRank, class Tile_ = TileShape<1, 1, 8, 2, 4>>
 struct TiledLayout {
@@ -488,14 +498,14 @@ struct TiledLayout {
   static constexpr int kOuter = kRank;
   static constexpr bool kTiled = true, kStrips = false, kRagged = false, kFronts = false, kWholeBatches = false;
   static constexpr int64 kMostShifts = 1 << 16;
-  // A lane has a line of single elements: bases are those of the element.
+  // The lane visits single elements along a line, so bases include the element's offset.
   static constexpr bool kOneLine = Tile::kSideA == kWarp && Tile::kLanesA == kWarp && Tile::kB == 1;
   struct Cursor {
     int64 a, b;
     int step;
     bool whole;  // all vectors of the tile are present
     int64 base[kStreams];
-    unsigned phases;  // a bit for each stream (staged_tiles.cuh)
+    unsigned phases;  // one bit per stream (staged_tiles.cuh)
   };
   int64 size_a, size_b;
   int64 tiles_a;    // tiles along a
@@ -510,9 +520,9 @@ struct TiledLayout {
   __device__ __forceinline__ bool whole_batch(const Cursor& cursor, int64) const {
     return cursor.whole;
   }
-  // A tile's place along a. Shifted from row to row of tiles, by all numbers below a power of two: a chunk may take
-  // every n-th tile of a multiple of a row, and would have nothing but tiles at the end of their rows, which take
-  // longer. A division would take longer than it gains.
+  // Position of a tile along a. Positions are rotated from one row of tiles to the next, by each number below a power
+  // of two in turn: a chunk may take every n-th tile where n is a multiple of a row's tiles, and would otherwise
+  // consist only of tiles at the ends of their rows, which take longer. A division would cost more than it gains.
   __device__ __forceinline__ int64 across(int64 place, int64 tile_b) const {
     const int limited = static_cast<int>(tiles_a < kMostShifts ? tiles_a : kMostShifts);
     const int64 power = 1LL << (31 - __clz(limited));
@@ -531,7 +541,7 @@ struct TiledLayout {
     cursor.a = tile_a * Tile::kSideA + cursor.step / Tile::kStepsB * Tile::kStepA + lane % Tile::kLanesA * Tile::kA;
     cursor.b = tile_b * Tile::kSideB + cursor.step % Tile::kStepsB * Tile::kStepB + lane / Tile::kLanesA * Tile::kB;
     outer.offsets(plane, cursor.base);
-    // A tile behind the last one.
+    // A tile past the last one.
     if (plane >= planes) cursor.a = size_a;
     if constexpr (kOneLine) {
 #pragma unroll
@@ -539,7 +549,7 @@ struct TiledLayout {
     }
     return cursor;
   }
-  // Within a tile.
+  // Moves the cursor to the lane's next vector within the tile.
   __device__ __forceinline__ void advance(Cursor& cursor) const {
     if constexpr (kOneLine) {
       ++cursor.step;
@@ -555,7 +565,7 @@ struct TiledLayout {
   __device__ __forceinline__ int64 present(const Cursor& cursor) const {
     return cursor.a < size_a && cursor.b < size_b;
   }
-  // The cursor, or another one of the same plane that is present.
+  // Returns the cursor, or if it is absent one of the same plane that is present.
   __device__ __forceinline__ Cursor inside(const Cursor& cursor) const {
     Cursor found = cursor;
     found.a = cursor.a < size_a ? cursor.a : size_a - Tile::kA;
@@ -576,19 +586,20 @@ struct TiledLayout {
 };
 
 // The order in which batches of kBatch vectors are visited. With several fronts the index space is cut into as many
-// stretches, whose first batches come first, then their second ones. Neighbours in memory of a stream whose order of
-// dimensions is another one may lie a stretch apart: a sector that two of them share is then read, or completed, before
-// it leaves L2. Batches behind the end of the last stretches are not present.
+// stretches: the first batch of each stretch is visited first, then the second of each, and so on. Elements that are
+// neighbours in the memory of a stream whose dimensions are in another order may be a whole stretch apart in the index
+// space; a sector that two of them share is then read, or completed, before it is evicted from L2. Batches past the end
+// of the last stretches are absent.
 template <class Layout, int kBatch>
 struct BatchOrder {
-  // In vectors, absent ones included.
+  // End of the visited indices, in vectors, including absent ones.
   static __device__ __forceinline__ int64 end(const Layout& layout) {
     if constexpr (Layout::kFronts) {
       if (layout.fronts > 1) return layout.fronts * batches_per_front(layout) * kBatch;
     }
     return layout.vectors();
   }
-  // The first vector of the batch that is visited when a single front would have come to vector `first`.
+  // First vector of the batch that is visited when a single front would reach vector `first`.
   static __device__ __forceinline__ int64 first_of(const Layout& layout, int64 first) {
     if constexpr (Layout::kFronts) {
       if (layout.fronts > 1) {
@@ -600,7 +611,8 @@ struct BatchOrder {
   }
 
  private:
-  // Divided in each batch: kept in registers, it would cost some losses a block of each multiprocessor.
+  // Divided anew for each batch: kept in registers, the quotient would cost some losses one resident block per
+  // multiprocessor.
   static __device__ __forceinline__ int64 batches_per_front(const Layout& layout) {
     return ((layout.vectors() + kBatch - 1) / kBatch + layout.fronts - 1) / layout.fronts;
   }

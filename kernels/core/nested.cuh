@@ -4,15 +4,15 @@
 //   Dual<NestedDual<T>, kMask>    dL/dx_k, and its tangent along v:    sum over i of v_i d^2 L / dx_k dx_i
 //
 // 1. Operands enter with their tangents v_i.
-// 2. Primitives are templates, and take NestedDual<T> for T. The scalar functions that they call are overloaded here.
-//    Overloads are found at instantiation, because everything is in the global namespace.
-// 3. A value is computed by the same functions as for T, bit for bit; its tangent follows from the partial derivatives.
-//    So the values of first derivatives keep their conventions at kinks, and only the partial derivatives of a
-//    primitive are differentiated as they are written.
+// 2. Primitives are templates and are instantiated with NestedDual<T> for T. This file overloads the scalar functions
+//    that they call. Overloads are found at instantiation, because everything is in the global namespace.
+// 3. The functions of T compute the value, bit for bit; the tangent follows from the partial derivatives. So the values
+//    of first derivatives keep their conventions at kinks, and only the partial derivatives of a primitive are
+//    differentiated as they are written.
 //
-// A partial derivative of 0 and a tangent of 0 contribute nothing: 0 * inf does not arise. That takes three of four
-// instructions of a product. Without kGuarded they are multiplied, where no partial derivative is infinite, or what is
-// no number is noticed. Everything is in registers; no memory traffic.
+// The product of a partial derivative and a tangent is 0 if either is 0, so 0 * inf does not arise. This guard takes
+// three of the four instructions of a product. Without kGuarded it is a plain product, for computations in which no
+// partial derivative is infinite or a NaN is noticed. Everything is in registers; no memory traffic.
 #pragma once
 #include "core/tuple.cuh"
 #include "primitives/primitives.cuh"
@@ -28,7 +28,7 @@ struct NestedDual {
   template <class Literal>
   __device__ explicit constexpr NestedDual(Literal x) : value(static_cast<T>(x)), tangent(static_cast<T>(0)) {
   }
-  // Storing it stores the tangent.
+  // Conversion to a storage type keeps the tangent.
   template <class Stored>
   __device__ __forceinline__ explicit operator Stored() const {
     return static_cast<Stored>(tangent);
@@ -60,7 +60,7 @@ __device__ __forceinline__ T tangent_product(T slope, T tangent) {
   return scaled_tangent(slope, tangent);
 }
 
-// slope * tangent + sum, without kGuarded in one instruction.
+// slope * tangent + sum; one instruction without kGuarded.
 template <bool kGuarded, class T>
 __device__ __forceinline__ T add_tangent_product(T slope, T tangent, T sum) {
   if constexpr (!kGuarded) return scalar_fma(slope, tangent, sum);
@@ -117,7 +117,7 @@ __device__ __forceinline__ NestedDual<T, kGuarded> operator*(NestedDual<T, kGuar
           add_tangent_product<kGuarded>(y.value, x.tangent, tangent_product<kGuarded>(x.value, y.tangent))};
 }
 
-// x / y, given the quotient of the values.
+// x / y with its tangent, given the quotient of the values.
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> quotient_with_tangent(T quotient, NestedDual<T, kGuarded> x,
                                                                          NestedDual<T, kGuarded> y) {
@@ -199,7 +199,8 @@ __device__ __forceinline__ bool operator!=(NestedDual<T, kGuarded> x, NestedDual
 // ---------------------------------------------------------------------------------------------------------------------
 // scalars.cuh
 
-// At 0 as on the right: primitives ask for x < 0 where a side matters, and what they compute of |x| is smooth there.
+// At 0 the tangent is that from the right: primitives test x < 0 where the side matters, and what they compute of |x|
+// is smooth there.
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> scalar_abs(NestedDual<T, kGuarded> x) {
   return {scalar_abs(x.value), x.value < T(0) ? -x.tangent : x.tangent};
@@ -227,8 +228,8 @@ template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> min(NestedDual<T, kGuarded> x, NestedDual<T, kGuarded> y) {
   return {min(x.value, y.value), x.value < y.value ? x.tangent : y.tangent};
 }
-// Of equal values, the one with the larger tangent, in whatever order they are compared: all threads must choose the
-// same.
+// Of two equal values, returns the one with the larger tangent, in whatever order they are compared: all threads must
+// choose the same.
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> max_ignoring_nan(NestedDual<T, kGuarded> x,
                                                                     NestedDual<T, kGuarded> y) {
@@ -271,7 +272,7 @@ __device__ __forceinline__ NestedDual<T, kGuarded> scalar_expm1(NestedDual<T, kG
   return {scalar_expm1(x.value), tangent_product<kGuarded>(scalar_exp(x.value), x.tangent)};
 }
 
-// log(x), given its value.
+// log(x) with its tangent, given the logarithm of the value.
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> log_with_tangent(T log, NestedDual<T, kGuarded> x) {
   return {log, x.tangent == T(0) ? T(0) : scalar_divide_in_range(x.tangent, x.value)};
@@ -316,8 +317,8 @@ __device__ __forceinline__ T finite_or_zero(T x) {
   return scalar_abs(x) <= scalar_max(T()) ? x : T(0);
 }
 
-// An x of weight 0 contributes nothing to the value. The derivative with respect to the weight is x, and its tangent is
-// that of x: partial derivatives contribute where they and x are finite.
+// An x of weight 0 contributes nothing to the value. The derivative with respect to the weight is x, and the tangent of
+// that derivative is the tangent of x. Partial derivatives of x contribute to it where they and x are finite.
 template <class T, unsigned kA, unsigned kB, bool kGuarded>
 __device__ __forceinline__ Dual<NestedDual<T, kGuarded>, kA | kB> weighted(
     const Dual<NestedDual<T, kGuarded>, kA>& weight, const Dual<NestedDual<T, kGuarded>, kB>& x) {
@@ -349,7 +350,7 @@ __device__ __forceinline__ NestedDual<T, kGuarded> scalar_angle(NestedDual<T, kG
   return {scalar_angle(width.value, height.value), turned == T(0) ? T(0) : scalar_divide_in_range(turned, squared)};
 }
 
-// Used in values only.
+// The result enters values only, so it has no tangent.
 template <bool kNowhere, class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> scalar_direction(NestedDual<T, kGuarded> y,
                                                                     NestedDual<T, kGuarded> x) {
@@ -433,7 +434,7 @@ __device__ __forceinline__ NestedDual<T, kGuarded> scalar_integral(NestedDual<T,
 // ---------------------------------------------------------------------------------------------------------------------
 // divergence.cuh
 
-// log(a / b), given its value.
+// log(a / b) with its tangent, given the logarithm of the values.
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> log_with_tangent(T log, NestedDual<T, kGuarded> a,
                                                                     NestedDual<T, kGuarded> b) {
@@ -453,7 +454,7 @@ __device__ __forceinline__ Ratio<NestedDual<T, kGuarded>> scalar_ratio(NestedDua
   return {quotient_with_tangent(ratio.quotient, a, b), log_with_tangent(ratio.log, a, b)};
 }
 
-// All fields but the logarithm are used in values only.
+// All fields but the logarithm enter values only, so they have no tangent.
 template <class T, bool kGuarded>
 __device__ __forceinline__ LogRatio<NestedDual<T, kGuarded>> scalar_log_ratio(NestedDual<T, kGuarded> a,
                                                                               NestedDual<T, kGuarded> b,
@@ -473,7 +474,8 @@ __device__ __forceinline__ Entropy<NestedDual<T, kGuarded>> scalar_entropy(Neste
   return {log_with_tangent(entropy.log, a, m), NestedDual<T, kGuarded>(entropy.value)};
 }
 
-// The value is used in values only. In float it does without the quotient, as the tangents do.
+// Relative entropy for numbers with a tangent; its `value` enters values only. In float it is computed without the
+// quotient, which the tangents do not need either.
 __device__ __forceinline__ RelativeEntropy<float> scalar_entropy_beside_tangents(float log_a, float log_b, float a,
                                                                                  float b) {
   return scalar_known_relative_entropy(a, b, log_a - log_b);
@@ -496,7 +498,7 @@ __device__ __forceinline__ RelativeEntropy<NestedDual<T>> scalar_log_relative_en
 // ---------------------------------------------------------------------------------------------------------------------
 // likelihood.cuh
 
-// The second derivative of log(t!), trigamma(1 + t), for t >= 0: recurrence upwards to where its asymptotic series has
+// Second derivative of log(t!), trigamma(1 + t), for t >= 0: the recurrence leads up to where the asymptotic series has
 // all digits.
 template <class T>
 __device__ __forceinline__ T scalar_trigamma_beyond(T t) {
@@ -514,7 +516,7 @@ __device__ __forceinline__ T scalar_trigamma_beyond(T t) {
   return sum + scalar_fma(w * z, series, scalar_fma(T(0.5), z, w));
 }
 
-// The values are used in values only.
+// The field `value` enters values only, so it has no tangent.
 template <class T, bool kGuarded>
 __device__ __forceinline__ ValueAndSlope<NestedDual<T, kGuarded>> scalar_log_factorial(NestedDual<T, kGuarded> t) {
   const ValueAndSlope<T> x = scalar_log_factorial(t.value);
@@ -537,7 +539,7 @@ __device__ __forceinline__ NestedDual<T, kGuarded> scalar_limited(NestedDual<T, 
   return {limited, limited == x.value ? x.tangent : T(0)};
 }
 
-// 1 - tanh(x)^2 would cancel.
+// The derivative of tanh(x) is not computed as 1 - tanh(x)^2, which would cancel.
 template <class T, bool kGuarded>
 __device__ __forceinline__ ValueAndSlope<NestedDual<T, kGuarded>> scalar_log_cosh(NestedDual<T, kGuarded> x) {
   const ValueAndSlope<T> y = scalar_log_cosh(x.value);
@@ -576,8 +578,8 @@ __host__ __device__ constexpr int count_bits(unsigned bits) {
   return bits == 0 ? 0 : static_cast<int>(bits & 1u) + count_bits(bits >> 1);
 }
 
-// y with the tangent that follows from its partial derivatives with respect to the operands x. For losses that give
-// derivatives by hand: the tangent of the computation would be another one.
+// Returns y with the tangent that follows from its partial derivatives with respect to the operands x. For losses that
+// write derivatives by hand: the computation of the value carries a different tangent.
 template <class Y, class... X>
 __device__ __forceinline__ Y with_tangents(const Y& y, const X&...) {
   return y;
@@ -594,7 +596,8 @@ __device__ __forceinline__ auto with_tangents(const Dual<NestedDual<T, kGuarded>
   return with_given_partials(y, typename MakeIndices<sizeof...(X)>::type{}, x...);
 }
 
-// An operand with its tangent: a NestedDual if an operand is differentiated, otherwise a plain number.
+// Operands of `jvp`: with T = NestedDual, if an operand of the loss is differentiated, they carry their tangents;
+// otherwise they are plain numbers. `slope` and `slope_tangent` read a derivative back.
 template <class T>
 struct OperandNumber {
   template <unsigned kMask, int kSlot>
@@ -622,11 +625,11 @@ struct OperandNumber<NestedDual<T, kGuarded>> {
   }
 };
 
-// The derivative of the loss L along a direction, sum over i of v_i dL/dx_i. `operands` are the operands x of L, then
-// the tangents v of those in kHasTangent, in order. Its derivative with respect to v_i is dL/dx_i. Its derivative with
-// respect to x_k is the tangent of dL/dx_k; numbers are nested only if one of these is wanted. If the element is not
-// active, a slope of 0 contributes 0, whatever the tangent holds. Tentatively the value is NaN if that of the loss or a
-// derivative is not finite, as products of tangents are not guarded then.
+// Derivative of the loss L along a direction, sum over i of v_i dL/dx_i. `operands` are the operands x of L, followed
+// by the tangents v of the operands in kHasTangent, in order. The derivative of the result with respect to v_i is
+// dL/dx_i; with respect to x_k it is the tangent of dL/dx_k, and numbers are nested only if one of the latter is
+// wanted. If the element is not active, a slope of 0 contributes 0, whatever the tangent is. A tentative evaluation
+// does not guard products of tangents, so its value is NaN if the value of L or a derivative is not finite.
 template <unsigned kHasTangent, class Base, int... kSlot, class... X>
 __device__ __forceinline__ auto jvp(const Base& base, bool active, Indices<kSlot...>, const Tuple<X...>& operands) {
   using T = typename Base::Compute;
@@ -636,7 +639,7 @@ __device__ __forceinline__ auto jvp(const Base& base, bool active, Indices<kSlot
   constexpr unsigned kOfOwn = kMask & ((1u << kOwn) - 1u);
   using Number = Choose<kOfOwn != 0, NestedDual<T, kTried == 0>, T>;
   using G = OperandNumber<Number>;
-  // The slot of an operand's tangent; its own slot if it has none.
+  // The slot of each operand's tangent; the operand's own slot if it has none.
   constexpr int kTangentSlot[] = {has<kHasTangent>(kSlot) ? kOwn + count_bits(kHasTangent & ((1u << kSlot) - 1u))
                                                           : kSlot...};
   const T tangent[] = {has<kHasTangent>(kSlot) ? get<kTangentSlot[kSlot]>(operands).value : T(0)...};
@@ -663,9 +666,9 @@ __device__ __forceinline__ auto jvp(const Base& base, bool active, const X&... o
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Nested numbers of elements of several components
+// Nested numbers for elements of several components
 
-// The number that an operand of a functor is made of: a dual number, or a tuple of them.
+// The scalar type of a functor's operand, which is a dual number or a tuple of dual numbers.
 template <class X>
 struct NumberOf;
 template <class T, unsigned kMask>
@@ -675,7 +678,7 @@ struct NumberOf<Dual<T, kMask>> {
 template <class First, class... Others>
 struct NumberOf<Tuple<First, Others...>> : NumberOf<First> {};
 
-// x with its tangent, and without one.
+// Nests x: its value gets the given tangent, or 0; its derivatives get the tangent 0.
 template <class T, unsigned kMask>
 __device__ __forceinline__ auto nest(const Dual<T, kMask>& x, T tangent) {
   using Number = NestedDual<T, (kMask & kTentative) == 0>;
@@ -712,8 +715,9 @@ __device__ __forceinline__ auto nest(const Tuple<X...>& x) {
   return nest(x, typename MakeIndices<sizeof...(X)>::type{});
 }
 
-// From the nested value z of a loss, that of its derivative along the direction, whose derivatives are the tangents of
-// the loss's. Tentatively it is NaN where the value of the loss is not finite.
+// Turns the nested value z of a loss into the derivative of the loss along the direction, whose derivatives are the
+// tangents of the loss's derivatives. In a tentative evaluation it is NaN where the value of the loss or one of these
+// tangents is not finite.
 template <class T, bool kGuarded, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> along_direction(const Dual<NestedDual<T, kGuarded>, kMask>& z) {
   Dual<T, kMask> y;

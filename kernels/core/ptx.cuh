@@ -1,5 +1,5 @@
-// Instructions that have no name in CUDA C++ without its headers. All inline PTX is in this file and in
-// softmax/row_ptx.cuh, so another compiler of the kernels (cupylosses/testing/host, for the CPU) supplies these few
+// PTX instructions for which CUDA C++ has no name without its headers. All inline PTX is in this file and in
+// softmax/row_ptx.cuh, so a build for another target (cupylosses/testing/host, the CPU) only has to supply these few
 // functions.
 #pragma once
 
@@ -11,7 +11,7 @@ __device__ __forceinline__ float half_bits_to_float(unsigned short bits) {
   return y;
 }
 
-// Two floats, each rounded to nearest even, in one register, `low` in the lower half.
+// Rounds two floats to nearest even and packs them into one register, `low` in the lower half.
 __device__ __forceinline__ unsigned floats_to_half_pair(float low, float high) {
 #if __CUDA_ARCH__ >= 800
   unsigned word;
@@ -33,20 +33,20 @@ __device__ __forceinline__ unsigned floats_to_bfloat16_pair(float low, float hig
 }
 #endif
 
-// Prefetches to L2 the line that has an address, which must be that of an element.
+// Prefetches the cache line at `address` into L2. Precondition: the address is that of an element.
 __device__ __forceinline__ void prefetch_line(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-// 2^x, with 0 for subnormal results: the bare instruction. exp2f adds four instructions for subnormal numbers.
+// 2^x by one instruction that flushes subnormal results to 0. exp2f adds four instructions for subnormal numbers.
 __device__ __forceinline__ float exp2_ftz(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// Conversions between float and double that keep subnormal numbers, which -ftz=true makes 0: each is one instruction,
-// where C++ has up to two more that flush. The last one rounds towards zero.
+// Conversions between float and double that keep subnormal numbers, which -ftz=true flushes to 0. Each is one
+// instruction; a cast in C++ takes up to two more, which flush. The last conversion rounds towards zero.
 __device__ __forceinline__ double float_to_double(float x) {
   double y;
   asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
@@ -63,7 +63,7 @@ __device__ __forceinline__ float double_to_float_rz(double x) {
   return y;
 }
 
-// The smaller and the larger of two numbers, NaN if either is NaN.
+// Minimum and maximum of two numbers; NaN if either is NaN.
 __device__ __forceinline__ float smaller_or_nan(float x, float y) {
 #if __CUDA_ARCH__ >= 800
   float z;
@@ -83,15 +83,15 @@ __device__ __forceinline__ float larger_or_nan(float x, float y) {
 #endif
 }
 
-// Adds x to the total, and counts it, if it is active: two instructions under a predicate, where the compiler selects
-// each half of a double.
+// Adds x to `total` and 1 to `count` if `active`: two predicated instructions. The compiler would select each half of
+// the double instead.
 __device__ __forceinline__ void add_if(bool active, double x, double& total, int& count) {
   asm("{\n.reg .pred active;\nsetp.ne.s32 active, %2, 0;\n@active add.rn.f64 %0, %0, %3;\n@active add.s32 %1, %1, 1;\n}"
       : "+d"(total), "+r"(count)
       : "r"(static_cast<int>(active)), "d"(x));
 }
 
-// Adds x to the total unless a < b: two instructions.
+// Adds x to `total` unless a < b, so also if a or b is NaN: two instructions.
 __device__ __forceinline__ void add_unless_less(float a, float b, unsigned x, unsigned& total) {
   asm("{\n.reg .pred active;\nsetp.geu.ftz.f32 active, %1, %2;\n@active add.u32 %0, %0, %3;\n}"
       : "+r"(total)
@@ -103,40 +103,41 @@ __device__ __forceinline__ void add_unless_less(double a, double b, unsigned x, 
       : "d"(a), "d"(b), "r"(x));
 }
 
-// x, evaluated unconditionally. Otherwise the compiler branches around a few instructions that only one side of a
-// select needs. The branch keeps it from interleaving elements and costs more than the instructions. Not volatile: what
-// nobody uses is left out. An instruction, and not the empty text: without volatile NVRTC 13 lost the value behind
-// that, and entropies of log-probabilities were 1.4e-45.
+// Returns x and makes the compiler evaluate it unconditionally. Otherwise it branches around a few instructions that
+// only one side of a select needs; the branch keeps it from interleaving elements and costs more than the instructions.
+// The asm is not volatile, so an unused result is still eliminated. It contains an instruction, because with empty text
+// and without volatile NVRTC 13 lost the value after it, and entropies of log-probabilities were 1.4e-45.
 __device__ __forceinline__ float force_computed(float x) {
   float computed;
   asm("mov.f32 %0, %1;" : "=f"(computed) : "f"(x));
   return computed;
 }
 
-// a b, which an address takes up in one instruction. Where the compiler keeps a factor as an integer of 64 bits, for
-// many products, it needs four.
+// a * b in 64 bits, which an address computation absorbs in one instruction. Where the compiler keeps a factor as a
+// 64-bit integer because many products use it, a product takes four.
 __device__ __forceinline__ long long wide_product(int a, int b) {
   long long y;
   asm("mul.wide.s32 %0, %1, %2;" : "=l"(y) : "r"(a), "r"(b));
   return y;
 }
 
-// Increments with wrap-around at `limit` and returns the old value. Acquire and release: what the block wrote before
-// its last barrier is visible to any thread that reads the new value here, and what those blocks wrote is visible to
-// this thread. One instruction instead of an atomic between two full fences, which took a microsecond of every small
-// loss.
+// Increments *counter, which wraps around to 0 after `limit`, and returns the old value. Acquire and release:
+// everything that the block wrote before its last barrier is visible to any thread that reads the new value here, and
+// everything that the blocks counted so far wrote is visible to this thread. One instruction instead of an atomic
+// between two full fences, which took a microsecond of every small loss.
 __device__ __forceinline__ unsigned increment_and_synchronize(unsigned* counter, unsigned limit) {
   unsigned old;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(limit) : "memory");
   return old;
 }
-// Adds x, in the same way.
+// Adds x to *counter and returns the old value, with the same acquire and release.
 __device__ __forceinline__ unsigned add_and_synchronize(unsigned* counter, unsigned x) {
   unsigned old;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(x) : "memory");
   return old;
 }
-// Reads what others add so: all that they wrote before is visible to this thread.
+// Reads a counter that others increase by add_and_synchronize. Acquire: everything that they wrote before is visible to
+// this thread.
 __device__ __forceinline__ unsigned load_and_synchronize(const unsigned* counter) {
   unsigned x;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");

@@ -1,9 +1,9 @@
 // Deterministic sums.
 //
-//   sum = sum over chunks of partials[chunk],   added in the order of the chunk's index
+//   sum = sum over chunks of partials[chunk],   in an order that depends on their number and on the block size alone
 //
 // 1. Each chunk of work stores one partial sum; which warp or block computed it does not matter.
-// 2. The block that arrives last (arrive_last) adds all partials.
+// 2. The block that arrives last (arrive_last) adds all partial sums.
 //
 // There are no floating-point atomics, so neither the grid nor the schedule changes a bit. Traffic: 8 bytes written and
 // read per chunk.
@@ -11,8 +11,8 @@
 #include "core/ptx.cuh"
 #include "core/types.cuh"
 
-// Sum over the 32 lanes of a warp, in every lane. A butterfly: the tree is fixed, without shared memory or barrier.
-// Preconditions: all 32 lanes call it together.
+// Sum over the 32 lanes of a warp, in every lane. A butterfly reduction: the tree is fixed, and it needs neither shared
+// memory nor a barrier. Precondition: all 32 lanes call it together.
 template <class T>
 __device__ __forceinline__ T warp_sum(T x) {
 #pragma unroll
@@ -20,9 +20,9 @@ __device__ __forceinline__ T warp_sum(T x) {
   return x;
 }
 
-// warp_sum as a loop, for sums outside of the innermost loops. Unrolled, each shuffle of a double, of which the
-// compiler does not know that the warp is converged there, takes 30 instructions and as many on a path for diverged
-// warps: a tenth of the time in which a kernel is compiled.
+// warp_sum as a rolled loop, for sums outside of innermost loops. Where the compiler cannot tell that the warp is
+// converged, each unrolled shuffle of a double takes 30 instructions, and as many again on a path for diverged warps: a
+// tenth of a kernel's compile time.
 template <class T>
 __device__ __forceinline__ T rolled_warp_sum(T x) {
 #pragma unroll 1
@@ -30,10 +30,10 @@ __device__ __forceinline__ T rolled_warp_sum(T x) {
   return x;
 }
 
-// Sums of kCount numbers over the lanes of a warp, one in each lane, whose number is `place`; a lane without one has a
-// place that is kNoPlace or more. At each step lanes exchange half of what they have, so that all sums take about as
-// many shuffles as there are numbers, where a butterfly for each takes five times as many. The tree is fixed.
-// Preconditions: all 32 lanes call it together with kOffset = 16; kCount <= 32.
+// Sums each of kCount numbers over the lanes of a warp and leaves one sum in each lane. `place` receives the index of
+// the lane's sum, or kNoPlace or more if the lane has none. At each step lanes exchange half of their numbers, so all
+// sums together take about as many shuffles as there are numbers; a butterfly for each takes five times as many. The
+// tree is fixed. Preconditions: all 32 lanes call it together with kOffset = 16; kCount <= 32.
 constexpr int kNoPlace = 1 << 16;
 template <int kOffset, int kCount, class T>
 __device__ __forceinline__ T scattered_warp_sum(const T (&x)[kCount], int& place) {
@@ -61,7 +61,7 @@ __device__ __forceinline__ T scattered_warp_sum(const T (&x)[kCount], int& place
 }
 
 // Sum over the threads of a block, in thread 0. Preconditions: every thread of the block calls it; blockDim.x is a
-// power of two from 32 to 1024. It does not end in a barrier: a second call needs a __syncthreads() in between, because
+// power of two from 32 to 1024. It does not end in a barrier: a second call needs a __syncthreads() before it, because
 // both use the same shared memory.
 __device__ __forceinline__ double block_sum(double x) {
   __shared__ double warp_totals[32];
@@ -77,22 +77,25 @@ __device__ __forceinline__ double block_sum(double x) {
   return x;
 }
 
-// True in every thread of the block that arrives last. Everything that any block wrote before is visible to that block.
+// Returns true in every thread of the block that arrives last. Everything that any block wrote before is visible to
+// that block. If `alone`, no other block has written anything, and the result is true without a ticket.
+//
 // Preconditions: every thread of every block calls it once. *ticket is 0 before the launch. It is 0 again afterwards
 // (the increment wraps), so the next launch in the stream needs no memset. Two launches that run at the same time must
-// not share a ticket: tickets belong to one stream. `alone`: no other block has written anything.
+// not share a ticket: tickets belong to one stream.
 __device__ __forceinline__ bool arrive_last(unsigned* ticket, bool alone = false) {
   __shared__ bool last;
   __syncthreads();
-  // A single block waits for nobody: its barrier orders what its threads wrote.
+  // A single block needs no ticket: its barrier orders what its threads wrote.
   if (alone || gridDim.x == 1) return true;
   if (threadIdx.x == 0) last = increment_and_synchronize(ticket, gridDim.x - 1) == gridDim.x - 1;
   __syncthreads();
   return last;
 }
 
-// x[first] + x[first + step] + ... up to `count`. The whole GPU waits for this sum: 16 loads are in flight, and
-// additions form a tree instead of a chain. __ldcg bypasses L1, which may hold a stale line of an earlier launch.
+// x[first] + x[first + step] + ... over the indices below `count`. The whole GPU waits for this sum, so 16 loads are in
+// flight, and the additions form a tree instead of a chain. __ldcg bypasses L1, which may hold a stale line of an
+// earlier launch.
 template <class Index>
 __device__ __forceinline__ double sum_every(const double* x, Index first, Index step, Index count) {
   constexpr int kAhead = 16;
@@ -115,8 +118,8 @@ __device__ __forceinline__ double sum_every(const double* x, Index first, Index 
   return total;
 }
 
-// partials[0] + partials[1] + ... in an order that depends on `count` and blockDim.x alone, in thread 0. Preconditions:
-// those of block_sum; count < 2^31.
+// partials[0] + ... + partials[count - 1], in thread 0, in an order that depends on `count` and blockDim.x alone.
+// Preconditions: those of block_sum; count < 2^31.
 __device__ __forceinline__ double sum_partials(const double* partials, int64 count) {
   return block_sum(sum_every(partials, threadIdx.x, blockDim.x, static_cast<unsigned>(count)));
 }

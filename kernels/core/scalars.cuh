@@ -1,8 +1,8 @@
 // Scalar functions under one name for float and double.
 //
 // With 16-bit operands and results (kNarrow: the generated source defines NARROW) arithmetic stays in float but is
-// accurate to 2^-16 only, five bits more than float16 keeps: functions are those of the GPU's special function units,
-// and polynomials have fewer terms. Otherwise every loss with a logarithm would be bound by arithmetic in 16 bits.
+// accurate to 2^-16 only, five bits more than float16 keeps: functions run on the GPU's special function units, and
+// polynomials have fewer terms. Otherwise every loss with a logarithm would be bound by arithmetic in 16 bits.
 #pragma once
 #include "core/types.cuh"
 
@@ -20,7 +20,8 @@ __device__ __forceinline__ double scalar_abs(double x) {
 __device__ __forceinline__ double force_computed(double x) {
   return x;
 }
-// condition ? x : y. With kNarrow x and y are computed in any case, without a branch around either: see force_computed.
+// condition ? x : y. With kNarrow both x and y are computed in any case, without a branch around either: see
+// force_computed.
 template <class T>
 __device__ __forceinline__ T select_computed(bool condition, T x, T y) {
   if (kNarrow) {
@@ -41,7 +42,8 @@ __device__ __forceinline__ float scalar_log(float x) {
 __device__ __forceinline__ double scalar_log(double x) {
   return log(x);
 }
-// To bases of 2: fewer instructions where the exponent or the logarithm has a factor anyway.
+// Exponential and logarithm to base 2: fewer instructions where the argument or the result is multiplied by a factor
+// anyway.
 __device__ __forceinline__ float scalar_exp2(float x) {
   return kNarrow ? exp2_ftz(x) : exp2f(x);
 }
@@ -80,7 +82,7 @@ __device__ __forceinline__ double scalar_nan(double) {
   return __longlong_as_double(0x7fffffffffffffffLL);
 }
 
-// The maximum; of a number and NaN it is the number. NaN reaches results through the sums.
+// Maximum of two numbers; of a number and NaN it is the number. A NaN still reaches the results through the sums.
 __device__ __forceinline__ float max_ignoring_nan(float x, float y) {
   return fmaxf(x, y);
 }
@@ -88,7 +90,8 @@ __device__ __forceinline__ double max_ignoring_nan(double x, double y) {
   return fmax(x, y);
 }
 
-// max(x, 0) and max(-x, 0), whose difference is x, also that of their tangents (nested.cuh); of NaN both are 0.
+// max(x, 0) and max(-x, 0). Their difference is x, and the difference of their tangents (nested.cuh) is the tangent of
+// x. For NaN both are 0.
 template <class T>
 __device__ __forceinline__ T scalar_above_zero(T x) {
   return max_ignoring_nan(x, T(0));
@@ -98,7 +101,7 @@ __device__ __forceinline__ T scalar_below_zero(T x) {
   return max_ignoring_nan(-x, T(0));
 }
 
-// As of core/ptx.cuh.
+// Minimum and maximum, NaN if either argument is NaN, as for float in core/ptx.cuh.
 __device__ __forceinline__ double smaller_or_nan(double x, double y) {
   return x < y ? x : (y <= x ? y : x + y);
 }
@@ -115,7 +118,7 @@ __device__ __forceinline__ bool is_finite_and_not_negative(T x) {
   return x >= T(0) && x <= scalar_max(T());
 }
 
-// -1, 0, 1, or NaN.
+// Sign of x: -1, 0, 1, or NaN.
 template <class T>
 __device__ __forceinline__ T scalar_sign(T x) {
   return x > T(0) ? T(1) : (x < T(0) ? T(-1) : x * T(0));
@@ -128,8 +131,8 @@ __device__ __forceinline__ double scalar_fma(double x, double y, double z) {
   return fma(x, y, z);
 }
 
-// x / y to a few units in the last place, for quotients that are corrected later or small beside what they are added
-// to.
+// x / y to a few units in the last place, for quotients that are corrected later, or that are small beside what they
+// are added to.
 __device__ __forceinline__ float scalar_divide_roughly(float x, float y) {
   return __fdividef(x, y);
 }
@@ -137,8 +140,8 @@ __device__ __forceinline__ double scalar_divide_roughly(double x, double y) {
   return x / y;
 }
 
-// x / y to little more than half a unit in the last place. The exact operator takes several times as long, because of
-// arguments outside of this precondition. Precondition: neither y nor 1 / y nor the quotient leaves the range of
+// x / y to little more than half a unit in the last place. The exact operator takes several times as long, because it
+// also handles arguments that violate the precondition. Precondition: y, 1 / y and the quotient are in the range of
 // floats.
 __device__ __forceinline__ float scalar_divide_closely(float x, float y) {
   const float inverse = __fdividef(1.0f, y);
@@ -150,7 +153,7 @@ __device__ __forceinline__ double scalar_divide_closely(double x, double y) {
   return x / y;
 }
 
-// x / y to two units in the last place, also for y beyond 2^126, where the GPU's fast division gives 0.
+// x / y to two units in the last place, also for |y| beyond 2^126, where the GPU's fast division returns 0.
 __device__ __forceinline__ float scalar_divide_in_range(float x, float y) {
   const float scale = fabsf(y) > 0x1p64f ? 0.25f : 1.0f;
   return __fdividef(x * scale, y * scale);
@@ -159,14 +162,15 @@ __device__ __forceinline__ double scalar_divide_in_range(double x, double y) {
   return x / y;
 }
 
-// The power of two that brings y near 1, and an infinite y to infinity. An instruction adds and takes the maximum.
+// The power of two that scales y to near 1; the product with an infinite y stays infinite. One instruction adds and
+// takes the maximum.
 __device__ __forceinline__ float scalar_inverse_scale(float y) {
   return __int_as_float(max(0x7f000000 - (__float_as_int(y) & 0x7f800000), 0x00800000));
 }
 
 // x / y to little more than half a unit in the last place, for all arguments, without a branch. The exact operator has
-// one, and the compiler does not interleave the elements on both sides of it. A power of two brings y near 1, where its
-// reciprocal is in range; the correction of a quotient that is 0 or infinite is NaN, and left out.
+// a branch, across which the compiler does not interleave elements. A power of two scales y to near 1, where its
+// reciprocal is in range. Where the quotient is 0 or infinite, its correction may be NaN and is then left out.
 __device__ __forceinline__ float scalar_divide_without_branch(float x, float y) {
   const float scale = scalar_inverse_scale(y);
   const float scaled = y * scale, dividend = x * scale, inverse = __fdividef(1.0f, scaled);
@@ -179,7 +183,7 @@ __device__ __forceinline__ double scalar_divide_without_branch(double x, double 
   return x / y;
 }
 
-// x / y and 1 / y, as the one above and to two units in the last place.
+// x / y, as by scalar_divide_without_branch, and 1 / y to two units in the last place.
 template <class T>
 struct QuotientAndInverse {
   T quotient;
@@ -197,7 +201,7 @@ __device__ __forceinline__ QuotientAndInverse<double> scalar_divide_and_invert(d
   return {x / y, 1.0 / y};
 }
 
-// x / y, exactly rounded, or with kNarrow to two units in the last place.
+// x / y, exactly rounded; with kNarrow to two units in the last place.
 __device__ __forceinline__ float scalar_divide(float x, float y) {
   return kNarrow ? scalar_divide_in_range(x, y) : x / y;
 }
@@ -205,7 +209,7 @@ __device__ __forceinline__ double scalar_divide(double x, double y) {
   return x / y;
 }
 
-// c + d x + e x^2 + ...
+// The polynomial c + d x + e x^2 + ..., by Horner's scheme.
 template <class T>
 __device__ __forceinline__ T scalar_polynomial(T, T c) {
   return c;
@@ -221,7 +225,7 @@ __device__ __forceinline__ float scalar_complement_ratio(float z) {
   return scalar_polynomial(z, 1.0f, -0.49999997f, 0.16666552f, -0.041652385f, 0.008254852f, -0.0011900248f);
 }
 
-// 1 - exp(-z), which is 1 - e, for z >= 0.
+// 1 - exp(-z) for z >= 0, given e = exp(-z).
 __device__ __forceinline__ float scalar_complement(float z, float e) {
   if (kNarrow) return select_computed(z < 0.35f, z * scalar_complement_ratio(z), 1.0f - e);
   return z < 0.35f ? z * scalar_complement_ratio(z) : 1.0f - e;
@@ -236,7 +240,7 @@ __device__ __forceinline__ float scalar_round(float x) {
 __device__ __forceinline__ double scalar_round(double x) {
   return rint(x);
 }
-// 2^n for an integer n in the range of exponents.
+// 2^n for an integer n within the range of exponents.
 __device__ __forceinline__ float scalar_power_of_two(float n) {
   return __int_as_float((static_cast<int>(n) + 127) << 23);
 }
@@ -244,7 +248,7 @@ __device__ __forceinline__ double scalar_power_of_two(double n) {
   return __longlong_as_double((static_cast<long long>(n) + 1023) << 52);
 }
 
-// log((1 + t) / (1 - t)) = 2 atanh(t) = 2 t (1 + w tail) with w = t^2 for t between -1/3 and 1/3.
+// `tail` in log((1 + t) / (1 - t)) = 2 atanh(t) = 2 t (1 + w tail) with w = t^2, for t between -1/3 and 1/3.
 __device__ __forceinline__ float scalar_atanh_tail(float w) {
   if (kNarrow) return scalar_polynomial(w, 0.332455456f, 0.224556133f);
   return scalar_polynomial(w, 0.33333206f, 0.20010851f, 0.13999526f, 0.14012474f);
@@ -255,7 +259,7 @@ __device__ __forceinline__ double scalar_atanh_tail(double w) {
                            0.04169848443101636, 0.08509676187994455);
 }
 
-// log(1 + f) = f + f^2 excess for f between -1/3 and 1/3.
+// `excess` in log(1 + f) = f + f^2 excess, for f between -1/3 and 1/3.
 __device__ __forceinline__ float scalar_log1p_excess(float f) {
   if (kNarrow) {
     return scalar_polynomial(f, -0.500012636f, 0.332463652f, -0.248727709f, 0.224467024f, -0.191963911f);
@@ -275,10 +279,11 @@ __device__ __forceinline__ double scalar_log1p(double x) {
   return log1p(x);
 }
 
-// log(1 + x) for x >= 0, inf or NaN. Without the branches of log1pf, which keep compilers from interleaving rows.
+// log(1 + x) for x >= 0, inf or NaN, without the branches of log1pf, which keep compilers from interleaving rows.
 __device__ __forceinline__ float scalar_log1p_of_positive(float x) {
   if (kNarrow) return scalar_log1p(x);
-  // 1 + x = 2^n (1 + f), 1 + f between 2/3 and 4/3; f is computed without forming 1 + x, which keeps the digits of x.
+  // 1 + x = 2^n (1 + f) with 1 + f between 2/3 and 4/3. f is computed without forming 1 + x, so the digits of x
+  // survive.
   const int exponent = (__float_as_int(1.0f + x) - 0x3f2aaaab) & ~0x7fffff;
   const float scale = __int_as_float(0x3f800000 - exponent);
   const float f = fmaf(x, scale, scale - 1.0f), n = static_cast<float>(exponent) * 0x1p-23f;
@@ -304,14 +309,14 @@ __device__ __forceinline__ double scalar_expm1(double x) {
 // True if arithmetic has 24 significant bits.
 template <class T>
 constexpr bool kSingle = sizeof(T) == 4;
-// True of numbers with a tangent (nested.cuh).
+// True for numbers with a tangent (nested.cuh).
 template <class T>
 constexpr bool kHasTangent = false;
 
-// Hooks for numbers with a tangent (nested.cuh); for float and double they do nothing. with_partials gives the tangent
-// of `value`, from pairs of a partial derivative and its variable, where differentiating the expression as written
-// would lose digits. constant_if says that the value is a convention and has no tangent if the condition holds.
-// nan_result marks a value that is NaN, tangent included.
+// Hooks that nested.cuh overloads for numbers with a tangent; for float and double they return the value unchanged.
+// with_partials replaces the tangent of `value` by the one that follows from the given pairs of a partial derivative
+// and its variable, where differentiating the expression as written would lose digits. constant_if drops the tangent if
+// the condition holds, because the value is then a convention. nan_result makes the tangent of a NaN NaN, too.
 template <class T, class... Ts>
 __device__ __forceinline__ T with_partials(T value, Ts...) {
   return value;
@@ -324,18 +329,18 @@ template <class T>
 __device__ __forceinline__ T nan_result(T nan) {
   return nan;
 }
-// True if both are equal, tangents included.
+// True if x and y are equal, tangents included.
 template <class T>
 __device__ __forceinline__ bool identical(T x, T y) {
   return x == y;
 }
-// True if x is 0, its tangent included.
+// True if x and its tangent are 0.
 template <class T>
 __device__ __forceinline__ bool is_zero(T x) {
   return x == T(0);
 }
 
-// The value of a function at a point, and its derivative there.
+// Value and derivative of a function at a point.
 template <class T>
 struct ValueAndSlope {
   T value;

@@ -5,20 +5,20 @@
 // 1. Forward scales the gradient with an expected grad_output, read from a table in device memory. Each warp records
 //    the grad_output that it used.
 // 2. Backward launches the same kernel with the true grad_output, and each warp compares its record with it. If they
-//    have the same bits, it exits. The gradient is in place.
+//    have the same bits, it exits: the gradient is already in place.
 // 3. If they differ, the warp computes its part of the gradient again with the true scale. The arithmetic is the same,
 //    so the bits do not depend on which launch wrote them.
-// 4. A warp that found a difference makes the true grad_output the expected one of the next call (warp 0 only). The
-//    host never waits.
+// 4. If the warp that finds a difference is warp 0, it makes the true grad_output the expected one of the next call.
+//    The host never waits.
 //
 // The expected grad_output is one double in a table that all calls share. It may change at any moment: another stream
 // writes it, or another loss hashes to the same slot. Two warps of one launch may therefore read different values.
 // Hence one record per warp, and the same grid in both launches. A wrong expectation costs a second pass, never a wrong
 // gradient.
 //
-// Both launches are of one kernel because a process waits for the compilation of a second one about as long as for that
-// of the first. Backward has a kernel of its own, verify_gradient, where it goes on from what forward has left: partial
-// sums, or coefficients of rows.
+// Both launches use one kernel, because a process waits for the compilation of a second kernel about as long as for
+// that of the first. Where backward continues from what forward has left (partial sums, or coefficients of rows), it
+// has a kernel of its own, verify_gradient.
 //
 // Records belong to warps and not to blocks, because a record per block needs a barrier between the record and the
 // loads of the operands.
@@ -31,7 +31,7 @@ __device__ __forceinline__ int64 global_warp() {
   return static_cast<int64>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
 }
 
-// grad_output * weight, known at launch.
+// grad_output * weight where the product is known at launch.
 template <class Compute>
 struct KnownScale {
   Compute value;
@@ -40,8 +40,8 @@ struct KnownScale {
   }
 };
 
-// The grad_output to write gradients for: the true one in backward, where there is one; else the expected one, which is
-// 1 without a table.
+// Returns the grad_output that gradients are scaled with: the true one if there is one, in backward; otherwise the
+// expected one, or 1 if there is no table.
 template <class Result>
 __device__ __forceinline__ double given_or_expected(const Result* grad_output, const double* expected_grad_output) {
   if (grad_output != nullptr) return widen<double>(*grad_output);
@@ -101,7 +101,7 @@ struct UpstreamScale {
 
   __device__ __forceinline__ Compute factor() {
     if (!known) {
-      // The shuffle keeps the compiler from waiting in front of the loads.
+      // The shuffle keeps the compiler from waiting for the value before it has issued the loads of the operands.
       value = static_cast<Compute>(__shfl_sync(0xffffffffu, widen<double>(loaded), 0) * weight);
       known = true;
     }
@@ -109,9 +109,9 @@ struct UpstreamScale {
   }
 };
 
-// True in every lane if this warp wrote its gradient with another grad_output than the true one. Values are compared as
-// bits: a NaN equals itself, and -0 differs from 0. Without records the gradient is always stale. Preconditions: every
-// lane of the warp calls it together.
+// Returns true in every lane if the gradient of this warp was written with a grad_output other than the true one; warp
+// 0 of the grid then makes the true one the expected one. Values are compared as bits: a NaN equals itself, and -0
+// differs from 0. Without records the gradient is always stale. Precondition: every lane of the warp calls it together.
 __device__ __forceinline__ bool grad_scale_is_stale(double true_grad_output, const double* used_grad_output,
                                                     double* expected_grad_output) {
   const bool stale = used_grad_output == nullptr ||

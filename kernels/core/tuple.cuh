@@ -1,4 +1,4 @@
-// A list of values of different types, one per operand. NVRTC has no <tuple>.
+// Tuple: a list of values of different types, one per operand. NVRTC has no <tuple>.
 #pragma once
 
 template <int... kIndex>
@@ -35,7 +35,7 @@ __device__ __forceinline__ const T& get(const Leaf<kIndex, T>& leaf) {
   return leaf.value;
 }
 
-// The type of a value; unevaluated.
+// The type at kIndex. `value_of` is only declared, for decltype.
 template <int kIndex, class T>
 __device__ T value_of(const Leaf<kIndex, T>& leaf);
 template <int kIndex, class T>

@@ -2,7 +2,7 @@
 //
 // Half, bfloat16 and float compute in float, double computes in double; no arithmetic happens in 16 bits. The file
 // needs no CUDA header on purpose: CuPy wheels carry no cuda_bf16.h (and since 14.1 no cuda_fp16.h). Half and bfloat16
-// are therefore 16-bit words, and conversions are single PTX instructions (ptx.cuh).
+// are therefore 16-bit words, and each conversion is a single PTX instruction (ptx.cuh).
 #pragma once
 #include "core/ptx.cuh"
 
@@ -45,19 +45,19 @@ template <class Compute>
 __device__ __forceinline__ Compute widen(bfloat16_t x) {
   return static_cast<Compute>(to_float(x));
 }
-// float, double and the integer types of labels.
+// For float, double and the integer types of labels.
 template <class Compute, class Storage>
 __device__ __forceinline__ Compute widen(Storage x) {
   return static_cast<Compute>(x);
 }
 
-// An element that has several components, such as a box: loaded, stored and laid out as a whole.
+// An element of several components, such as a box. It is loaded, stored and laid out as a whole.
 template <class Scalar, int kCount>
 struct Components {
   Scalar component[kCount];
 
   Components() = default;
-  // For `widen` of all components.
+  // Converts each component: `widen` calls it.
   template <class Narrower>
   __device__ __forceinline__ explicit Components(const Components<Narrower, kCount>& x) {
 #pragma unroll
@@ -80,13 +80,14 @@ struct ElementOf<Components<Scalar, kCount>, Compute> {
 // ---------------------------------------------------------------------------------------------------------------------
 // Scalars: arithmetic -> storage, rounded once to nearest even
 
-// Two floats to two 16-bit words in one register, `low` in the lower half.
+// Rounds two floats to two 16-bit words in one register, `low` in the lower half.
 __device__ __forceinline__ unsigned narrow_pair(float low, float high, half_t) {
   return floats_to_half_pair(low, high);
 }
 
 __device__ __forceinline__ unsigned bfloat16_bits(float x) {
-  // Rounds to nearest even on the bits. A NaN keeps its sign and becomes quiet, because rounding could carry it to inf.
+  // Rounds to nearest even by integer arithmetic. A NaN keeps its sign and becomes quiet; rounding could turn it into
+  // inf.
   const unsigned bits = __float_as_uint(x);
   if (x != x) return (bits >> 16) | 0x40u;
   return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -100,9 +101,9 @@ __device__ __forceinline__ unsigned narrow_pair(float low, float high, bfloat16_
 #endif
 }
 
-// A double as a float that any narrower type rounds to as if directly: truncated, with the last bit set if something
-// was cut off ("round to odd"). Rounding to nearest twice would be off by one unit at ties. A float lacks the last 29
-// bits of a double; these tell what was cut off in fewer cycles than a conversion back, which has a slow unit.
+// Rounds a double to a float that rounds to any narrower type as the double would ("round to odd"): it truncates, and
+// sets the last bit if anything was cut off. Rounding to nearest twice would be off by one unit at ties. A float lacks
+// the last 29 bits of a double; testing these takes fewer cycles than a conversion back, which runs on a slow unit.
 __device__ __forceinline__ float round_to_odd(double x) {
   const unsigned cut_off = static_cast<unsigned>(__double_as_longlong(x)) & 0x1fffffffu;
   return __uint_as_float(__float_as_uint(double_to_float_rz(x)) | (cut_off != 0u ? 1u : 0u));
@@ -171,7 +172,7 @@ struct alignas(sizeof(Storage) * kVecSize < 16 ? sizeof(Storage) * kVecSize : 16
   Storage element[kVecSize];
 };
 
-// Element i of a pack, in the arithmetic type. Two bfloat16 of a register take an instruction each.
+// Element i of a pack, in the arithmetic type. Each of the two bfloat16 in a register takes one instruction.
 template <class Compute, class Storage, int kVecSize>
 __device__ __forceinline__ Compute widen_element(const Pack<Storage, kVecSize>& pack, int i) {
   return widen<Compute>(pack.element[i]);
@@ -186,7 +187,7 @@ __device__ __forceinline__ Compute widen_element(const Pack<bfloat16_t, kVecSize
   }
 }
 
-// Loads a pack whose elements are not read again: marked evict-first in the caches. Precondition of all loads and
+// Loads a pack whose elements are not read again, with an evict-first hint to the caches. Precondition of all loads and
 // stores of packs: `pointer` is aligned to the pack's words.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ Pack<Storage, kVecSize> load_stream(const Storage* pointer) {
@@ -199,7 +200,7 @@ __device__ __forceinline__ Pack<Storage, kVecSize> load_stream(const Storage* po
   return pack;
 }
 
-// Loads a pack without a hint to the caches.
+// Loads a pack without a cache hint.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ Pack<Storage, kVecSize> load_pack(const Storage* pointer) {
   using P = Pack<Storage, kVecSize>;
@@ -211,7 +212,7 @@ __device__ __forceinline__ Pack<Storage, kVecSize> load_pack(const Storage* poin
   return pack;
 }
 
-// A pack at an address that is a multiple of its elements only: the aligned words that cover it. `align` shifts its
+// A pack at an address that is aligned to its elements only, as the aligned words that cover it. `align` shifts the
 // elements to the front, within the registers of a thread.
 template <class Storage, int kVecSize>
 struct UnalignedPack {
@@ -221,7 +222,7 @@ struct UnalignedPack {
   static constexpr int kRegisters = kWords * kRegistersOfWord;
   static_assert(P::kWordBytes >= 4, "words are shifted in registers of four bytes");
   typename P::Word word[kWords];
-  int skipped;  // bytes in front of the first element
+  int skipped;  // bytes before the first element
 
   __device__ __forceinline__ void align() {
     unsigned (&x)[kRegisters] = reinterpret_cast<unsigned (&)[kRegisters]>(word);
@@ -238,13 +239,14 @@ struct UnalignedPack {
     }
   }
 
-  // Precondition: aligned.
+  // Precondition: `align` has been called.
   __device__ __forceinline__ Storage element(int i) const {
     return reinterpret_cast<const Storage*>(word)[i];
   }
 };
 
-// The first word that a pack touches. The pack keeps how much of it lies in front.
+// Returns the address of the first word that a pack touches. pack.skipped receives the number of bytes of that word
+// which precede the pack.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ auto first_word(const Storage* pointer, UnalignedPack<Storage, kVecSize>& pack) {
   using Word = typename UnalignedPack<Storage, kVecSize>::P::Word;
@@ -253,8 +255,8 @@ __device__ __forceinline__ auto first_word(const Storage* pointer, UnalignedPack
   return reinterpret_cast<const Word*>(address - pack.skipped);
 }
 
-// Neighbouring threads read neighbouring packs, so each word comes from the L1 cache the second time. Precondition: the
-// word behind the pack's last one may be read, too.
+// Loads a pack at any element. Neighbouring threads read neighbouring packs, so each word comes from L1 the second
+// time. Precondition: the word after the pack's last one may be read, too.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ UnalignedPack<Storage, kVecSize> load_unaligned(const Storage* pointer) {
   using P = UnalignedPack<Storage, kVecSize>;
@@ -265,7 +267,7 @@ __device__ __forceinline__ UnalignedPack<Storage, kVecSize> load_unaligned(const
   return pack;
 }
 
-// As above, of a pack of which `count` elements exist, one at least. Only words that hold one of them are read.
+// As above, for a pack of which only the first `count` elements exist, at least one. Reads no word without one of them.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ UnalignedPack<Storage, kVecSize> load_unaligned(const Storage* pointer, int count) {
   using P = UnalignedPack<Storage, kVecSize>;
@@ -278,7 +280,7 @@ __device__ __forceinline__ UnalignedPack<Storage, kVecSize> load_unaligned(const
   return pack;
 }
 
-// A pack of which `count` elements exist, loaded one by one.
+// Loads a pack of which only the first `count` elements exist, one by one.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ UnalignedPack<Storage, kVecSize> load_elements(const Storage* pointer, int count) {
   UnalignedPack<Storage, kVecSize> pack = {};
@@ -308,7 +310,7 @@ __device__ __forceinline__ void store_pack(Storage* pointer, const Pack<Storage,
   }
 }
 
-// Rounds kVecSize results into a pack. 16-bit types are converted in pairs, which is one instruction from compute
+// Rounds kVecSize results into a pack. 16-bit types are converted in pairs, which takes one instruction from compute
 // capability 8.0 on.
 template <class Storage, int kVecSize>
 struct NarrowPack {

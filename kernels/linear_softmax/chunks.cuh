@@ -1,39 +1,41 @@
 // Small kernels between the matrix products of a linear layer with a softmax loss on top, beside the row kernels of
 // softmax/. Logits of N rows and V classes are computed in chunks of rows,
 //
-//   Z = X W^T + b,     G = d loss / d Z (written over Z by a row kernel),     dX = G W,     dW += G^T X,     db +=
-//   sum_n G
+//   Z = X W^T + b,     G = d loss / d Z (a row kernel writes it over Z),
+//   dX = G W,          dW += G^T X,          db += sum_n G
 //
-// 1. snapshot_expected copies the expected grad_output, which may change at any moment, so that all chunks use one.
-// 2. A row kernel of softmax/ per chunk leaves G and the chunk's share of the loss.
+// 1. snapshot_expected copies the expected grad_output, which may change at any moment, so that all chunks use the same
+//    one.
+// 2. For each chunk, a row kernel of softmax/ leaves G and the chunk's share of the loss.
 // 3. add_to_bias sums the columns of G.
 // 4. finish_value adds the shares in the order of the chunks.
-// 5. In backward, rescale multiplies gradients by true / expected grad_output, or leaves at once if the two are equal;
+// 5. In backward, rescale multiplies gradients by true / expected grad_output, or exits at once if the two are equal;
 //    add_rescaled adds the product to an accumulated gradient of the weight.
 //
-// Nothing depends on the grid, and nothing is added atomically.
+// Results do not depend on the grid, and nothing is added atomically.
 #pragma once
 #include "core/reduce.cuh"
 #include "core/types.cuh"
 
-// The expected grad_output of this call, and that of calls to come. Precondition: one thread.
+// Copies the expected grad_output, or 1 without a table, for this call. Precondition: one thread.
 __device__ __forceinline__ void snapshot_expected(const double* expected, double* used) {
   *used = expected == nullptr ? 1.0 : __ldcg(expected);
 }
 
-// A gradient can be rescaled from what was expected unless that was 0 or not finite, so that is never expected.
+// True if `grad_output` may become the expected one. A gradient cannot be rescaled from an expectation that is 0 or not
+// finite, so such values are never expected.
 __device__ __forceinline__ bool can_be_expected(double grad_output) {
   return grad_output != 0.0 && grad_output - grad_output == 0.0;
 }
 
-// grad_output as the double that row kernels read, which becomes the expected one. Precondition: one thread.
+// Converts grad_output to the double that row kernels read, and makes it the expected one. Precondition: one thread.
 template <class Result>
 __device__ __forceinline__ void widen_grad_output(const Result* grad_output, double* expected, double* used) {
   *used = widen<double>(*grad_output);
   if (expected != nullptr && can_be_expected(*used)) *expected = *used;
 }
 
-// The sum of the shares of all chunks, in their order. Precondition: one thread.
+// Sum of the shares of all chunks, in the order of the chunks. Precondition: one thread.
 template <class Result>
 __device__ __forceinline__ void finish_value(const double* shares, Result* value, int64 chunks) {
   double total = 0.0;
@@ -41,8 +43,8 @@ __device__ __forceinline__ void finish_value(const double* shares, Result* value
   *value = Narrow<Result>::from(total);
 }
 
-// g *= true / used, for a gradient of `count` elements. The product is rounded once more than that of a right
-// expectation. Preconditions: kVec elements are aligned; `expected` is null but in one launch of several.
+// g *= true / used, for a gradient of `count` elements. The result is rounded once more than where the expectation was
+// right. Preconditions: `gradient` is aligned to kVec elements; `expected` is null in all but one of several launches.
 template <int kVec, class Compute, class Storage, class Result>
 __device__ __forceinline__ void rescale(const Result* grad_output, const double* used, double* expected,
                                         Storage* gradient, int64 count) {
@@ -65,7 +67,7 @@ __device__ __forceinline__ void rescale(const Result* grad_output, const double*
 
 // main_grad += g * true / used, for `count` elements. Main is float, or double for gradients of double.
 //
-// Preconditions: kVec elements of both arrays are aligned; `expected` is null but in one launch of several.
+// Preconditions: both arrays are aligned to kVec elements; `expected` is null in all but one of several launches.
 template <int kVec, class Storage, class Result, class Main>
 __device__ __forceinline__ void add_rescaled(const Result* grad_output, const double* used, double* expected,
                                              const Storage* gradient, Main* main_grad, int64 count) {
@@ -84,11 +86,11 @@ __device__ __forceinline__ void add_rescaled(const Result* grad_output, const do
   for (int64 i = vectors * kVec + thread; i < count; i += step) main_grad[i] += widen<Main>(gradient[i]) * ratio;
 }
 
-// The sums of the columns of G (rows x classes, rows `pitch` elements apart), added to `sums` unless this is the first
-// chunk, and stored to `bias` if this is the last.
+// Sums the columns of G (rows x classes, rows `pitch` elements apart), adds them to `sums` unless this is the first
+// chunk, and stores them to `bias` if this is the last.
 //
-// 1. A block takes 32 columns, with as many warps; warp w adds rows w, w + 32, ... of them, one column per lane.
-// 2. The 32 partial sums of a column are added in the order of the warps by one thread.
+// 1. A block of 32 warps sums 32 columns, one column per lane; warp w adds rows w, w + 32, ...
+// 2. One thread per column adds its 32 partial sums in the order of the warps.
 //
 // Preconditions: blocks of 1024 threads; gridDim.x * 32 >= classes.
 template <class Storage, class Bias>

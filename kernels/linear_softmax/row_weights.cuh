@@ -1,23 +1,25 @@
-// Weights of rows, such as the tokens of a sequence, around the row kernels of softmax/, which know nothing of them.
+// Weights of rows, such as the tokens of a sequence, applied around the row kernels of softmax/, which do not know
+// them.
 //
 //   loss = (1 / d) sum_n w_n l_n,    d = sum over rows that count of w_n (times the class weight of the label)
 //
-// 1. sum_row_weights finds d, where it depends on the weights.
-// 2. weigh_rows makes the grad_output of each row, grad_output w_n / d, for the kernels that take one per row.
-// 3. sum_weighted_rows adds the losses of the rows, or weigh_rows scales them if they are not reduced.
+// 1. sum_row_weights computes d, where it depends on the weights.
+// 2. weigh_rows computes the grad_output of each row, grad_output w_n / d, for the row kernels that take one per row.
+// 3. sum_weighted_rows adds the losses of the rows; without a reduction, weigh_rows scales them.
 //
-// N numbers are few beside N rows of logits: a sum takes one block, in an order that depends on N alone.
+// N numbers are few beside N rows of logits: one block computes a sum, in an order that depends on N alone.
 #pragma once
 #include "core/reduce.cuh"
 #include "core/types.cuh"
 
-// multiple * *count, or `multiple` if there is no count.
+// multiple * *count, or `multiple` if `count` is null.
 __device__ __forceinline__ double divisor_of(double multiple, const double* count) {
   return count == nullptr ? multiple : multiple * *count;
 }
 
-// The share of a row that counts is its weight, times the class weight of its label if there are class weights. A row
-// without a mask counts; so does one without labels. Preconditions: one block, blockDim.x a power of two.
+// Sums the shares of the rows that count. A row's share is its weight, times the class weight of its label if there are
+// class weights. A row counts unless it is masked, or its label is ignored or out of range; without a mask, or without
+// labels, that condition is dropped. Preconditions: one block, blockDim.x a power of two.
 template <class Label, class ClassWeight, class Weight>
 __device__ __forceinline__ void sum_row_weights(const Label* labels, const ClassWeight* class_weights, const bool* mask,
                                                 const Weight* weights, double* total, int64 rows, int64 ignored,
@@ -37,7 +39,8 @@ __device__ __forceinline__ void sum_row_weights(const Label* labels, const Class
   if (threadIdx.x == 0) *total = sum;
 }
 
-// to[n] = from[n * step] * w[n] / d; 0 for a mean of nothing. Precondition: one thread per row, or fewer.
+// to[n] = from[n * step] * w[n] / d, or 0 if d is 0: a mean over nothing. Threads stride over the rows; any grid will
+// do.
 template <class From, class Weight, class To>
 __device__ __forceinline__ void weigh_rows(const From* from, int64 step, const Weight* weights, double multiple,
                                            const double* count, To* to, int64 rows) {

@@ -4,53 +4,55 @@
 //   values[r, k] = log p_y = z_y - lse                           k < K
 //   values[r, K] = H = -sum over c of p_c log p_c                if kEntropy
 //
-// 1. Each thread reads kVectors vectors of its part of the row at a time, and keeps an online softmax of them, for the
-//    entropy also the gap G = sum over c of exp(z_c - m) (m - z_c). A larger maximum m' rescales it:
-//    G' = exp(m - m') (G + (m' - m) S), with S the sum of all exponentials so far. The lanes of a warp that share a row
-//    begin with the maximum of all their first vectors: with that of its own, each lane would have a larger one in
-//    every third group of vectors, and the warp would wait for some lane's in nearly every group.
-// 2. Butterflies combine the lanes of a warp, and one all_gather the warps of the group.
+// 1. Each thread reads its part of the row, kVectors vectors at a time, and keeps an online softmax of it (Milakov and
+//    Gimelshein, arXiv 1805.02867); for the entropy also the gap G = sum over c of exp(z_c - m) (m - z_c). A larger
+//    maximum m' rescales it: G' = exp(m - m') (G + (m' - m) S), with S the sum of all exponentials so far. The lanes of
+//    a warp that share a row start with the maximum of all their first vectors. If each lane started with its own, it
+//    would find a larger one in every third group of vectors, and the warp would wait for one of its lanes in nearly
+//    every group.
+// 2. Butterfly reductions combine the lanes of a warp, and one all_gather combines the warps of the group.
 // 3. The threads share out the labels, read their logits again, and store log p_y = (z_y - m) - log S. One thread
-// stores
-//    H = log S + G / S and the coefficients that backward needs (LogProbCoeffs).
+//    stores H = log S + G / S and the coefficients that backward needs (LogProbCoeffs).
 //
 // All terms of S - 1 and of G are positive: nothing cancels, so the log-probability and the entropy of a confident row
 // keep their digits, and no log-probability is above 0.
 //
 // Gradient, for grad_outputs g_k of the log-probabilities and h of the entropy, with D = G / S and c_c the sum of g_k
-// over the labels that are c:
+// over the labels that equal c:
 //
 //   dz_c = c_c (1 - p_c) - (sum of g_k - c_c) p_c - h p_c ((z_c - m) + D)
 //
-// 4. Each thread adds g_k of the row and notes which of its vectors hold a label.
-// 5. It reads its vectors once more and writes their gradient, for vectors without a label with c_c = 0.
+// 4. Each thread sums g_k over the labels of the row and marks which of its vectors contain a label.
+// 5. It reads its vectors once more and writes their gradient; in vectors without a label c_c is 0.
 //
-// A group owns a row; the vectors of a row are distributed over its threads. In backward rows may be cut into slices,
-// since nothing is exchanged, and the gradient may overwrite the logits: each thread writes only what it has read.
+// A group (softmax/row_groups.cuh) owns a row; the vectors of the row are distributed over its threads. In backward
+// rows may be cut into slices, since nothing is exchanged, and the gradient may overwrite the logits: each thread
+// writes only where it has read.
 //
 // Traffic: forward reads each logit once and one logit per label again; backward reads each logit once and writes each
 // gradient once. A row without a gradient is not read.
 //
-// Labels are data and may be wrong: out of range they have the value NaN and no gradient, and are reported in `status`.
-// An ignored label has value and gradient 0. A row counts unless it is masked or all its labels are ignored; others are
-// not read, and have values and gradients of 0.
+// Labels are data and may be wrong: a label out of range has the value NaN and no gradient, and is reported in
+// `status`. An ignored label has value and gradient 0. A row counts unless it is masked or all its labels are ignored;
+// the logits of other rows are not read, and their values and gradients are 0.
 //
-// Preconditions: class stride 1; a group has a power of two of threads, at least 2 (kVecSize - 1).
+// Preconditions: class stride 1; the number of threads of a group is a power of two, at least 2 (kVecSize - 1).
 #pragma once
 #include "softmax/dense_rows.cuh"
 
-// z - m of a class, not below -1000, where exp() is 0: -inf times 0 would be NaN.
+// z - m of a class, but at least -1000, where exp() is 0: -inf times 0 would be NaN.
 template <class Compute>
 __device__ __forceinline__ Compute below_max(Compute z, Compute max_logit) {
   return larger_or_nan(z - max_logit, Compute(-1000));
 }
 
-// Maximum, S and G of a part of a row. S leaves out one class of the maximum, since S - 1 is what a confident row's
-// log-probability comes from: in the part that holds this class, `held` is 1. A part may know a maximum of other parts.
+// Maximum, S and G of a part of a row. `exp_sum` leaves out one class that has the maximum, because the log-probability
+// of a confident row follows from S - 1; in the part that contains this class, `held` is 1. The maximum of a part may
+// be that of other parts.
 template <class Compute, bool kEntropy>
 struct RowMoments {
   Compute max_logit;  // not below any class of this part
-  Compute exp_sum;    // relative to max_logit, without the class that is held
+  Compute exp_sum;    // relative to max_logit, without the held class
   Compute held;       // 1, or 0 if no class is left out
   Compute gap;        // relative to max_logit
 
@@ -60,7 +62,7 @@ struct RowMoments {
   __device__ __forceinline__ bool holds(Compute maximum) const {
     return held != Compute(0) && identical(max_logit, maximum);
   }
-  // S with all classes of the part, and G, relative to `maximum`. Precondition: maximum >= max_logit.
+  // S of all classes of the part, and G, both relative to `maximum`. Precondition: maximum >= max_logit.
   __device__ __forceinline__ Compute rescaled_sum(Compute maximum) const {
     const Compute sum = exp_sum + held;
     return identical(max_logit, maximum) ? sum : sum * exp_nonpositive(below_max(max_logit, maximum));
@@ -71,12 +73,12 @@ struct RowMoments {
     return exp_nonpositive(d) * (gap - d * (exp_sum + held));
   }
 };
-// `held` of a part with this maximum that knows of no other part: there is a class unless all are -inf.
+// `held` of a part whose maximum is its own: 1, unless all classes are -inf.
 template <class Compute>
 __device__ __forceinline__ Compute held_at(Compute maximum) {
   return Compute(maximum > -scalar_infinity(maximum));
 }
-// Precondition: both parts hold their maximum, unless it is -inf.
+// Combines `other` into `part`. Precondition: both parts hold their maximum, unless it is -inf.
 template <class Compute, bool kEntropy>
 __device__ __forceinline__ void combine(RowMoments<Compute, kEntropy>& part,
                                         const RowMoments<Compute, kEntropy>& other) {
@@ -86,9 +88,9 @@ __device__ __forceinline__ void combine(RowMoments<Compute, kEntropy>& part,
       part.holds(maximum) ? part.exp_sum + other.rescaled_sum(maximum) : part.rescaled_sum(maximum) + other.exp_sum;
   part = {maximum, sum, held_at(maximum), gap};
 }
-// The parts of `width` neighbouring lanes together, in each of these lanes. One of them holds the largest maximum,
-// unless it is -inf; if several do, that of the first lane is left out.
-// Preconditions: all 32 lanes call it together; width is a power of two and the same in all of them.
+// Combines the parts of `width` neighbouring lanes, in each of these lanes. At least one lane holds the largest
+// maximum, unless it is -inf; if several do, only the first one leaves its held class out. Preconditions: all 32 lanes
+// call it together; width is a power of two and the same in all of them.
 template <class Compute, bool kEntropy>
 __device__ __forceinline__ void subwarp_combine(RowMoments<Compute, kEntropy>& part, int width) {
   if (width == 1) return;
@@ -101,7 +103,7 @@ __device__ __forceinline__ void subwarp_combine(RowMoments<Compute, kEntropy>& p
   part.held = held_at(maximum);
 }
 
-// What backward needs of a row beside its logits. All are 0 if the row does not count.
+// Residuals of a row that backward reads besides its logits. All are 0 if the row does not count.
 template <class Compute>
 struct alignas(16) LogProbCoeffs {
   Compute max_logit;
@@ -125,17 +127,17 @@ struct LogProbProgram {
   const Mask_* mask;
   Gradient* gradients;
   Logit<Compute, kCapped> logit;
-  int64 ignored;       // the label that does not count
-  int64 count;         // labels of a row
-  int64 label_stride;  // distance of the labels of a row
+  int64 ignored;       // label that does not count
+  int64 count;         // labels per row
+  int64 label_stride;  // distance between the labels of a row
   RowStatus* status;
   int64 site;
   Compute* values;
   LogProbCoeffs<Compute>* coeffs;
   const Compute* grad_output;
-  int64 result_stride;  // 0 if one grad_output serves all
+  int64 result_stride;  // 0 if one grad_output serves all values
 
-  // Position among the values of a row's first one.
+  // Index of the row's first value among all values.
   __device__ __forceinline__ int64 first_value(const int64 (&offset)[kRowStreams]) const {
     return offset[kResults] * (count + kEntropy);
   }
@@ -145,12 +147,12 @@ struct LogProbProgram {
   __device__ __forceinline__ bool is_class(int64 label) const {
     return label >= 0 && label < space.classes && label != ignored;
   }
-  // exp(d), also of -inf, of numbers in 16 bits without the correction of the power. Precondition: d <= 0, or NaN.
+  // exp(d), also of -inf; for 16-bit logits without the correction of the rounded power. Precondition: d <= 0, or NaN.
   static __device__ __forceinline__ Compute exponential(Compute d) {
     if constexpr (kSingle<Compute> && sizeof(Input) == 2) return exp2_ftz(d * kLog2E);
     return exp_nonpositive(d);
   }
-  // z of a raw logit, and dz/dx without the factor that all logits share.
+  // Computes z of a raw logit, and dz/dx without the factor that all logits share.
   __device__ __forceinline__ void logit_and_slope(Compute raw, Compute& z, Compute& slope) const {
     if constexpr (kCapped) {
       logit.evaluate(raw, z, slope);
@@ -159,7 +161,7 @@ struct LogProbProgram {
       slope = Compute(1);
     }
   }
-  // True if the row counts.
+  // True if the row counts. A row that has no labels counts unless it is masked.
   __device__ __forceinline__ bool counts(const int64 (&offset)[kRowStreams]) const {
     if constexpr (!kIsAbsent<Mask_>) {
       if (mask[offset[kRowMask]] == Mask_(0)) return false;
@@ -174,7 +176,7 @@ struct LogProbProgram {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// z of kCount packs, and their maximum. Packs from `present` on do not exist: their z is -inf.
+// Computes z of kCount packs and returns their maximum. Packs from index `present` on do not exist: their z is -inf.
 template <int kVecSize, int kCount, class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ Compute logits_of(const Program& program,
                                              const Pack<typename Program::Input, kVecSize> (&x)[kCount], int present,
@@ -192,13 +194,13 @@ __device__ __forceinline__ Compute logits_of(const Program& program,
   return maximum;
 }
 
-// Adds the exponentials and the gaps of packs, without one class of part.max_logit if `hold`.
+// Adds the exponentials and the gaps of packs to `part`; if `hold`, all but one class that equals part.max_logit.
 // Precondition: part.max_logit is not below any z; it is one of them if `hold`.
 template <int kVecSize, int kCount, class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void add_exponentials(const Program&, Compute (&z)[kCount][kVecSize], bool hold,
                                                  typename Program::Moments& part) {
   if (hold) {
-    // In front of the exponentials: a condition at each of them would become a selection for all packs.
+    // Before the exponentials: a condition at each of them would become a select for all packs.
     bool missing = true;
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
@@ -226,7 +228,7 @@ __device__ __forceinline__ void add_exponentials(const Program&, Compute (&z)[kC
   }
 }
 
-// Adds packs that all exist.
+// Adds packs that all exist, and rescales `part` if they contain a larger maximum.
 template <int kVecSize, int kCount, class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void add_packs(const Program& program,
                                           const Pack<typename Program::Input, kVecSize> (&x)[kCount],
@@ -241,8 +243,8 @@ __device__ __forceinline__ void add_packs(const Program& program,
   add_exponentials(program, z, grows, part);
 }
 
-// The moments of one thread's part of a row. Precondition: if kWarps, the lanes of a warp have the same row, and call
-// it together.
+// Moments of one thread's part of a row. Precondition: if kWarps, the lanes of a warp share the row and call it
+// together.
 template <int kVecSize, int kVectors, bool kWarps, class Program>
 __device__ __forceinline__ typename Program::Moments partial_moments(const Program& program,
                                                                      const int64 (&offset)[kRowStreams], int64 thread,
@@ -266,7 +268,7 @@ __device__ __forceinline__ typename Program::Moments partial_moments(const Progr
     }
     const Compute own = logits_of(program, x, present, z);
     part.max_logit = kWarps ? subwarp_reduce(own, kWarp, MaxOp{}) : own;
-    // Every lane that has the maximum might leave one class of it out, at the price of spilled registers.
+    // Only the first lane that has the maximum holds a class. All such lanes could, at the price of spilled registers.
     bool hold = own > -scalar_infinity(own) && identical(own, part.max_logit);
     if (kWarps) hold = first_of_subwarp(hold, kWarp);
     add_exponentials(program, z, hold, part);
@@ -292,13 +294,13 @@ __device__ __forceinline__ typename Program::Moments partial_moments(const Progr
   return part;
 }
 
-// Stores the values of a row, and its coefficients. Precondition: `part` is the whole row's, in every thread.
+// Stores the values of a row and its coefficients. Precondition: `part` is that of the whole row, in every thread.
 template <class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_values(const Program& program, const int64 (&offset)[kRowStreams], bool counts,
                                              const typename Program::Moments& part, int64 thread, int64 threads) {
   Softmax<Compute> row;
   row.set(OnlineSoftmax<Compute, ExcludeMax>{part.max_logit, part.exp_sum});
-  // No logit is a number above -inf, or one is inf.
+  // Either no logit is a number above -inf, or a logit is inf.
   if (!(scalar_abs(row.max_logit) <= scalar_max(Compute()))) {
     row.log_sum = row.inv_sum = row.max_complement = scalar_nan(Compute());
   }
@@ -354,8 +356,8 @@ __device__ __forceinline__ void log_probs(const Program& program, const Group& g
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-// The grad_outputs of a row: their sum over its labels, and that of the entropy, both times the slope that all logits
-// share; which of the calling thread's vectors may hold a label, by their number modulo 64.
+// Grad_outputs of a row: their sum over the labels, and that of the entropy, both times the slope that all logits
+// share. Bit i of `hits` is set if a vector of the calling thread whose number is i modulo 64 contains a label.
 template <class Compute>
 struct RowUpstream {
   Compute total;
@@ -389,7 +391,8 @@ __device__ __forceinline__ RowUpstream<Compute> row_upstream(const Program& prog
   return up;
 }
 
-// Stores the gradient of contiguous classes from `first`; `has_label` if one of them may be a label.
+// Stores the gradient of kVecSize contiguous classes from `first` on; `has_label` is true if one of them may be a
+// label.
 template <int kVecSize, class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_log_prob_gradient(const Program& program, typename Program::Gradient* to,
                                                         const int64 (&offset)[kRowStreams], int64 first, bool has_label,
@@ -434,7 +437,8 @@ __device__ __forceinline__ void store_log_prob_gradient(const Program& program, 
   store_pack<kVecSize>(to, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
 }
 
-// Rows are cut into `slices`, so that few rows fill the GPU.
+// Gradients of all rows. Rows are cut into `slices`, so that a few rows still fill the GPU; a group processes one slice
+// of a row at a time.
 template <int kVecSize, int kVectors, class Group, class Program>
 __device__ __forceinline__ void log_prob_gradients(const Program& program, const Group& group, int64 slices) {
   using Compute = typename Program::Compute;

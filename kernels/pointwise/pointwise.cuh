@@ -2,43 +2,48 @@
 // gradients of any of its operands.
 //
 //   value       y[i] = loss(x_0[i], x_1[i], ...)                  stored per element, or summed
-//   gradient    g_k[i] = grad_output * d loss / d x_k [i]         grad_output a number or per element
+//   gradient    g_k[i] = grad_output * d loss / d x_k [i]         grad_output is one number, or per element
 //
-// 1. The index space is cut into batches of 32 lanes x kUnroll vectors. Batch b belongs to chunk b % chunks:
-//    neighbouring warps read neighbouring batches, and chunks are many and of equal size. Batches are counted in the
+// i is an index into the broadcast shape of the operands, the index space.
+//
+// 1. The index space is divided into batches of 32 lanes x kUnroll vectors. Batch b belongs to chunk b % chunks:
+//    neighbouring warps read neighbouring batches, and there are many chunks of equal size. Batches are numbered in the
 //    order in which they are visited (layout.cuh: BatchOrder).
-// 2. A warp takes chunks global_warp(), global_warp() + warps, ... Each lane loads its vectors of a batch before it
-//    evaluates the first (Pointwise::visit), or of a heavy loss in 16 bits, each vector before it evaluates the one
-//    before it (visit_ahead).
-// 3. The loss is evaluated on dual numbers. Gradients are stored at once; values are stored or added.
-// 4. A lane adds its elements in order: runs of kMaxRun in Compute, the runs in double. A butterfly adds the lanes; the
-//    warp stores one partial sum per chunk.
-// 5. The block that arrives last adds the partial sums in order (reduce.cuh).
+// 2. A warp processes chunks global_warp(), global_warp() + warps, ... Each lane loads several vectors of a batch
+//    (flight) before it evaluates the first of them (Pointwise::visit). A heavy loss in 16 bits instead loads each
+//    vector before it evaluates the previous one (visit_ahead).
+// 3. The loss is evaluated on dual numbers. Gradients are stored immediately; values are stored or summed.
+// 4. A lane adds its elements in order: runs of up to kMaxRun elements in Compute, the totals of the runs in double. A
+//    butterfly reduction adds the lanes, and the warp stores one partial sum per chunk.
+// 5. The last block to arrive adds the partial sums in order (reduce.cuh).
 //
-// The number of chunks and kUnroll follow from the number of vectors and their layout alone
-// (engines/pointwise/layout.py). So neither the grid nor the GPU nor the presence of gradients changes a bit.
+// The number of chunks and kUnroll depend only on the number of vectors and on their layout
+// (engines/pointwise/layout.py). Therefore the result is the same bit for bit on every grid and GPU, with and without
+// gradients.
 //
-// Gradients of broadcast operands are sums of derivatives: the same pass leaves partial sums of them (SummedSink), and
-// the check in backward, or a launch behind it, combines them (combine_sums). Where these sums are over rows or
-// columns, the chunks are tasks of a StripLayout instead (sweep_strips).
+// Gradients of broadcast operands are sums of derivatives. The same pass stores partial sums of them (SummedSink); the
+// check in backward, or a launch after this one, combines them (combine_sums). If these sums run over rows or columns,
+// chunks consist of the tasks of a StripLayout instead of batches (sweep_strips).
 //
-// Warps work independently; barriers are in the final reduction and in combine_sums only. Traffic: each element of a
-// dense operand is read once, each gradient is written once, and at most 8 bytes per 512 elements of partial sums.
+// A lane holds its vectors and running sums in registers, and a warp owns its chunks. Warps work independently: only
+// the final reduction and combine_sums have barriers. Traffic: each element of a dense operand is read once, each
+// gradient is written once, and partial sums take at most 8 bytes per 512 elements.
 //
-// The loss, the layout and the access of each operand are types that the generated glue (engines/pointwise/codegen.py)
+// The loss, the layout and the access to each operand are types that the generated glue (engines/pointwise/codegen.py)
 // supplies:
 //   Loss      a functor on dual numbers, with `Compute`, its arithmetic type, and `kHeavy` (definition.py: heavy). With
-//             kTriedFirst elements are evaluated tentatively first (dual.cuh: kTentative) where `usual()` holds, which
-//             is the same for all elements.
+//             kTriedFirst, elements are first evaluated tentatively (dual.cuh: kTentative) if `usual()` is true, which
+//             does not depend on the element.
 //   Layout    FlatLayout, LinearLayout, StridedLayout, GatheredLayout, StripLayout or TiledLayout
-//   Sources   Tuple of Source (TileSource), one per operand; the stream of operand k is k. An element may have
-//             Components: they have a slot of the dual numbers each, and reach the functor as a Tuple.
-//   Sinks     Tuple of Sink (TileSink, ScatteredSink, SummedSink, Absent), the gradient of operand k; its stream is
-//   operands + k Element   Absent, Source (grad_output) or Sink (values); its stream is 2 * operands
+//   Sources   Tuple of Source (TileSource), one per operand; operand k has stream k. An element may have Components:
+//             each has its own slot of the dual numbers, and the functor receives the element as a Tuple.
+//   Sinks     Tuple of Sink (TileSink, ScatteredSink, SummedSink, Absent), one per operand, for its gradient; the
+//             gradient of operand k has stream operands + k
+//   Element   Absent, Source (grad_output) or Sink (values), with stream 2 * operands
 //
-// Preconditions: blockDim.x is a multiple of 32; pointers are aligned to the vectors of the layout, but for those of
-// sources that are shifted, gathered or periodic. Of those whose access is kShifted, no element lies behind the last
-// one of the index space.
+// Preconditions: blockDim.x is a multiple of 32. Pointers are aligned to the vectors of the layout, except those of
+// shifted, gathered or periodic sources. A kShifted source has no element in memory past the last one of the index
+// space.
 #pragma once
 #include "core/dual.cuh"
 #include "core/layout.cuh"
@@ -47,29 +52,35 @@
 #include "core/tuple.cuh"
 
 constexpr int kMaxRun = 64;
-// Elements of a lane in flight where tiles go through shared memory.
+// Elements in flight per lane if tiles go through shared memory.
 constexpr int kStagedFlight = 16;
 
-// Registers that vectors in flight may take. Beyond that, registers of the arithmetic are spilled; three derivatives
-// need more of them than two, and those of boxes still more, as do those of which arithmetic and layout are `heavy`.
+// Maximum number of registers for vectors in flight; with more, registers of the arithmetic spill. Three derivatives
+// leave fewer registers than two, and those of boxes fewer still, as does a `heavy` combination of arithmetic and
+// layout.
 __host__ __device__ constexpr int max_words(int gradients, bool heavy) {
   return gradients > 4 || (gradients > 2 && heavy) ? 30 : gradients > 2 ? 46 : 70;
 }
 
-// Number of vectors in flight: halved until they fit into `most` registers.
+// Number of vectors in flight, each of `words` registers: `vectors`, halved until they fit into `most` registers.
 __host__ __device__ constexpr int vectors_in_flight(int vectors, int words, int most) {
   return vectors > 1 && vectors * words > most ? vectors_in_flight(vectors / 2, words, most) : vectors;
 }
 
-// Ways to read an operand. kSplat: one number for the whole vector (stride 0 along it). kShifted: vectors at addresses
-// that are no multiples of them. kScalars: elements of several components at such addresses, or of components that lie
-// apart, component by component; their offsets are in components. kSingles: element by element, neighbours at addresses
-// that are aligned for an element only. kGather: element by element, at the places that a GatheredLayout has for them.
-// kGatherRow: the same of one number per row of a GatheredLayout with kLongRows, of which a vector has two at most.
-// kGatherShifted: as kShifted within a row that lies without gaps, and element by element at its end. kRagged: as
-// kShifted, of a vector that may lack elements.
-// kPeriodic: element by element, from the period of a StripLayout with kRagged, in which neighbours have the stride of
-// the stream. kStaged: element by element, from a tile in shared memory (staged_tiles.cuh).
+// Ways to read the vectors of an operand:
+//   kStream         aligned vectors
+//   kSplat          one number for the whole vector (stride 0 along it)
+//   kShifted        vectors at addresses that are not aligned to them
+//   kSingles        element by element: neighbours, at addresses that are aligned to one element only
+//   kScalars        component by component: elements of several components that are not aligned, or whose components
+//                   are not contiguous. Offsets count components.
+//   kGather         element by element, at the offsets that a GatheredLayout computes
+//   kGatherRow      like kGather, for one number per row of a GatheredLayout with kLongRows: at most two per vector
+//   kGatherShifted  like kShifted within a row without gaps, element by element at its end
+//   kRagged         like kShifted, for vectors that may lack elements
+//   kPeriodic       element by element, from the period of a StripLayout with kRagged; neighbours are a stride of the
+//                   stream apart
+//   kStaged         element by element, from a tile in shared memory (staged_tiles.cuh)
 enum class Access {
   kStream,
   kSplat,
@@ -84,8 +95,8 @@ enum class Access {
   kStaged
 };
 
-// Layout of a micro-tile in memory: rows of kA elements of unit stride, columns of kB, rows without gaps between them,
-// or none of these.
+// Directions in which a micro-tile is contiguous in memory: rows of kA elements of unit stride, columns of kB elements,
+// rows without gaps between them, or none of these.
 enum class Along { kA, kB, kBoth, kNeither };
 
 struct Absent {};
@@ -111,14 +122,14 @@ struct Sink {
   Storage* pointer;
 };
 
-// A sink that is written element by element, at the places that a GatheredLayout has for it.
+// A sink that is written element by element, at the offsets that a GatheredLayout computes.
 template <class Storage_>
 struct ScatteredSink {
   using Storage = Storage_;
   Storage* pointer;
 };
 
-// A sink of elements whose components lie apart; their offsets are in components.
+// A sink for elements whose components are not contiguous. Its offsets count components.
 template <class Storage_>
 struct ScalarSink {
   using Storage = Storage_;
@@ -126,10 +137,10 @@ struct ScalarSink {
   int64 component_step;
 };
 
-// The gradient of an operand that is broadcast: the derivatives that meet in one of its elements are added up to
-// partial sums, which combine_sums combines. The operand is one number (kAll); one number per row
-// (kRow); or the same in all rows of a plane (kColumn). kRow and kColumn need a StripLayout.
-//   kAll     partials[chunk], of strips partials[task]
+// Gradient of a broadcast operand. The derivatives that contribute to one of its elements are added up to partial sums,
+// which combine_sums combines. The operand is one number (kAll), has one number per row (kRow), or is the same in all
+// rows of a plane (kColumn). kRow and kColumn require a StripLayout.
+//   kAll     partials[chunk], or partials[task] for strips
 //   kRow     partials[row of all planes][strip]
 //   kColumn  partials[plane][range][column]
 enum class SumOf { kAll, kRow, kColumn };
@@ -140,7 +151,7 @@ struct SummedSink {
   double* partials;
 };
 
-// A source of micro-tiles of kA x kB elements (layout.cuh: TiledLayout), and a sink of them. Element i of a micro-tile
+// A source of micro-tiles of kA x kB elements (layout.cuh: TiledLayout), and a sink for them. Element i of a micro-tile
 // is at i % kA along a and i / kA along b.
 template <class Storage_, Along kAlong, int kA, int kB>
 struct TileSource {
@@ -155,15 +166,15 @@ struct TileSink {
   Storage* pointer;
 };
 
-// A micro-tile as the vectors that it is read or written in.
+// The vectors in which a micro-tile is read or written.
 template <Along kAlong, int kA, int kB>
 struct TileVectors {
-  // Rows without gaps are kA vectors of kB elements: kA need not be a power of two.
+  // Rows without gaps are accessed as kA vectors of kB elements: kA need not be a power of two.
   static constexpr bool kPacked = kAlong == Along::kBoth;
   static constexpr int kWidth = kAlong == Along::kA ? kA : kAlong == Along::kB || kPacked ? kB : 1;
   static constexpr int kCount = kA * kB / kWidth;
 
-  // The vector that holds element i, and its place in that.
+  // Index of the vector that holds element i, and the element's position in that vector.
   static __device__ __forceinline__ constexpr int vector(int i) {
     return kPacked ? i / kB : kAlong == Along::kA ? i / kA : kAlong == Along::kB ? i % kA : i;
   }
@@ -182,7 +193,7 @@ struct TileVectors {
   }
 };
 
-// The first element becomes the last one.
+// Rotates x by one position: the first element becomes the last one.
 template <class T, int kCount>
 __device__ __forceinline__ void rotate_elements(T (&x)[kCount]) {
   const T first = x[0];
@@ -191,7 +202,8 @@ __device__ __forceinline__ void rotate_elements(T (&x)[kCount]) {
   x[kCount - 1] = first;
 }
 
-// A loaded vector of a source.
+// A vector of a source, as loaded. settle() completes it before element() reads it; rotate() moves every element one
+// position to the front.
 template <class S, int kVecSize>
 struct Loaded {
   static constexpr bool kSplat = S::kAccess == Access::kSplat;
@@ -207,7 +219,8 @@ struct Loaded {
     if constexpr (!kSplat) rotate_elements(pack.element);
   }
 };
-// Shifted in `settle`, not when it is loaded: loads of other vectors are issued in between.
+// A vector at an unaligned address. settle() shifts it rather than the load, so that loads of other vectors are issued
+// in between.
 template <class Storage, int kVecSize>
 struct LoadedShifted {
   UnalignedPack<Storage, kVecSize> pack;
@@ -245,7 +258,7 @@ struct LoadedTile {
   }
 };
 
-// The numbers of two rows, of which the second begins after `left` elements.
+// A vector of a source that has one number per row, across up to two rows: the second one begins after `left` elements.
 template <class Storage>
 struct LoadedRowNumbers {
   Pack<Storage, 1> first, second;
@@ -305,8 +318,8 @@ __device__ __forceinline__ Pack<Components<Scalar, kCount>, 1> load_scalars(cons
   return pack;
 }
 
-// Elements of several components are stored without a hint to the caches too, from which 2^22 pairs of boxes gain a
-// part of 2 us of 57 on an H200.
+// True if an element has several components. These elements are also stored without a cache hint: part of a gain of 2
+// us in 57 for 2^22 pairs of boxes on an H200.
 template <class Storage>
 constexpr bool kHasComponents = (ElementOf<Storage, void>::kComponents > 1);
 
@@ -325,13 +338,13 @@ __device__ __forceinline__ typename LoadedOf<S, kVecSize>::type load(const S& so
   } else if constexpr (S::kAccess == Access::kSplat) {
     return {load_pack<1>(source.pointer + offset)};
   } else {
-    // Also what is read once: loads that are evict-first reach 3 to 6 % less of a copy's speed.
+    // No evict-first hint, even for data that is read once: with it, loads reach 3 to 6 % less of a copy's speed.
     return {load_pack<kVecSize>(source.pointer + offset)};
   }
 }
 
-// A vector of which `count` elements exist, one at least. Those that do not are undefined. Without kInWords, those of
-// kRagged are loaded one by one.
+// Loads a vector of which only `count` elements exist, at least one; the others are undefined. Without kInWords, a
+// kRagged vector is loaded element by element.
 template <int kVecSize, bool kInWords, class S>
 __device__ __forceinline__ typename LoadedOf<S, kVecSize>::type load_present(const S& source, int64 offset, int count) {
   if constexpr (S::kAccess == Access::kRagged && kInWords) {
@@ -343,8 +356,8 @@ __device__ __forceinline__ typename LoadedOf<S, kVecSize>::type load_present(con
   }
 }
 
-// A micro-tile. Vectors are read whole sectors at a time, single elements are not: the caches have to keep their
-// sectors.
+// Loads a micro-tile. Loads of vectors use whole sectors. Loads of single elements do not, so the caches have to keep
+// these sectors.
 template <class Storage, Along kAlong, int kA, int kB>
 __device__ __forceinline__ LoadedTile<Storage, kAlong, kA, kB> load_tile(
     const TileSource<Storage, kAlong, kA, kB>& source, int64 offset, int64 stride_a, int64 stride_b) {
@@ -471,7 +484,7 @@ struct IsTile<TileSink<Storage, kAlong, kA, kB>> {
   static constexpr bool value = true;
 };
 
-// True of sources and sinks of staged_tiles.cuh.
+// True for the sources and sinks of staged_tiles.cuh.
 template <class T>
 struct IsStaged {
   static constexpr bool value = false;
@@ -481,7 +494,7 @@ __device__ constexpr bool any_staged(const Tuple<S...>*) {
   return (IsStaged<S>::value || ... || false);
 }
 
-// The first slot of an operand: one for each component of those before it.
+// First slot of an operand. Each component of the operands before it has one slot.
 template <class... S>
 __device__ constexpr int first_slot(int operand, const Tuple<S...>*) {
   int slot = 0, k = 0;
@@ -507,7 +520,7 @@ struct ComponentsOfSink<ScalarSink<Storage>> {
   static constexpr int kCount = ElementOf<Storage, void>::kComponents;
 };
 
-// One bit for each slot of an operand that has a gradient.
+// Mask of slots: one bit for each component of the operands that have a gradient.
 template <class... S, class... Source>
 __device__ constexpr unsigned gradient_mask(const Tuple<S...>*, const Tuple<Source...>* sources) {
   unsigned mask = 0;
@@ -516,7 +529,7 @@ __device__ constexpr unsigned gradient_mask(const Tuple<S...>*, const Tuple<Sour
   return mask;
 }
 
-// The gradients that are stored.
+// Number of gradients that are stored rather than summed.
 template <class... S>
 __device__ constexpr int gradient_count(const Tuple<S...>*) {
   return ((IsSink<S>::value && !IsSummed<S>::value ? 1 : 0) + ... + 0);
@@ -537,7 +550,7 @@ __device__ constexpr int derivative_count(const Tuple<S...>*) {
   return ((IsSink<S>::value ? ComponentsOfSink<S>::kCount : 0) + ... + 0);
 }
 
-// An element as dual numbers, whose first slot is kSlot.
+// Converts an element to dual numbers, one per component, the first of them in slot kSlot.
 template <unsigned kMask, int kSlot, class T>
 __device__ __forceinline__ auto element_variable(T x) {
   return variable<kMask, kSlot>(x);
@@ -551,8 +564,8 @@ __device__ __forceinline__ auto element_variable(const Components<T, kCount>& x)
   return element_variable<kMask, kSlot>(x, typename MakeIndices<kCount>::type{});
 }
 
-// The gradient of an element whose first slot is `slot`. A loss that is NaN has no gradient: NaN, even if the formula
-// of the derivative happens to be finite.
+// Sets the gradient of an element whose first slot is `slot`. If the loss is NaN, its gradient is NaN too, even if the
+// formula of the derivative happens to be finite.
 template <class T, unsigned kMask>
 __device__ __forceinline__ void set_gradient(T& gradient, const Dual<T, kMask>& y, int slot, T factor) {
   const bool no_number = (kMask & kTentative) == 0 && y.value != y.value;
@@ -561,13 +574,13 @@ __device__ __forceinline__ void set_gradient(T& gradient, const Dual<T, kMask>& 
 template <class T, int kCount, unsigned kMask>
 __device__ __forceinline__ void set_gradient(Components<T, kCount>& gradient, const Dual<T, kMask>& y, int slot,
                                              T factor) {
-  // A NaN in place of the factor is in every product.
+  // A NaN instead of the factor makes every product NaN.
   const T by = (kMask & kTentative) != 0 || y.value == y.value ? factor : y.value;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) gradient.component[i] = tangent_or_zero(y, slot + i) * by;
 }
 
-// Gradients of a vector of each operand.
+// Gradients with respect to one vector of each operand.
 template <class Wide, int kVecSize>
 struct GradientVector {
   Wide element[kVecSize];
@@ -579,7 +592,7 @@ struct GradientVectors<Compute, kVecSize, Tuple<S...>> {
   using type = Tuple<GradientVector<typename ElementOf<typename S::Storage, Compute>::Wide, kVecSize>...>;
 };
 
-// A loaded grad_output per element; empty if there is none.
+// A loaded vector of grad_output if there is one per element; otherwise empty.
 template <class Element, int kVecSize>
 struct LoadedElement {
   using type = Absent;
@@ -593,8 +606,8 @@ struct LoadedElement<TileSource<Storage, kAlong, kA, kB>, kVecSize> {
   using type = LoadedTile<Storage, kAlong, kA, kB>;
 };
 
-// The sum of a vector's terms, a tree in their own type. Terms near the end of its range are added in double: their sum
-// may be in range again once it is scaled.
+// Sum of a vector's terms, as a tree in their own type. If that overflows, they are added again in double: the sum may
+// be in range once it is scaled.
 template <int kCount, class Compute>
 __device__ __forceinline__ double sum_tree(const Compute (&x)[kCount]) {
   Compute tree[kCount];
@@ -612,7 +625,7 @@ __device__ __forceinline__ double sum_tree(const Compute (&x)[kCount]) {
   return total;
 }
 
-// Sums of a lane over the derivatives of an operand: none, but of a SummedSink.
+// Running sums of a lane over the derivatives of an operand. Empty unless its sink is a SummedSink.
 template <class Compute, int kVecSize, class S>
 struct LaneSum {
   template <class X>
@@ -621,7 +634,7 @@ struct LaneSum {
   __device__ __forceinline__ void end_run() {
   }
 };
-// Of all vectors, or of those of one row.
+// One sum over all vectors (kAll), or over those of one row (kRow).
 template <class Compute, int kVecSize>
 struct LaneSumOfVectors {
   double total = 0.0;
@@ -637,8 +650,8 @@ template <class Compute, int kVecSize, class Storage>
 struct LaneSum<Compute, kVecSize, SummedSink<Storage, SumOf::kAll>> : LaneSumOfVectors<Compute, kVecSize> {};
 template <class Compute, int kVecSize, class Storage>
 struct LaneSum<Compute, kVecSize, SummedSink<Storage, SumOf::kRow>> : LaneSumOfVectors<Compute, kVecSize> {};
-// Of each column of the vector. Runs of up to 16 terms in Compute, which are scaled down so that none leaves its range:
-// to convert each term to double would take as long as the loss.
+// One sum per column of the vector. Runs of up to 16 terms are added in Compute, scaled down so that they cannot
+// overflow: converting each term to double would take as long as the loss.
 template <class Compute, int kVecSize, class Storage>
 struct LaneSum<Compute, kVecSize, SummedSink<Storage, SumOf::kColumn>> {
   static constexpr double kUp = sizeof(Compute) == 8 ? 1.0 : 64.0;
@@ -706,7 +719,7 @@ __device__ constexpr bool is_shifted(const Source<Storage, Access::kShifted>*) {
   return true;
 }
 
-// The place of a vector whose results may be scattered; empty in layouts that scatter none.
+// Cursor of a vector whose operands may be gathered and whose results may be scattered; empty for all other layouts.
 template <class Layout>
 struct PlaceOf {
   using type = Absent;
@@ -718,7 +731,7 @@ struct PlaceOf<GatheredLayout<kVecSize, kStreams, kRank, kLongRows>> {
   static constexpr bool kKept = true;
 };
 
-// True if a vector is there, or with kRagged a bit for each of its elements that is.
+// Presence of a vector: a bool, or with kRagged a mask with one bit per element.
 template <bool kRagged>
 struct PresentOf {
   using type = bool;
@@ -753,25 +766,26 @@ struct Pointwise {
   static constexpr bool kScaledPerElement = IsSource<Element_>::value;
   static constexpr bool kStoresValues = IsSink<Element_>::value;
   static constexpr bool kSumsRows = sums_rows(static_cast<const Sinks_*>(nullptr));
-  static constexpr bool kEndsRows = ends_rows<Layout>(kSumsRows);  // with each vector
-  // Strips whose warps are too few to hide what they wait for.
+  static constexpr bool kEndsRows = ends_rows<Layout>(kSumsRows);  // each vector completes its rows
+  // Prefetches in strips that have too few warps to hide the latency of loads.
   static constexpr bool kPrefetches = Layout::kStrips && kVecSize > 1 && (kRagged || (kNarrow && kSumsRows));
   static constexpr int kGradients = gradient_count(static_cast<const Sinks_*>(nullptr));
   static constexpr int kDerivatives = derivative_count(static_cast<const Sinks_*>(nullptr));
   static constexpr bool kComponents = has_components(static_cast<const Sources_*>(nullptr));
   static constexpr bool kStaged = any_staged(static_cast<const Sources_*>(nullptr)) ||
                                   any_staged(static_cast<const Sinks_*>(nullptr)) || IsStaged<Element_>::value;
-  // Vectors that have to follow one that is read as a whole: of a shifted one, words are read that lie behind it.
+  // Number of vectors that must follow a vector that is read as a whole: a shifted load also reads words past the
+  // vector.
   static constexpr int kReadsAhead =
       any_shifted(static_cast<const Sources_*>(nullptr)) || is_shifted(static_cast<const Element_*>(nullptr));
-  // Registers of a vector between its load and its results: what was loaded, and offsets of the results. Elements of
+  // Registers of a vector between its load and its results: the loaded words, and offsets of the results. Elements of
   // several components are converted before the arithmetic begins.
   static constexpr int kVectorWords = (vector_bytes<Compute, kVecSize>(static_cast<const Sources_*>(nullptr)) +
                                        sizeof(typename LoadedElement<Element_, kVecSize>::type)) /
                                           4 +
                                       (Layout::kOuter > 0 ? 2 * kGradients : 0);
 
-  // A vector between its load and its results: operands, and offsets of the results.
+  // A vector between its load and its results: loaded operands, and offsets of the results.
   template <int kWidth>
   struct Registers {
     typename LoadedTuple<kWidth, Sources_>::type operands;
@@ -787,9 +801,10 @@ struct Pointwise {
   Sinks_ sinks;
   Element_ element;
 
-  // kBatch vectors of the lane. All loads are issued before the first result is needed; also before scale.factor(),
-  // which may wait for a load of its own. With kWhole all are there. Of strips and tiles each is or is not: in place
-  // of those that are not, others are loaded, whose results are dropped, so that no branch delays a load.
+  // Visits kBatch vectors of the lane. All loads are issued before the first result is needed, and before
+  // scale.factor(), which may wait for a load of its own. With kWhole, all vectors are present. Otherwise, a vector of
+  // a strip or tile may be absent: another one is loaded in its place and the results are dropped, so that no branch
+  // delays a load.
   template <int kBatch, bool kWhole, class Scale>
   __device__ __forceinline__ void visit(Cursor& cursor, Compute& sum, Scale& scale, Sums& sums) const {
     Registers<kVecSize> vectors[kBatch];
@@ -817,7 +832,8 @@ struct Pointwise {
       layout.advance(cursor);
     }
     if constexpr (kTriedTogether) {
-      // All vectors of the batch before the first branch: it keeps the compiler from interleaving them.
+      // Evaluates all vectors of the batch before the first branch, which would keep the compiler from interleaving
+      // them.
       Results<kVecSize> results[kBatch];
       const Compute before = sum, factor = scale.factor();
 #pragma unroll
@@ -844,8 +860,8 @@ struct Pointwise {
     }
   }
 
-  // Prefetches kBatch vectors of the lane, of operands that each row has its own elements of. Of float32 joined rows
-  // took 1.02 times as long so.
+  // Prefetches kBatch vectors of the lane, for the operands that have their own elements in each row. With it, float32
+  // took 1.02 times as long in joined rows.
   template <int kBatch>
   __device__ __forceinline__ void prefetch(Cursor cursor) const {
     if constexpr (kRagged && !kNarrow) {
@@ -854,16 +870,16 @@ struct Pointwise {
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
       bool exists = layout.present(cursor);
-      // The last row need not touch as many vectors as others.
+      // The last row may touch fewer vectors than others.
       if constexpr (kRagged) exists &= cursor.element < layout.elements;
       if (exists) prefetch_all(cursor, Slots{});
       layout.advance(cursor);
     }
   }
 
-  // kBatch vectors of the lane, of which the first has been loaded to `ahead`. Each is loaded before the one before it
-  // is evaluated, also the first of the next batch, if there is one (`load_next`). Without that, warps that were
-  // released together wait for memory together, and compute together.
+  // Visits kBatch vectors of the lane; `ahead` already holds the first one. Each vector is loaded before the previous
+  // one is evaluated, and so is the first vector of the next batch, if there is one (`load_next`). Otherwise, warps
+  // that were released together wait for memory together, and compute together.
   template <int kBatch, class Next>
   __device__ __forceinline__ void visit_ahead(Cursor& cursor, const Next& load_next, Registers<kVecSize>& ahead,
                                               Compute& sum, Compute factor, Sums& sums) const {
@@ -884,8 +900,8 @@ struct Pointwise {
     if (present) load_words(at, to, Slots{});
   }
 
-  // Vectors of which not all tentative values are finite. They are loaded again, so that others need no registers for
-  // what was loaded.
+  // Visits vectors with tentative values that are not finite. They are loaded again, so that all other vectors need no
+  // registers to keep what was loaded.
   __device__ __forceinline__ void visit_edges(Cursor cursor, int count, Compute& sum, Compute factor,
                                               Sums& sums) const {
 #pragma unroll 1
@@ -911,12 +927,12 @@ struct Pointwise {
     }
   }
 
-  // A vector that is only partly present, element by element. Rare, so kept small. Those of tiles and strips are
-  // present or not.
+  // Visits a vector that is only partly present, element by element. Rare, so the code is kept small. Vectors of tiles
+  // and strips are present or absent as a whole.
   template <class Scale>
   __device__ __forceinline__ void visit_partial(Cursor& cursor, Compute& sum, Scale& scale, Sums& sums) const {
     const int64 present = layout.present(cursor);
-    const Compute factor = scale.factor();  // here, where the warp is converged
+    const Compute factor = scale.factor();  // queried here, where the warp is converged
     constexpr int kAtOnce = Layout::kTiled || Layout::kStrips ? kVecSize : 1;
 #pragma unroll 1
     for (int i = 0; i < kVecSize / kAtOnce && i < present; ++i) {
@@ -931,8 +947,9 @@ struct Pointwise {
     layout.advance(cursor);
   }
 
-  // A batch that is not there as a whole. All batches of a strip may be such, and so may one of five tiles (bfloat16,
-  // 300 x 111849, one transposed: 0.173 ms where each element of theirs waited for its own load, 0.120 by eights).
+  // Visits a batch that is not present as a whole. All batches of a strip may be incomplete, and so may one tile in
+  // five (bfloat16, 300 x 111849, one operand transposed: 0.173 ms when each element of these tiles waited for its own
+  // load, 0.120 in groups of eight).
   template <int kUnroll, int kFlight, class Scale>
   __device__ __forceinline__ void visit_edge(Cursor& cursor, Compute& sum, Scale& scale, Sums& sums) const {
     constexpr int kPresent = kStaged && kFlight > 8 ? 8 : kStaged ? kFlight : 2;
@@ -948,19 +965,20 @@ struct Pointwise {
     }
   }
 
-  // The sum of the row, or of each of the rows, of which lanes have added up a vector or, of steps along it, a batch.
-  // Preconditions: all lanes call it together.
+  // Ends the rows that the lanes have just visited: a vector of each row, or with several steps along a row a batch of
+  // it. Adds each row's sum over the lanes and stores it. Preconditions: all lanes call it together.
   __device__ __forceinline__ void end_row(Sums& sums, bool present, int64 index) const {
     end_row(sums, present, index, Slots{});
   }
   __device__ __forceinline__ void end_run(Sums& sums) const {
     end_run(sums, Slots{});
   }
-  // The lanes' sums of a chunk, or of a task of strips, to partial sums. Preconditions: all lanes call it together.
+  // Adds the sums of all lanes over a chunk, or over a task of strips, and stores the partial sums. Preconditions: all
+  // lanes call it together.
   __device__ __forceinline__ void end_sums(Sums& sums, int64 index) const {
     end_sums(sums, index, Slots{});
   }
-  // Of the columns of strips, of which this lane has one vector; `index` is that of plane and range.
+  // Stores the sums of the columns of a strip, of which this lane has one vector. `index` counts ranges of all planes.
   __device__ __forceinline__ void end_columns(Sums& sums, const Cursor& cursor, int64 index) const {
     end_columns(sums, cursor, index, Slots{});
   }
@@ -989,7 +1007,8 @@ struct Pointwise {
     }
   }
 
-  // As load_all, word by word: a vector that is kept while another one is evaluated would be taken apart into elements.
+  // Loads like load_all, but word by word: otherwise, the compiler would split a vector into elements to keep it while
+  // another one is evaluated.
   template <int... kSlot>
   __device__ __forceinline__ void load_words(const Cursor& at, Registers<kVecSize>& to, Indices<kSlot...>) const {
     (load_words_from<kSlot>(at, get<kSlot>(sources), get<kSlot>(to.operands)), ...);
@@ -1048,7 +1067,7 @@ struct Pointwise {
       return load<1>(source, place.base[kStream]);
     } else if constexpr (S::kAccess == Access::kGatherShifted) {
       typename LoadedOf<S, kWidth>::type to;
-      if (place.left[0] >= 2 * kWidth) {  // a word behind the vector's last one is in the row, too
+      if (place.left[0] >= 2 * kWidth) {  // the word after the vector's last one is in the row too
         to.pack = load_unaligned<kWidth>(source.pointer + place.base[kStream]);
       } else {
         to.pack.skipped = 0;
@@ -1058,7 +1077,7 @@ struct Pointwise {
       }
       return to;
     } else if constexpr (S::kAccess == Access::kGatherRow) {
-      // Of the last row of all the second number is that of the first.
+      // The last row of all has no next row: its second number repeats the first.
       const int64 from = place.base[kStream];
       const bool ends = place.left[0] < kWidth && place.element + place.left[0] < layout.elements;
       const int64 next = from + (ends ? layout.template jump<kStream>(place) : 0);
@@ -1085,7 +1104,7 @@ struct Pointwise {
     } else if constexpr (IsStaged<S>::value) {
       sink.tile[offset] = NarrowPack<typename S::Storage, kWidth>::from(x).element[0];
     } else if constexpr (IsTile<S>::value && kStaged) {
-      // Without the hint of store_tile: parts of sectors wait in L2 for the tiles beside this one.
+      // Stores without the cache hint of store_tile: partly written sectors wait in L2 for neighbouring tiles.
       store_pack<1>(sink.pointer + offset, NarrowPack<typename S::Storage, kWidth>::from(x));
     } else if constexpr (IsTile<S>::value) {
       store_tile(sink, offset, layout.stride_a[kStream], layout.stride_b[kStream], x);
@@ -1130,7 +1149,7 @@ struct Pointwise {
     }
   }
 
-  // As `keep`, of the elements that are present.
+  // Does the same as `keep`, for the elements that are present.
   template <int kWidth, int... kSlot>
   __device__ __forceinline__ void keep_present(const Registers<kWidth>& x, Results<kWidth>& results, Present present,
                                                Sums& sums, Indices<kSlot...>) const {
@@ -1159,7 +1178,7 @@ struct Pointwise {
     }
   }
 
-  // Stores the results of a vector, and adds up those that are summed.
+  // Stores the results of a vector, and adds derivatives that are summed to `sums`.
   template <int kWidth, int... kSlot>
   __device__ __forceinline__ void keep(const Registers<kWidth>& x, const Results<kWidth>& results, Sums& sums,
                                        Indices<kSlot...>) const {
@@ -1180,8 +1199,8 @@ struct Pointwise {
     }
   }
 
-  // Value and gradients of element i. Of a tentative value that is NaN, gradients are not set to NaN: settle_edges
-  // follows. The sum of derivatives is scaled when it is finished.
+  // Computes value and gradients of element i. A tentative value of NaN does not set the gradients to NaN, because
+  // settle_edges follows. Derivatives that are summed stay unscaled: the finished sum is scaled.
   template <unsigned kMode, int kWidth, int... kSlot>
   __device__ __forceinline__ void evaluate_element(const Registers<kWidth>& x, int i, Compute scale,
                                                    Results<kWidth>& results, Indices<kSlot...>) const {
@@ -1196,9 +1215,9 @@ struct Pointwise {
      ...);
   }
 
-  // Evaluates a vector of which not all tentative values are finite, and adds it up. An element with a finite one keeps
-  // that, whatever its neighbours are. Rare, so kept small: a loop takes the first element and rotates the vector,
-  // because registers have no index.
+  // Evaluates a vector with tentative values that are not finite, and adds its values to `sum`. An element whose
+  // tentative value is finite keeps it, whatever its neighbours are. Rare, so the code is kept small: a loop evaluates
+  // the first element and rotates the vector, because registers cannot be indexed.
   template <bool kWhole, int kWidth>
   __device__ __forceinline__ void settle_edges(Registers<kWidth> x, Present present, Compute& sum, Compute scale,
                                                Results<kWidth>& results) const {
@@ -1218,7 +1237,7 @@ struct Pointwise {
     (rotate_elements(get<kSlot>(results.gradients).element), ...);
   }
 
-  // The sum of a row of a strip, of which each lane has a vector.
+  // Adds the lanes' sums of a row of a strip, of which each lane has a vector, and stores the result.
   template <int... kSlot>
   __device__ __forceinline__ void end_row(Sums& sums, bool present, int64 index, Indices<kSlot...>) const {
     (end_row(get<kSlot>(sinks), get<kSlot>(sums), present, index), ...);
@@ -1277,10 +1296,10 @@ struct Pointwise {
   }
 };
 
-// Vectors in flight: a batch, or fewer where registers would be spilled. A double takes two registers. So does the
+// Number of vectors in flight: a batch, or fewer if registers would spill. A double takes two registers. So does the
 // offset of each stream of each vector, and computing offsets in many dimensions takes more. A heavy loss needs
-// registers for its arithmetic, and shifting needs some. With one vector of 16-bit numbers it still waits for memory:
-// two vectors gave up to a sixth more bandwidth. A micro-tile is several vectors by itself.
+// registers for its arithmetic, and shifting needs some too. With only one vector of 16-bit numbers, a heavy loss still
+// waits for memory: two vectors gave up to a sixth more bandwidth. A micro-tile consists of several vectors by itself.
 template <class Program, int kUnroll>
 __host__ __device__ constexpr int flight() {
   constexpr bool kWide = sizeof(typename Program::Compute) == 8;
@@ -1288,10 +1307,11 @@ __host__ __device__ constexpr int flight() {
   constexpr int kHalved = kUnroll > 1 ? kUnroll / 2 : 1;
   constexpr int kTightFree = kWide && Program::kScaledPerElement && kUnroll > 2 ? 2 : kHalved;
   constexpr bool kMicroTile = Program::Layout::kTiled && Program::kVector > 1;
-  // The sum of an operand's derivatives takes registers, and so do the places of what is gathered.
+  // Sums of derivatives take registers, and so do the offsets of gathered elements.
   constexpr bool kSummed = Program::kDerivatives > Program::kGradients &&
                            (Program::Layout::kOuter == 0 || (kNarrow && Program::kScaledPerElement));
-  // So do ragged rows: the sums of eight columns and more, beside what tells which of them are there, and heavy losses.
+  // So do ragged rows, if sums of eight or more columns add to the mask of elements that are present, or if the loss is
+  // heavy.
   constexpr int kCost = Program::Loss::kHeavy;
   constexpr bool kSums = Program::kRagged && Program::kDerivatives > Program::kGradients;
   constexpr bool kColumns = kSums && !Program::kSumsRows && Program::kVector >= 8;
@@ -1301,19 +1321,19 @@ __host__ __device__ constexpr int flight() {
   constexpr int kFree = kMicroTile || kMany ? 1 : kTight ? kTightFree : kHalf ? kHalved : kUnroll;
   constexpr bool kRoom =
       kNarrow && Program::Loss::kHeavy == 1 && (Program::Layout::kOuter == 0 || Program::Layout::kStrips);
-  // Of rows with two outer dimensions a third block fits into an SM so.
+  // With two outer dimensions, this lets a third block fit on an SM.
   constexpr bool kFewWide = Program::kGathered || Program::Layout::kOuter == 2;
   constexpr int kElements = kWide ? (kFewWide ? 2 : 4) : kRoom ? 16 : 8;
   constexpr int kFew = Program::kVector < kElements ? kElements / Program::kVector : 1;
   constexpr int kMost = Program::Loss::kHeavy > 0 && kFew < kFree ? kFew : kFree;
-  // Second derivatives of components leave no room for a second vector.
+  // Second derivatives of components leave no registers for a second vector.
   if (Program::kComponents && Program::Loss::kHeavy > 2) return 1;
   if (Program::kStaged && kMost > kStagedFlight) return vectors_in_flight(kStagedFlight, Program::kVectorWords, 70);
   constexpr bool kHeavy = Program::kComponents || (Program::Loss::kHeavy > 1 && Program::Layout::kOuter > 0);
   return vectors_in_flight(kMost, Program::kVectorWords, max_words(Program::kDerivatives, kHeavy));
 }
 
-// True if each vector is loaded before the one before it is evaluated. A heavier loss has no registers for that beside
+// True if each vector is loaded before the previous one is evaluated. A heavier loss has no registers for that beside
 // two derivatives.
 template <class Program>
 __device__ constexpr bool loads_ahead() {
@@ -1323,7 +1343,7 @@ __device__ constexpr bool loads_ahead() {
   return kNarrow && kRoom && kVectors && Program::Layout::kOuter == 0 && !Program::kScaledPerElement;
 }
 
-// One of two objects that differ in type.
+// Returns `first` if kFirst, and otherwise `second`. Their types may differ.
 template <bool kFirst, class A, class B>
 __device__ __forceinline__ auto& either(A& first, B& second) {
   if constexpr (kFirst) {
@@ -1333,8 +1353,8 @@ __device__ __forceinline__ auto& either(A& first, B& second) {
   }
 }
 
-// Visits every element once. With kSum, partials[chunk] receives the sum of each chunk if `stores_sums`. Preconditions:
-// blockDim.x is a multiple of 32. Warps work independently: no barrier inside.
+// Visits every element once. With kSum, stores the sum of each chunk in partials[chunk] if `stores_sums`.
+// Preconditions: blockDim.x is a multiple of 32. Warps work independently: no barrier inside.
 template <bool kSum, int kUnroll, class Program, class Scale>
 __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int64 chunks, double* partials,
                                       bool stores_sums) {
@@ -1347,7 +1367,7 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
   using Order = BatchOrder<typename Program::Layout, kBatch>;
   const int64 end = Order::end(program.layout);
   constexpr bool kAhead = loads_ahead<Program>();
-  // It is asked for with each vector, which would be with each element of a tile in shared memory.
+  // The scale is known before the loop: visit() would query it for every vector, in a staged tile for every element.
   constexpr bool kKnown = kAhead || Program::kStaged;
   const auto is_whole = [&](int64 at) {
     return program.layout.whole_batch(program.layout.at(at), at + kBatch - 1 + Program::kReadsAhead);
@@ -1394,7 +1414,8 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
   }
 }
 
-// Sweep of strips. A chunk is every chunks-th task; a group has kUnroll steps down.
+// Visits every element of a StripLayout once. A chunk consists of every chunks-th task. A group is one batch of a task:
+// kUnroll steps down, or along a row. Preconditions: those of sweep.
 template <bool kSum, int kUnroll, class Program, class Scale>
 __device__ __forceinline__ void sweep_strips(const Program& program, Scale& scale, int64 chunks, double* partials,
                                              bool stores_sums) {
@@ -1402,9 +1423,9 @@ __device__ __forceinline__ void sweep_strips(const Program& program, Scale& scal
   constexpr int kGroup = Layout::kSteps == 1 ? kUnroll * Layout::kDown : 1;
   static_assert(Layout::kSteps == 1 || Layout::kSteps == kUnroll, "a batch is as wide as a strip");
   constexpr int kRun = kMaxRun / (kUnroll * Program::kVector);
-  constexpr bool kShort = kRun * kUnroll > 16;  // runs of columns end with each group
-  // In float32 a way for whole rows beside that for their ends took 1.1 to 1.2 times as long as the latter alone. With
-  // both, heavy losses spill more registers.
+  constexpr bool kShort = kRun * kUnroll > 16;  // column runs end with each group
+  // In float32, a separate path for whole rows beside the one for their ends took 1.1 to 1.2 times as long as the
+  // latter alone. With both paths, heavy losses spill more registers.
   constexpr bool kWholeFirst = !Program::kRagged || (kNarrow && Program::Loss::kHeavy == 0);
   constexpr int kFlight = flight<Program, kUnroll>();
   const Layout& layout = program.layout;
@@ -1469,12 +1490,12 @@ __device__ __forceinline__ void sweep_all(const Program& program, Scale& scale, 
   }
 }
 
-// Counters of a workspace besides ticket and claims.
+// Number of counters in a workspace besides ticket and claim counter.
 constexpr int kCounters = 512;  // engines/device.py: COUNTERS
 
-// The workspace of a reduced loss: the ticket, the counter of claimed chunks (row_groups.cuh), and counters of segments
-// (regions/tiles.cuh) or tiles (softmax/column_slices.cuh), all 0 before and after a launch. One partial sum per chunk
-// follows.
+// Workspace of a reduced loss: the ticket, the counter of claimed chunks (row_groups.cuh), and counters of segments
+// (regions/tiles.cuh) or tiles (softmax/column_slices.cuh). All of them are 0 before and after a launch. One partial
+// sum per chunk follows.
 struct Workspace {
   unsigned* ticket;
   unsigned* claim_counter;
@@ -1486,14 +1507,14 @@ __device__ __forceinline__ Workspace workspace(double* memory) {
   return {tickets, tickets + 2, tickets + 4, memory + 2 + kCounters / 2};
 }
 
-// Sweeps, and leaves the sum of all elements in thread 0 of one block; *result is true in that block. In backward there
-// is no sum: other launches may have the workspace then. Preconditions: every thread of every block calls it once, but
-// for warps that have returned in backward.
+// Visits all elements, and returns their sum in thread 0 of one block; *result is true in that block. Backward computes
+// no sum, because other launches may use the workspace by then. Preconditions: every thread of every block calls it
+// once, except those of warps that have returned early in backward.
 template <int kUnroll, class Program, class Scale>
 __device__ __forceinline__ double reduce_all(const Program& program, Scale& scale, int64 chunks, double* memory,
                                              bool* result, bool backward) {
-  // A single block with at most one partial sum per lane adds them in shared memory, which saves half of a small loss's
-  // time. The tree is that of sum_partials, whose other leaves are zero.
+  // A single block with at most one partial sum per lane adds them in shared memory, which saves half the time of a
+  // small loss. The tree is that of sum_partials, with zeros for its other leaves.
   __shared__ double shared_partials[kWarp];
   const bool alone = gridDim.x == 1 && chunks <= kWarp;
   const Workspace work = workspace(memory);
@@ -1530,8 +1551,8 @@ __device__ __forceinline__ void reduce_value(const Program& program, int64 chunk
 }
 
 // Computes the value as reduce_value does, and the gradients for the expected grad_output; scale = 1 / divisor. In
-// backward, where grad_output is not null, it writes the gradients alone, for the true one, unless this warp's part was
-// written with it already.
+// backward, where grad_output is not null, writes only the gradients, for the true grad_output, unless this warp has
+// already written its part with it.
 template <int kUnroll, class Program, class Result>
 __device__ __forceinline__ void reduce_value_and_gradient(const Program& program, int64 chunks, double* memory,
                                                           double divisor, double scale, Result* value,
@@ -1539,7 +1560,7 @@ __device__ __forceinline__ void reduce_value_and_gradient(const Program& program
                                                           double* used_grad_output) {
   const bool backward = grad_output != nullptr;
   if (backward) {
-    if (global_warp() >= chunks) return;  // has no chunk, hence no record
+    if (global_warp() >= chunks) return;  // this warp has no chunk, hence no record
     if (!grad_scale_is_stale(widen<double>(*grad_output), used_grad_output, expected_grad_output)) return;
   }
   using Scale = SpeculativeScale<typename Program::Compute>;
@@ -1547,21 +1568,21 @@ __device__ __forceinline__ void reduce_value_and_gradient(const Program& program
   reduce<kUnroll>(program, speculative, chunks, memory, divisor, value, backward);
 }
 
-// Of gradients that are summed beside the value: writes the others for the true grad_output, unless this warp's part
-// was written with it already. The sums are not its own: entry points call combine_sums before it.
+// Backward of a kernel that sums some gradients beside the value: writes the others for the true grad_output, unless
+// this warp has already written its part with it. Leaves the sums alone: entry points call combine_sums before it.
 template <int kUnroll, class Program, class Result>
 __device__ __forceinline__ void verify_gradient(const Program& program, int64 chunks, double scale,
                                                 const Result* grad_output, const double* used_grad_output,
                                                 double* expected_grad_output) {
   if (Program::kGradients == 0) return;
-  if (global_warp() >= chunks) return;  // has no chunk, hence no record
+  if (global_warp() >= chunks) return;  // this warp has no chunk, hence no record
   const double g = widen<double>(*grad_output);
   if (!grad_scale_is_stale(g, used_grad_output, expected_grad_output)) return;
   KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * scale)};
   sweep_all<false, kUnroll>(program, known, chunks);
 }
 
-// Writes the gradients for the true grad_output, where no kernel has written any; scale = 1 / divisor.
+// Writes the gradients for the true grad_output if no earlier launch has written any; scale = 1 / divisor.
 template <int kUnroll, class Program, class Result>
 __device__ __forceinline__ void write_gradients(const Program& program, int64 chunks, double scale,
                                                 const Result* grad_output) {
@@ -1569,20 +1590,21 @@ __device__ __forceinline__ void write_gradients(const Program& program, int64 ch
   sweep_all<false, kUnroll>(program, upstream, chunks);
 }
 
-// Partial sums of a broadcast operand by the elements of its gradient: streams of `kept` are the partial
-// sums and the gradient, the stream of `reduced` the partial sums.
+// The partial sums of a broadcast operand that belong to each element of its gradient. The streams of `kept` are the
+// partial sums and the gradient; the only stream of `reduced` is the partial sums.
 template <int kRank>
 struct Combination {
   int64 outputs;
   int64 terms;
-  int64 lanes;  // of a warp that share an output, a power of two; consecutive lanes take consecutive terms
-  int64 warps;  // of a block that share an output: 1 or all of them
+  int64 lanes;  // lanes of a warp that share an output, a power of two; consecutive lanes add consecutive terms
+  int64 warps;  // warps of a block that share an output: 1 or all of them
   Dimensions<2, kRank> kept;
   Dimensions<1, kRank> reduced;
 };
 
-// gradient[m] = factor * sum of the partial sums of m. Lanes take terms in turn, eight in flight, added as a tree; a
-// butterfly adds the lanes, shared memory the warps in order. Preconditions: every thread of every block calls it once.
+// Computes gradient[m] = factor * sum of the partial sums of m. The lanes of an output take turns at its terms, each
+// with eight terms in flight, which it adds as a tree. A butterfly reduction adds the lanes, and shared memory the
+// warps in order. Preconditions: every thread of every block calls it once.
 template <int kRank, class Storage>
 __device__ __forceinline__ void combine_sums(const Combination<kRank>& how, const double* partials, Storage* gradient,
                                              double factor) {
@@ -1592,7 +1614,7 @@ __device__ __forceinline__ void combine_sums(const Combination<kRank>& how, cons
   const int lanes = static_cast<int>(how.lanes), sharing = how.warps > 1 ? warps : 1;
   const int64 step = static_cast<int64>(lanes) * sharing, at_once = warps / sharing;
   const int64 bundle = kWarp / lanes, bundles = (how.outputs + bundle - 1) / bundle;
-  // All warps of a block make equally many rounds, because of the barriers.
+  // All warps of a block run the same number of rounds, because of the barriers.
   for (int64 first = blockIdx.x * at_once; first < bundles; first += gridDim.x * at_once) {
     const int64 output = (first + warp / sharing) * bundle + lane / lanes;
     const bool active = output < how.outputs;
@@ -1617,7 +1639,7 @@ __device__ __forceinline__ void combine_sums(const Combination<kRank>& how, cons
     __syncwarp();
     for (int offset = 1; offset < lanes; offset *= 2) total += __shfl_xor_sync(0xffffffffu, total, offset);
     if (sharing > 1) {
-      __syncthreads();  // the sums of the round before have been read
+      __syncthreads();  // the sums of the previous round have been read
       warp_totals[warp][lane] = total;
       __syncthreads();
       if (warp == 0) {
@@ -1630,7 +1652,7 @@ __device__ __forceinline__ void combine_sums(const Combination<kRank>& how, cons
   }
 }
 
-// Values, or gradients for a grad_output per element, times `scale`: no reduction.
+// Writes values, or gradients for a grad_output per element, times `scale`. There is no reduction.
 template <int kUnroll, class Program>
 __device__ __forceinline__ void map_elements(const Program& program, int64 chunks, double scale) {
   KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(scale)};

@@ -1,39 +1,44 @@
-// Element-wise losses of operands that disagree about the innermost dimension, in tiles that go through shared memory.
-// Micro-tiles (layout.cuh: TiledLayout) are single elements if no vector divides both dimensions: lanes that lie along
-// one of them read and write a part of each sector along the other.
+// Pointwise losses of operands whose innermost dimensions differ, in tiles that are staged in shared memory. Without
+// staging, micro-tiles (layout.cuh: TiledLayout) are single elements if no vector divides both dimensions: lanes along
+// one dimension then read and write only a part of each sector of the streams that are contiguous along the other.
 //
-//   tile   kSideA = 32 elements along a, kSideB along b; a warp has one in a batch, lane l its elements with a = l
+//   value, gradient   those of pointwise.cuh
+//   tile              kSideA = 32 elements along a, kSideB along b; lane l of the warp has the elements with a = l
 //
-// 1. stage_in copies the tile of each staged source to shared memory, in lines along the direction in which the source
-//    has unit stride. All copies are on their way before the first is waited for.
-// 2. Pointwise::visit evaluates the elements, and writes results of unit stride along a at once, others to shared
-//    memory. The gradient of an operand takes the place of the operand, whose element has been read then.
-// 3. stage_out copies these from there, in lines along b.
+// 1. stage_in copies the tile of each staged source to shared memory, in lines along the direction of its unit stride.
+//    All copies are started before the first one is waited for.
+// 2. Pointwise::visit evaluates the elements. It stores results of unit stride along a immediately, and all others to
+//    shared memory. The gradient of an operand overwrites the operand, whose element has been read by then.
+// 3. stage_out copies the results from shared memory to their arrays, in lines along b.
 //
-// Elements of 16 bits are copied as the aligned words that hold them. A line may begin at the second half of a word:
-// its phase, which is that in shared memory too. The words at both ends of a tile's line hold neighbours in the same
-// line of memory, but for the words at the ends of that, of which the one element is copied.
+// Elements of 16 bits are copied as the aligned words that contain them. A line that begins at the second half of a
+// word has phase 1, also in shared memory. The words at both ends of a tile's line contain neighbours from the same
+// line of the array, except at the ends of the latter: there, only the element itself is copied.
 //
-// Warps work independently: each has tiles of its own. Preconditions: all lanes of a warp call these functions
-// together; batches are tiles; dynamic shared memory as engines/pointwise/layout.py (staged_bytes) counts it.
+// A warp owns its tiles, one per batch; only __syncwarp separates the steps. Traffic: as in pointwise.cuh; of 16-bit
+// elements, a word that two neighbouring tiles share is read by both. Preconditions: all lanes of a warp call these
+// functions together; batches are tiles; dynamic shared memory has the size that engines/pointwise/layout.py
+// (staged_bytes) computes.
 #pragma once
 #include "pointwise/pointwise.cuh"
 #include "softmax/row_ptx.cuh"
 
-// Elements from line to line of a tile in shared memory: an odd number of words, so that lanes meet in no bank, whether
-// they have neighbours of a line or an element of each. Of 16 bits there is room for the phase.
+// Pitch of a tile in shared memory, in elements from line to line: an odd number of words, so that lanes have no bank
+// conflicts, whether they access neighbours of one line or one element of each line. With 16-bit elements, there is
+// room for the phase.
 template <class Storage>
 __host__ __device__ constexpr int staged_pitch(int length) {
   return length + (sizeof(Storage) == 2 ? 2 : 1);
 }
 
+// Phase of a line: 1 if its first element is the second half of a word, otherwise 0.
 template <class Storage>
 __device__ __forceinline__ int phase_of(const Storage* line) {
   return sizeof(Storage) == 2 ? static_cast<int>(reinterpret_cast<unsigned long long>(line) / 2) & 1 : 0;
 }
 
-// A source of which the lane's element at the cursor is at `place` in its tile. kSideB is even, so a line has one phase
-// in all of its tiles.
+// A staged source. The lane's element at the cursor is element `place` of the source's tile. kSideB is even, so a line
+// has the same phase in all of its tiles.
 template <class Storage_, Along kAlong_>
 struct StagedSource {
   using Storage = Storage_;
@@ -53,8 +58,8 @@ struct StagedSource {
   }
 };
 
-// A sink of unit stride along b. It has no phase: where it takes the place of a source, no element lies behind that of
-// the source.
+// A staged sink, of unit stride along b. It has no phase: if it overwrites the tile of a source, it stores each element
+// at the source's own or before it.
 template <class Storage_>
 struct StagedSink {
   using Storage = Storage_;
@@ -88,16 +93,16 @@ struct LoadedElement<StagedSource<Storage, kAlong>, kVecSize> {
   using type = typename LoadedOf<StagedSource<Storage, kAlong>, kVecSize>::type;
 };
 
-// The tile of this warp that begins `place` bytes behind the first of its tiles, which take `bytes` together.
+// Returns the tile that begins `place` bytes after the first tile of this warp. All tiles of a warp take `bytes`.
 template <class Storage>
 __device__ __forceinline__ Storage* staged_tile(int place, int bytes) {
   extern __shared__ uint4 staged[];
   return reinterpret_cast<Storage*>(reinterpret_cast<char*>(staged) + threadIdx.x / kWarp * bytes + place);
 }
 
-// Starts to copy kLines lines of kLength elements, of which so many of each are there. With `before`, lines go on in
-// memory by an element in front of the tile. With `inside` all elements are there, and lines either go on by two behind
-// it, too, or all begin with a word (`even`).
+// Starts copies of kLines lines of kLength elements, of which `lines` lines with `length` elements each exist. With
+// `before`, lines continue in memory by at least one element before the tile. With `inside`, all elements exist, and
+// either lines also continue by two elements after the tile, or every line begins with a whole word (`even`).
 template <int kLength, int kLines, class Storage>
 __device__ __forceinline__ void copy_lines(const Storage* from, int64 stride, Storage* tile, int64 lines, int64 length,
                                            bool before, bool inside, bool even) {
@@ -189,7 +194,7 @@ __device__ __forceinline__ void stage_sink(const Layout& layout, const typename 
   }
 }
 
-// The tile that begins at the cursor of a lane, to shared memory.
+// Copies the tile that begins at the lane's cursor to shared memory.
 template <class Program, int... kSlot>
 __device__ __forceinline__ void stage_in(const Program& program, typename Program::Cursor& first, Indices<kSlot...>) {
   (stage_source<kSlot>(program.layout, first, get<kSlot>(program.sources)), ...);
@@ -202,13 +207,13 @@ __device__ __forceinline__ void stage_in(const Program& program, typename Progra
   using Tile = typename Program::Layout::Tile;
   static_assert(Tile::kSideA == kWarp && Tile::kLanesA == kWarp && Program::kVector == 1, "a lane has one a");
   static_assert(Program::kElementStream < 32, "a bit for each stream");
-  __syncwarp();  // the results of the tile before have been copied
+  __syncwarp();  // the results of the previous tile have been copied
   stage_in(program, first, typename Program::Slots{});
   cp_async_wait_all();
   __syncwarp();
 }
 
-// The results of the tile, from shared memory.
+// Copies the results of the tile from shared memory to their arrays.
 template <class Program, int... kSlot>
 __device__ __forceinline__ void stage_out(const Program& program, const typename Program::Cursor& first,
                                           Indices<kSlot...>) {

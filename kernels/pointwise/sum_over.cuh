@@ -5,43 +5,43 @@
 //            / divisor
 //
 // y is the value of a loss that is reduced over given dimensions. g is the gradient of a broadcast operand that is not
-// summed beside the value (pointwise.cuh): m are its elements, r the dimensions along which it was broadcast.
+// summed together with the value (pointwise.cuh): m are its elements, r the dimensions along which it was broadcast.
 //
-// 1. The index space of r is cut into `slices` of `slice_length`, so that few outputs still fill the GPU.
-// 2. A warp takes a slice of some outputs. Two mappings, by which of m and r is innermost in memory
-//    (engines/pointwise/layout.py):
-//   kColumns   lanes along m: consecutive lanes read consecutive addresses of consecutive outputs. With few outputs
-//              some of the lanes share the terms instead.
-//   otherwise  lanes along r: one output per warp, or per part of a warp where slices are short
-//    With few outputs and long slices all warps of a block share the terms of an output. A lane takes kVecSize
-//    neighbours along its direction at once if they are contiguous. A tree adds the lanes of an output, shared memory
-//    its warps. The components of an operand are a dimension of m, along which other streams have the stride 0; a
-//    stream of its own counts them.
-//    With kRagged the rows, the innermost dimension of that direction, have any length and begin anywhere. Vectors
-//    begin with them, and the last one of a row may lack elements. They are cut out of the aligned words that they
-//    touch (Access::kRagged). The direction is counted in vectors; a stream of its own has the place of their first
-//    elements in the row.
-// 3. With one slice the result is stored at once. With several, partials[slice * outputs + m] holds the sums, and a
-//    second launch (combine_slices) adds them in order.
+// 1. The index space of r is divided into `slices` of `slice_length`, so that few outputs still fill the GPU.
+// 2. A warp processes a slice of some outputs. There are two mappings, depending on which of m and r is innermost in
+//    memory (engines/pointwise/layout.py):
+//   kColumns   lanes along m: consecutive lanes read consecutive addresses of consecutive outputs. With few outputs,
+//              some of the lanes share the terms of an output instead.
+//   otherwise  lanes along r: one output per warp, or per part of a warp if slices are short
+//    With few outputs and long slices, all warps of a block share the terms of an output. A lane reads kVecSize
+//    neighbours along its direction at once if they are contiguous. A tree of shuffles adds the lanes of an output, and
+//    shared memory its warps. The components of an operand are a dimension of m, along which the other streams have
+//    stride 0; an extra stream counts them.
+//    With kRagged, rows (the innermost dimension of that direction) have any length and begin at any address. The first
+//    vector of a row begins with it, and the last one may lack elements. Vectors are cut out of the aligned words that
+//    they touch (Access::kRagged). The direction is counted in vectors; an extra stream holds the position of each
+//    vector's first element in its row.
+// 3. With one slice, the result is stored at once. With several, partials[slice * outputs + m] holds the partial sums,
+//    and a second launch (combine_slices) adds them in order.
 //
-// Order of additions: a lane adds in double, terms one by one (along m) or vectors of them (along r), which it adds as
-// a tree in Compute; then lanes as a tree, then warps in order, then slices by a fixed tree. All of it follows from the
-// sizes, never from the grid. These terms have signs and cancel: float runs as long as in pointwise.cuh lost digits
-// that PyTorch keeps. A tree of at most 8 terms loses no more than the rounding of the terms themselves, and a
-// conversion to double costs as much as eight additions. Along m a sum of the terms in flight cost half of the warps
-// their registers; in 16 bits it has room (kRuns).
+// Order of additions: a lane adds in double, either single terms (along m) or vectors of terms (along r), which it
+// first adds as a tree in Compute. Then lanes are added as a tree, warps in order, and slices by a fixed tree. All of
+// this follows from the sizes, never from the grid. These terms have signs and cancel: float runs as long as those of
+// pointwise.cuh lost digits that PyTorch keeps. A tree of at most 8 terms loses no more than the rounding of the terms
+// themselves, and a conversion to double costs as much as eight additions. Along m, a sum of the terms in flight took
+// so many registers that half of the warps were lost; in 16 bits, there are enough (kRuns).
 //
 // Traffic: each element of the index space is read once. Preconditions: stated at each function.
 #pragma once
 #include "pointwise/pointwise.cuh"
 
-constexpr int kMostTerms = 4;         // loads in flight, in terms ...
+constexpr int kMostTerms = 4;         // maximum number of terms in flight ...
 constexpr int kMostTermWords = 60;    // ... as long as they take no more registers
-constexpr int kMostRaggedWords = 80;  // with kRagged, of which a quarter are padding
-constexpr int kValue = -1;            // in place of a slot: the terms are values
+constexpr int kMostRaggedWords = 80;  // with kRagged; a quarter of them are padding
+constexpr int kValue = -1;            // instead of a slot: the terms are values
 constexpr int kMostWarps = 8;         // engines/pointwise/layout.py: MAX_THREADS / WARP
 
-// The component whose derivative a sum is over, of an operand that has several.
+// Component of the operand whose derivative is summed; empty if the operand has one component.
 template <bool kSeveral>
 struct ChosenComponent {
   int64 component;
@@ -49,7 +49,7 @@ struct ChosenComponent {
 template <>
 struct ChosenComponent<false> {};
 
-// The tangent in one of several neighbouring slots, which differs between lanes.
+// Tangent in one of several neighbouring slots. The choice differs between lanes.
 template <int kFirst, int kCount, class T, unsigned kMask>
 __device__ __forceinline__ T chosen_tangent(const Dual<T, kMask>& y, int64 component) {
   T tangent = tangent_or_zero(y, kFirst);
@@ -72,7 +72,7 @@ struct OperandAt<Sources, kValue> {
   using LoadedVector = Absent;
 };
 
-// Loaded vectors of all sources but one.
+// Loaded vectors of all sources except source kBut.
 template <int kBut, int kVecSize, class Sources, class Slots>
 struct LoadedButFor;
 template <int kBut, int kVecSize, class Sources, int... kSlot>
@@ -80,7 +80,8 @@ struct LoadedButFor<kBut, kVecSize, Sources, Indices<kSlot...>> {
   using type = Tuple<Choose<kSlot == kBut, Absent, typename LoadedOf<TypeAt<kSlot, Sources>, kVecSize>::type>...>;
 };
 
-// With kRagged the elements of a row, and of each stream with the gaps between them.
+// With kRagged: number of elements of a row, and extent of each stream in memory, in elements, with the gaps between
+// rows.
 template <int kStreams, bool kRagged>
 struct Rows {
   int64 length, sizes[kStreams];
@@ -109,7 +110,7 @@ struct SumOver {
   static_assert(!(kSeveral && kRagged), "a stream counts components or elements of a row");
   static constexpr int kStreams = kOperands + 2 + (kSeveral || kRagged);  // operands, grad_output, a count, the result
   static constexpr int kElementStream = kOperands;
-  static constexpr int kCountStream = kOperands + 1;  // of components, or elements of a row
+  static constexpr int kCountStream = kOperands + 1;  // counts components, or elements of a row
   static constexpr int kResultStream = kStreams - 1;
   static constexpr unsigned kMask = ((1u << kComponents) - 1u) << OperandAt<Sources_, kSlot_>::kFirst;
   template <int kSlot>
@@ -123,15 +124,15 @@ struct SumOver {
   const Dimensions<kStreams, kReducedRank_>& reduced;
   const Rows<kStreams, kRagged>& rows;
 
-  // kVecSize neighbouring terms of a sum, but for what is shared.
+  // kVecSize neighbouring terms of a sum, without the elements that all terms share.
   struct Terms : ChosenComponent<kSeveral> {
     typename LoadedButFor<kSlot_, kVecSize, Sources_, Slots>::type operands;
     typename LoadedElement<Element_, kVecSize>::type grad_output;
   };
-  // The elements of the operand whose gradient is summed, which all terms of an output share.
+  // Elements of the operand whose gradient is summed. All terms of an output share them.
   using Shared = typename OperandAt<Sources_, kSlot_>::template LoadedVector<kVecSize>;
 
-  // The elements of a vector that exist.
+  // Number of elements of a vector that exist.
   __device__ __forceinline__ int present(const int64 (&at)[kStreams]) const {
     if constexpr (kRagged) {
       return static_cast<int>(min(rows.length - at[kCountStream], static_cast<int64>(kVecSize)));
@@ -140,12 +141,12 @@ struct SumOver {
     }
   }
 
-  // True if no array ends within the words that hold elements of a vector.
+  // True if no array ends within the words that contain elements of a vector.
   __device__ __forceinline__ bool in_words(const int64 (&at)[kStreams]) const {
     return in_words(at, Slots{});
   }
 
-  // Preconditions of loads: `count` elements exist, one at least; with kInWords, in_words.
+  // Preconditions of all loads: `count` elements exist, at least one; kInWords requires in_words().
   __device__ __forceinline__ void load_shared(const int64 (&at)[kStreams], int count, Shared& shared) const {
     if constexpr (kSlot_ != kValue) {
       shared = ::load_present<kVecSize, false>(get<kSlot_>(sources), at[kSlot_], count);
@@ -156,7 +157,7 @@ struct SumOver {
   __device__ __forceinline__ void load_terms(const int64 (&at)[kStreams], int count, Terms& terms) const {
     load_terms<kInWords>(at, count, terms, Slots{});
   }
-  // To be called once before terms are evaluated: what is loaded unaligned is shifted.
+  // Shifts vectors that were loaded unaligned. Precondition: called once, before the terms are evaluated.
   __device__ __forceinline__ void settle(Terms& terms) const {
     settle(terms, Slots{});
   }
@@ -251,8 +252,8 @@ struct SumOver {
   }
 };
 
-// Common factors and rounding of a finished sum. Values are divided; gradients are scaled by the inverse, which is 0
-// and not inf for the mean of nothing.
+// Scales, rounds and stores a finished sum. Values are divided; gradients are multiplied by the inverse, which is 0
+// rather than inf for the mean of nothing.
 template <class Storage, class Result>
 struct Deposit {
   Storage* pointer;
@@ -266,13 +267,14 @@ struct Deposit {
   }
 };
 
-// With kShared, `lanes` lanes of a warp, and `warps` warps of a block, take terms of an output in turn; the other lanes
-// and warps have other outputs. Without, an output has a lane (kColumns) or a warp: as constants they take a third
-// fewer registers. With kRagged, `outputs` (kColumns) or `length` and `slice_length` are numbers of vectors, and
-// partials of outputs that do not exist have a place of their own, so that they are [slices][outputs][kVecSize].
-// Preconditions: every thread of every block calls it once. blockDim.x is 32 * kMostWarps; `lanes` is up to 32, a power
-// of two unless kColumns; `warps` is 1 or kMostWarps. If kVecSize > 1 and not kRagged, it divides `outputs` (kColumns)
-// or `length` and `slice_length`.
+// Sums each slice of each output, and stores the results, or partial sums of several slices. With kShared,
+// `lanes_shared` lanes of a warp and `warps_shared` warps of a block take turns at the terms of an output; other lanes
+// and warps have other outputs. Without kShared, an output has one lane (kColumns) or one warp: as constants, these
+// numbers save a third of the registers. With kRagged, `outputs` (kColumns) or `length` and `slice_length` count
+// vectors, and partial sums of outputs that do not exist have places too: partials is [slices][outputs][kVecSize].
+// Preconditions: every thread of every block calls it once. blockDim.x is 32 * kMostWarps; `lanes_shared` is up to 32,
+// a power of two unless kColumns; `warps_shared` is 1 or kMostWarps. If kVecSize > 1 without kRagged, it divides
+// `outputs` (kColumns) or `length` and `slice_length`.
 template <bool kColumns, bool kShared, class Program, class Storage, class Result>
 __device__ __forceinline__ void sum_slices(const Program& program, const Deposit<Storage, Result>& deposit,
                                            int64 outputs, int64 length, int64 slices, int64 slice_length,
@@ -280,14 +282,14 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
   using Compute = typename Program::Compute;
   constexpr int kStreams = Program::kStreams;
   constexpr int kVecSize = Program::kVecSize;
-  // Fewer for a heavy loss in 16 bits, whose elements are computed together without a branch between them.
+  // Fewer terms for a heavy loss in 16 bits, whose elements are evaluated together, without a branch between them.
   constexpr int kCost = Program::Loss::kHeavy < 2 ? Program::Loss::kHeavy : 2;
   constexpr int kMost = kNarrow ? kMostTerms >> kCost : kMostTerms;
   constexpr int kInFlight = vectors_in_flight(kMost, sizeof(typename Program::Terms) / 4,
                                               Program::kRagged ? kMostRaggedWords : kMostTermWords);
   constexpr int kTotals = kColumns ? kVecSize : 1;
-  constexpr bool kRuns = kNarrow && kVecSize > 1;            // of terms in flight, before they are added up in double
-  constexpr int kCounted = Program::kRagged ? 1 : kVecSize;  // what a vector counts for
+  constexpr bool kRuns = kNarrow && kVecSize > 1;            // adds terms in flight in Compute first
+  constexpr int kCounted = Program::kRagged ? 1 : kVecSize;  // outputs or terms that a vector counts for
   constexpr int kStep = kColumns ? 1 : kCounted;
   __shared__ double warp_totals[kShared ? kMostWarps : 1][kShared ? kWarp * kTotals : 1];
   const int lanes = kShared ? static_cast<int>(lanes_shared) : kColumns ? 1 : kWarp;
@@ -296,22 +298,22 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
   const int lanes_across = kWarp / lanes;
   const int across = kColumns ? lane % lanes_across : lane / lanes;
   const int along = kColumns ? lane / lanes_across : lane % lanes;
-  const int share = warp % warps;  // this warp's among those of its outputs
+  const int share = warp % warps;  // index of this warp among those that share its outputs
   const int64 stride = static_cast<int64>(lanes) * warps * kStep;
   const int64 bundle_size = lanes_across * (kColumns ? kCounted : 1);
   const int64 bundles = (outputs + bundle_size - 1) / bundle_size;
   const int64 at_once = kMostWarps / warps;
-  // All warps of a block make equally many rounds, because of the barriers.
+  // All warps of a block run the same number of rounds, because of the barriers.
   for (int64 first = blockIdx.x * at_once; first < bundles * slices; first += gridDim.x * at_once) {
     const int64 task = first + warp / warps;
     const int64 slice = task / bundles;
     const int64 output = (task - slice * bundles) * bundle_size + across * (kColumns ? kCounted : 1);
-    // Lanes that are left over have no output.
+    // Leftover lanes have no output.
     const bool active = slice < slices && output < outputs && along < lanes;
     const int64 end = active ? min((slice + 1) * slice_length, length) : 0;
     int64 base[kStreams];
     program.kept.offsets(active ? output : 0, base);
-    const int present = program.present(base);  // of columns
+    const int present = program.present(base);  // outputs of the vector that exist
     typename Program::Shared shared;
     program.load_shared(base, present, shared);
     double total[kTotals] = {};
@@ -350,8 +352,8 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
     };
     int64 r = slice * slice_length + (share * lanes + along) * kStep;
     if constexpr (Program::kRagged) {
-      // Between loads there must be no branch, behind which the compiler would wait for what is loaded. So batches are
-      // whole, and what is left of the slice, or ends with an array, is taken vector by vector.
+      // Between loads there must be no branch: the compiler would wait there for loaded data. Therefore batches are
+      // whole. The rest of the slice, and vectors near the end of an array, are processed one by one.
       for (; r + (kInFlight - 1) * stride < end; r += kInFlight * stride) {
         int64 at[kInFlight][kStreams];
         int terms_present[kInFlight];
@@ -393,7 +395,7 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
         typename Program::Terms terms[kInFlight];
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {
-          // Lanes behind the end load the first terms instead, so that loads need no branch. The result is dropped.
+          // Lanes past the end load the first terms instead, so that loads need no branch. Their results are dropped.
           int64 at[kStreams];
           const int terms_present = locate(r + i * stride < end ? r + i * stride : 0, at);
           program.template load_terms<true>(at, terms_present, terms[i]);
@@ -406,7 +408,7 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
         end_run(run);
       }
     }
-    // Lanes whose first term lies behind the end have skipped the loop: converge before the shuffles.
+    // Lanes whose first term is past the end have skipped the loop: converge before the shuffles.
     __syncwarp();
     for (int step = 1; step < lanes; step *= 2) {
       const int offset = kColumns ? step * lanes_across : step;
@@ -418,7 +420,7 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
     }
     if constexpr (kShared) {
       if (warps > 1) {
-        __syncthreads();  // the sums of the round before have been read
+        __syncthreads();  // the sums of the previous round have been read
         if (along == 0) {
 #pragma unroll
           for (int v = 0; v < kTotals; ++v) warp_totals[warp][across * kTotals + v] = total[v];
@@ -445,12 +447,12 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
   }
 }
 
-// g[m] from its slices, one warp per output: few outputs have many slices. Preconditions: `outputs`, `slices` and
-// `partials` are those of sum_slices; blockDim.x is a multiple of 32.
+// Computes g[m] from its slices, with one warp per output: few outputs have many slices. Preconditions: `outputs`,
+// `slices` and `partials` are those of sum_slices; blockDim.x is a multiple of 32.
 template <bool kColumns, class Program, class Storage, class Result>
 __device__ __forceinline__ void combine_slices(const Program& program, const Deposit<Storage, Result>& deposit,
                                                int64 outputs, int64 slices, const double* partials) {
-  constexpr int kPlaces = Program::kRagged && kColumns ? Program::kVecSize : 1;  // of a vector of outputs
+  constexpr int kPlaces = Program::kRagged && kColumns ? Program::kVecSize : 1;  // outputs of a vector
   const int lane = threadIdx.x % kWarp;
   const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp), places = outputs * kPlaces;
   for (int64 m = global_warp(); m < places; m += warps) {

@@ -2,8 +2,9 @@
 #pragma once
 #include "primitives/math.cuh"
 
-// atan(width / height) to 1.2 units in the last place: a polynomial in the square of the smaller quotient, and pi / 2
-// minus that. No branch, unlike atan2f. Precondition: not both are infinite.
+// atan(width / height) to 1.2 units in the last place: a polynomial of the smaller size divided by the larger one, or
+// pi / 2 minus the polynomial if the width is larger. Unlike atan2f it has no branch. Precondition: width and height
+// are not both infinite.
 __device__ __forceinline__ float scalar_angle(float width, float height) {
   const float w = fabsf(width), h = fabsf(height);
   const bool wide = w > h;
@@ -19,8 +20,8 @@ __device__ __forceinline__ double scalar_angle(double width, double height) {
   return atan2(height < 0.0 ? -width : width, fabs(height));
 }
 
-// The angle of the vector (x, y) to the axis x, from -pi to pi, to 1.3 units in the last place; 0 for the vector (0,
-// 0). No branch, unlike atan2f. Preconditions: no component is infinite, or beyond 2^126.
+// Angle between the vector (x, y) and the x axis, from -pi to pi, to 1.3 units in the last place; with kNowhere 0 for
+// the vector (0, 0). Unlike atan2f it has no branch. Preconditions: no component is infinite, or beyond 2^126.
 template <bool kNowhere>
 __device__ __forceinline__ float scalar_direction(float y, float x) {
   const float across = fabsf(y), along = fabsf(x);
@@ -39,14 +40,14 @@ __device__ __forceinline__ double scalar_direction(double y, double x) {
   return atan2(y, x);
 }
 
-// a / b, and 0 with derivatives 0 where both are 0.
+// a / b; 0 with derivatives 0 where both are 0.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> ratio(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   if constexpr (((kA | kB) & kTentative) != 0) {
-    // A product with the reciprocal of b as it is: NaN or infinite where b is 0, infinite or NaN, so that b needs no
-    // power of two to bring it near 1.
+    // A product with the unscaled reciprocal of b. It is NaN or infinite where b is 0, infinite or NaN, so no power of
+    // two has to scale b to near 1.
     const T inverse = scalar_divide_roughly(T(1), b.value), rough = a.value * inverse;
-    // NaN from 2^126 on, where the reciprocal is 0.
+    // NaN for b from 2^126 on, where the reciprocal is 0.
     const T marked = scalar_fma(b.value * T(4), T(0), rough);
     const T quotient = scalar_fma(scalar_fma(-rough, b.value, a.value), inverse, marked);
     auto y = chain(a, b, quotient, inverse, -(quotient * inverse));
@@ -61,7 +62,7 @@ __device__ __forceinline__ Dual<T, kA | kB> ratio(const Dual<T, kA>& a, const Du
   const T close = force_computed(by.quotient), reciprocal = force_computed(by.inverse);
   const T quotient = undefined ? T(0) : close, inverse = undefined ? T(0) : reciprocal;
   auto y = chain(a, b, quotient, inverse, -(quotient * inverse));
-  // In two instructions, and exactly 0 where numerator and denominator move together.
+  // Each tangent takes two instructions, and is exactly 0 where numerator and denominator change in proportion.
 #pragma unroll
   for (int k = 0; k < kMaxOperands; ++k) {
     if (has<kA & kB>(k)) y.tangent[k] = inverse * scalar_fma(-quotient, b.tangent[k], a.tangent[k]);
@@ -69,16 +70,16 @@ __device__ __forceinline__ Dual<T, kA | kB> ratio(const Dual<T, kA>& a, const Du
   return y;
 }
 
-// The derivative of the larger of two numbers by the first: 1, 0, or 1/2 where they are equal. Tentatively also 1/2
-// where one is NaN, and with it the value.
+// Derivative of max(a, b) with respect to a: 1, 0, or 1/2 where they are equal; NaN if either is NaN. In a tentative
+// evaluation 1/2 serves NaN, too, because the value is NaN then.
 template <bool kTried, class T>
 __device__ __forceinline__ T scalar_share_of_larger(T a, T b) {
   const T tied = kTried || a == b ? T(0.5) : scalar_nan(T());
   return a < b || b < a ? (a > b ? T(1) : T(0)) : tied;
 }
 
-// min(a, b) of edges of boxes. Where both are equal, each has the derivative 1/2. The derivatives of a and b must be
-// finite: that of the side that is not chosen is multiplied by 0.
+// min(a, b) of edges of boxes. Where a equals b, each has the derivative 1/2. Precondition: the derivatives of a and b
+// are finite, because that of the edge that is not chosen is multiplied by 0.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> smaller_edge(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   constexpr bool kTried = ((kA | kB) & kTentative) != 0;
@@ -86,8 +87,8 @@ __device__ __forceinline__ Dual<T, kA | kB> smaller_edge(const Dual<T, kA>& a, c
   return chain(a, b, smaller_or_nan(a.value, b.value), share, T(1) - share);
 }
 
-// max(a, b) of edges of boxes. Where both are equal, each has the derivative 1/2. The derivatives of a and b must be
-// finite: that of the side that is not chosen is multiplied by 0.
+// max(a, b) of edges of boxes. Where a equals b, each has the derivative 1/2. Precondition: the derivatives of a and b
+// are finite, because that of the edge that is not chosen is multiplied by 0.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> larger_edge(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   constexpr bool kTried = ((kA | kB) & kTentative) != 0;
@@ -95,7 +96,8 @@ __device__ __forceinline__ Dual<T, kA | kB> larger_edge(const Dual<T, kA>& a, co
   return chain(a, b, larger_or_nan(a.value, b.value), share, T(1) - share);
 }
 
-// width * height where both are positive, and otherwise 0 with derivatives 0. Those of width and height must be finite.
+// width * height if both are positive, otherwise 0 with derivatives 0. Precondition: the derivatives of width and
+// height are finite.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> positive_area(const Dual<T, kA>& width, const Dual<T, kB>& height) {
   const bool positive = (width.value > T(0)) & (height.value > T(0));
@@ -103,7 +105,7 @@ __device__ __forceinline__ Dual<T, kA | kB> positive_area(const Dual<T, kA>& wid
   return chain(width, height, across * down, down, across);
 }
 
-// max(x, floor). The derivative is 0 below the floor, and 1 from there on.
+// max(x, floor). The derivative is 0 below the floor, and 1 from the floor on.
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> floored(const Dual<T, kMask>& x, const Dual<T, 0>& floor) {
   const bool below = x.value < floor.value;
@@ -118,7 +120,8 @@ __device__ __forceinline__ Dual<T, 0> detached(const Dual<T, kMask>& x) {
   return y;
 }
 
-// A vector with the angle of a box, in the right half plane. (1, 0) for a box without width and height.
+// A vector in the right half plane whose angle is that of a box: y / x = width / height. With kNowhere it is (1, 0) for
+// a box with neither width nor height.
 template <class T>
 struct BoxDirection {
   T x;
@@ -130,7 +133,7 @@ __device__ __forceinline__ BoxDirection<T> scalar_box_direction(T width, T heigh
   return {nowhere ? T(1) : scalar_abs(height), height < T(0) ? -width : width};
 }
 
-// 1 / (width^2 + height^2), by which the angle's derivatives are multiplied; 0 for a box without width and height.
+// 1 / (width^2 + height^2), a factor of the angle's derivatives; 0 for a box with neither width nor height.
 template <class T>
 __device__ __forceinline__ T scalar_angle_slope(T width, T height) {
   const T squared = scalar_fma(width, width, height * height);
@@ -138,9 +141,9 @@ __device__ __forceinline__ T scalar_angle_slope(T width, T height) {
   return squared == T(0) ? T(0) : reciprocal;
 }
 
-// atan(width2 / height2) - atan(width1 / height1) of two boxes, by one arctangent: that of the vectors' cross product
-// over their dot product. A height of 0 has the angle pi / 2, and a box without width and height the angle 0, with
-// derivatives 0.
+// atan(width2 / height2) - atan(width1 / height1) of two boxes, with one arctangent: that of the cross product of the
+// boxes' vectors over their dot product. A height of 0 has the angle pi / 2. A box with neither width nor height has
+// the angle 0, with derivatives 0.
 template <class T, unsigned kWidth1, unsigned kHeight1, unsigned kWidth2, unsigned kHeight2>
 __device__ __forceinline__ Dual<T, kWidth1 | kHeight1 | kWidth2 | kHeight2> angle_between(
     const Dual<T, kWidth1>& width1, const Dual<T, kHeight1>& height1, const Dual<T, kWidth2>& width2,
@@ -152,7 +155,7 @@ __device__ __forceinline__ Dual<T, kWidth1 | kHeight1 | kWidth2 | kHeight2> angl
   T value = scalar_direction<!kTried>(across, along);
   T slope1 = T(0), slope2 = T(0);
   if constexpr (kTried) {
-    // Also in kernels without derivatives: their values have the same bits.
+    // Computed in kernels without derivatives, too, so that their values have the same bits.
     const T squared1 = scalar_fma(width1.value, width1.value, height1.value * height1.value);
     const T squared2 = scalar_fma(width2.value, width2.value, height2.value * height2.value);
     slope1 = scalar_divide_roughly(T(1), squared1);
@@ -170,7 +173,7 @@ __device__ __forceinline__ Dual<T, kWidth1 | kHeight1 | kWidth2 | kHeight2> angl
   return of_first + chain(width2, height2, T(0), height2.value * slope2, -(width2.value * slope2));
 }
 
-// atan(width / height), which is pi / 2 for height 0, and 0 with derivatives 0 for a box without width and height.
+// atan(width / height), which is pi / 2 for height 0; 0 with derivatives 0 for a box with neither width nor height.
 template <class T, unsigned kWidth, unsigned kHeight>
 __device__ __forceinline__ Dual<T, kWidth | kHeight> angle(const Dual<T, kWidth>& width,
                                                            const Dual<T, kHeight>& height) {

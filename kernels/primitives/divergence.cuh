@@ -2,8 +2,8 @@
 #pragma once
 #include "primitives/math.cuh"
 
-// The range in which the remainder of a quotient can be computed: operands below `small` are scaled first, and the
-// quotient lies within 1 / `most` and `most`.
+// Range in which the remainder of a quotient can be computed: if both operands are below `small`, they are multiplied
+// by `scale` first, and the quotient must be between 1 / `most` and `most`.
 template <class T>
 struct RatioRange {
   T small, scale, most;
@@ -21,7 +21,7 @@ struct Ratio {
   T log;
 };
 
-// log(a) - log(b), for arguments where digits do not cancel, and where it is infinite or NaN.
+// log(a) - log(b), for arguments whose logarithms do not cancel, and where the result is infinite or NaN.
 __device__ __forceinline__ float scalar_log_difference(float a, float b) {
   return (__log2f(a) - __log2f(b)) * 0.693147181f;
 }
@@ -35,12 +35,12 @@ __device__ __forceinline__ T scalar_half_log_of_twice(T x) {
   return scalar_fma(scalar_log2(x), T(0.34657359027997264), T(0.34657359027997264));
 }
 
-// a / b and its logarithm for a, b >= 0. log(a) - log(b) would cancel, and log(a / b) would lack what the quotient
-// rounded off. That remainder is exact in one fma, and is added. (log1p of the excess over 1 took more arithmetic,
-// which bounds such a loss.) Small operands are scaled first, because a remainder below the range would be flushed. If
-// the quotient leaves the range (or b >= 2^126, whose fast inverse is 0), the logarithms are subtracted. That also
-// gives the limits at 0, and NaN for operands that are no probabilities: the quotient of two negative numbers would
-// look like one.
+// a / b and its logarithm for a, b >= 0. log(a) - log(b) would cancel, and log(a / b) would lack the part that the
+// quotient rounded off. That remainder is exact in one fma, and is added. (log1p of the excess over 1 took more
+// arithmetic, which bounds such a loss.) Small operands are scaled first, because a remainder below the range would be
+// flushed to 0. If the quotient leaves the range (or b >= 2^126, whose fast inverse is 0), the logarithms are
+// subtracted. The subtraction also gives the limits at 0, and NaN for operands that are not probabilities: the quotient
+// of two negative numbers would look like a valid one.
 template <class T>
 __device__ __forceinline__ Ratio<T> scalar_ratio(T a, T b) {
   const RatioRange<T> range = scalar_ratio_range(a);
@@ -79,14 +79,14 @@ __device__ __forceinline__ float scalar_log_minus(float a, float b) {
   return kNarrow ? scalar_fma(__log2f(a), 0.693147181f, -b) : scalar_log(a) - b;
 }
 
-// -x of a probability x. That of 0 has no tangent.
+// -x of a probability x. With tangents (nested.cuh), the result for x = 0 has the tangent 0.
 template <class T>
 __device__ __forceinline__ T scalar_minus_probability(T x) {
   return -x;
 }
 
-// a (log a - b) for a probability a and a log-probability b: a term of the Kullback-Leibler divergence. Where a is 0 it
-// is 0, whatever b is, and so are its derivatives.
+// a (log a - b) for a probability a and a log-probability b: a term of the Kullback-Leibler divergence. If a is 0, the
+// value and its derivatives are 0, whatever b is.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> kl_term(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   const bool nothing = a.value == T(0);
@@ -95,7 +95,7 @@ __device__ __forceinline__ Dual<T, kA | kB> kl_term(const Dual<T, kA>& a, const 
                scalar_minus_probability(a.value));
 }
 
-// a (log a - b) for a = e^x: kl_term of a probability that is given by its logarithm.
+// a (log a - b) for a = e^x: kl_term of a probability given by its logarithm.
 template <class T, unsigned kX, unsigned kB>
 __device__ __forceinline__ Dual<T, kX | kB> kl_term_of_log(const Dual<T, kX>& x, const Dual<T, kB>& b) {
   const T a = scalar_exp(x.value), excess = x.value - b.value;
@@ -111,7 +111,7 @@ __device__ __forceinline__ Dual<T, kA | kB> times_log_ratio(const Dual<T, kA>& a
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Divergences. Their building block is log(a / b) beside a - b, which nearly cancel if a is near b. There it is
+// Divergences. They combine log(a / b) with a - b, and these nearly cancel if a is near b. There the logarithm is
 // expanded in tangent = (a - b) / (a + b): log(a / b) = 2 tangent (1 + tangent^2 tail).
 
 template <class T>
@@ -122,7 +122,8 @@ struct LogRatio {
   bool near;  // a is near b; tangent and tail are defined only then
 };
 
-// log(a / b) to 16 bits, from a - b, a + b, and the logarithm itself to the digits that are left where it is not small.
+// log(a / b) to 16 bits, from a - b and a + b where a is near b, and otherwise `log`, the logarithm computed by the
+// caller, which has enough digits where it is not small.
 __device__ __forceinline__ LogRatio<float> scalar_log_ratio(float difference, float sum, float log) {
   const float twice = scalar_divide_in_range(difference + difference, sum);
   const float tangent = 0.5f * twice;
@@ -132,8 +133,8 @@ __device__ __forceinline__ LogRatio<float> scalar_log_ratio(float difference, fl
   return {near ? scalar_fma(twice * w, tail, twice) : log, tangent, tail, near};
 }
 
-// log(a / b) from a - b and a + b, which may be known better than a and b themselves, if a is near b; otherwise from
-// the quotient numerator / denominator of a / b = quotient 2^(exponent / 2^23).
+// log(a / b). If a is near b, it follows from a - b and a + b, which the caller may know better than a and b
+// themselves; otherwise from the quotient numerator / denominator, where a / b = quotient 2^(exponent / 2^23).
 __device__ __forceinline__ LogRatio<float> scalar_log_ratio(bool near, float difference, float sum, float numerator,
                                                             float denominator, int exponent) {
   const float minus = near ? difference : numerator - denominator;
@@ -146,8 +147,8 @@ __device__ __forceinline__ LogRatio<float> scalar_log_ratio(bool near, float dif
 }
 
 // log(a / b) = log(1 + f) with kNarrow, from f = (a - b) / b: f + f^2 excess if f is near 0, otherwise `far`. The
-// inverse of b also gives the derivatives, so this takes one quotient where tangent = (a - b) / (a + b) takes two. Both
-// sides are computed, because a branch would keep the compiler from interleaving the elements of a vector.
+// inverse of b also serves the derivatives, so this takes one quotient; tangent = (a - b) / (a + b) would take two.
+// Both sides are computed, because a branch would keep the compiler from interleaving the elements of a vector.
 template <class T>
 struct NarrowLog {
   T log;
@@ -168,7 +169,7 @@ __device__ __forceinline__ T scalar_relative_entropy(T a, const NarrowLog<T>& ra
   return select_computed(ratio.near, near, scalar_fma(a, ratio.log, -difference));
 }
 
-// The inverse of y, for several quotients x / y that are in range also where 1 / y is not. Precondition: y >= 0.
+// The inverse of y for several quotients x / y, which are in range even where 1 / y is not. Precondition: y >= 0.
 template <class T>
 struct NarrowInverse {
   T scale;
@@ -183,7 +184,7 @@ __device__ __forceinline__ NarrowInverse<T> scalar_narrow_inverse(T y) {
   return {scale, scalar_divide_roughly(T(1), y * scale)};
 }
 
-// log(a / b) for finite a, b > 0, neither subnormal. In float only the quotient of the significands is formed, so
+// log(a / b) for finite a, b > 0 that are not subnormal. In float only the quotient of the significands is formed, so
 // nothing overflows; one polynomial serves near and far.
 __device__ __forceinline__ LogRatio<float> scalar_log_ratio(float a, float b, float difference, float sum) {
   if (kNarrow) return scalar_log_ratio(difference, sum, force_computed(scalar_log_difference(a, b)));
@@ -191,7 +192,7 @@ __device__ __forceinline__ LogRatio<float> scalar_log_ratio(float a, float b, fl
   const int a_bits = __float_as_int(a), b_bits = __float_as_int(b);
   const float x = __int_as_float((a_bits & kSignificand) | kOne);
   const float y = __int_as_float((b_bits & kSignificand) | kOne);
-  // A factor of 2 or 1/2 moves a quotient outside of [sqrt(1/2), sqrt(2)] into this interval.
+  // Multiplies the quotient by 2 or 1/2 if it is outside of [sqrt(1/2), sqrt(2)], which moves it into this interval.
   const int power = __float_as_int(scalar_divide_roughly(x, y) * 1.41421356f) & kExponent;
   const float scaled = x * __int_as_float(2 * kOne - power);
   const unsigned a_exponent = a_bits & kExponent, b_exponent = b_bits & kExponent;
@@ -211,14 +212,15 @@ __device__ __forceinline__ LogRatio<double> scalar_log_ratio(double a, double b,
   return {in_range ? log(ratio) + fma(-ratio, b, a) / a : log(a) - log(b), 0.0, 0.0, false};
 }
 
-// log((1 + a) / (1 + b))^2, for a and b no less than -1.
+// log((1 + a) / (1 + b))^2 for a, b >= -1.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> squared_log_error(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   const T x = T(1) + a.value;
   const T y = T(1) + b.value;
   const T ends = scalar_log_difference(x, y);
   if constexpr (kNarrow) {
-    // One inverse for the logarithm and the derivative; a quarter of x, because that of the largest is out of range.
+    // One inverse serves the logarithm and the derivative. It is that of a quarter of x, because the inverse of the
+    // largest x is out of range.
     const T inverse = T(0.25) * scalar_divide_roughly(T(1), T(0.25) * x);
     const T log = -scalar_narrow_log((b.value - a.value) * inverse, -ends).log;
     const T twice = log + log;
@@ -232,21 +234,21 @@ __device__ __forceinline__ Dual<T, kA | kB> squared_log_error(const Dual<T, kA>&
                T(-0.25) * scalar_divide_roughly(twice, T(0.25) * y));
 }
 
-// a log(a / b) - a + b for a, b > 0, never negative; the difference is a - b.
+// a log(a / b) - a + b for a, b > 0, never negative; `difference` is a - b.
 template <class T>
 __device__ __forceinline__ T scalar_relative_entropy(T a, const LogRatio<T>& ratio, T difference) {
   const T correction = scalar_fma(scalar_fma(ratio.tangent, ratio.tangent, ratio.tangent), ratio.tail, T(1));
   return ratio.near ? difference * ratio.tangent * correction : scalar_fma(a, ratio.log, -difference);
 }
 
-// log(a / b) for tentative evaluation, from f = (a - b) / b and quotient = a / b: NaN for quotients below 0, and finite
-// for a quotient of 0, which multiplies it.
+// log(a / b) for tentative evaluation, from f = (a - b) / b and quotient = a / b: NaN for negative quotients; finite
+// for a quotient of 0, because it is multiplied by 0.
 template <class T>
 __device__ __forceinline__ NarrowLog<T> scalar_tentative_log(T f, T quotient) {
   return scalar_narrow_log(f, scalar_log(quotient + T(0x1p-126)));
 }
 
-// The inverse of b as two factors: 1 / b is out of range for some b in range. NaN for a negative b.
+// 1 / b as two equal factors, because 1 / b is out of range for some b in range. NaN for a negative b.
 template <class T>
 struct InverseRoot {
   T root;
@@ -259,7 +261,7 @@ __device__ __forceinline__ InverseRoot<T> scalar_inverse_root(T b) {
   return {scalar_rsqrt(b)};
 }
 
-// a log(a / b) - a + b, for a, b >= 0. At a = 0 the derivative with respect to a, -inf, is 0 by convention.
+// a log(a / b) - a + b for a, b >= 0. At a = 0 the derivative with respect to a would be -inf; by convention it is 0.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> relative_entropy(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   const T difference = a.value - b.value;
@@ -280,7 +282,7 @@ __device__ __forceinline__ Dual<T, kA | kB> relative_entropy(const Dual<T, kA>& 
     return chain(a, b, a.value >= T(0) ? value : scalar_nan(T()), by_a, -f);
   }
   if constexpr (kNarrow) {
-    // The logarithm of an operand that is 0, negative or no number gives the limits and NaN, unless a is 0.
+    // The logarithm of an operand that is 0, negative or NaN yields the limit or NaN, unless a is 0.
     const T f = scalar_narrow_inverse(b.value).times(difference);
     const NarrowLog<T> ratio = scalar_narrow_log(f, scalar_log_difference(a.value, b.value), b.value > T(0));
     const T usual = scalar_relative_entropy(a.value, ratio, difference, f);
@@ -300,7 +302,7 @@ __device__ __forceinline__ Dual<T, kA | kB> relative_entropy(const Dual<T, kA>& 
                                      quotient * inverse, b.value));
 }
 
-// log(a / m), and a log(a / m) - a + m, for a >= 0 and m > 0 of moderate size, from a - m and 1 / m.
+// log(a / m) and a log(a / m) - a + m, for a >= 0 and an m > 0 of moderate size, from a - m and 1 / m.
 template <class T>
 struct Entropy {
   T log;
@@ -309,14 +311,14 @@ struct Entropy {
 
 __device__ __forceinline__ Entropy<float> scalar_entropy(float a, float m, float difference, float inverse) {
   if (kNarrow) {
-    // In units of m, with r = a / m. A finite logarithm for a = 0, which multiplies it.
+    // In units of m, with r = a / m. For a = 0 the logarithm is finite, because it is multiplied by 0.
     const float f = difference * inverse, r = a * inverse;
     const NarrowLog<float> found = scalar_narrow_log(f, scalar_log_difference(fmaxf(a, 1e-37f), m));
     return {found.log,
             m * select_computed(found.near, f * f * scalar_fma(r, found.excess, 1.0f), scalar_fma(r, found.log, -f))};
   }
   const int ratio = __float_as_int(a * inverse);
-  // The quotient is between 1 / sqrt(2) and sqrt(2). Unsigned, because a may be -0.
+  // Without this exponent the quotient is between 1 / sqrt(2) and sqrt(2). Unsigned, because a may be -0.
   const int exponent = static_cast<int>((static_cast<unsigned>(ratio) - 0x3f3504f3u) & ~0x7fffffu);
   const bool near = fabsf(difference) * 3.0f <= a + m;
   const LogRatio<float> found =
@@ -329,15 +331,15 @@ __device__ __forceinline__ Entropy<double> scalar_entropy(double a, double m, do
   return {ratio.log, a == 0.0 ? m : scalar_relative_entropy(a, ratio, difference)};
 }
 
-// Half of log(1 + t) for t between -1/3 and 1/3, to 2^-17.
+// log(1 + t) / 2 for t between -1/3 and 1/3, to 2^-17.
 template <class T>
 __device__ __forceinline__ T scalar_half_log1p(T t) {
   return t * scalar_polynomial(t, T(0.50000356), T(-0.250010033), T(0.166098446), T(-0.124251707), T(0.113203362),
                                T(-0.0967189643));
 }
 
-// The divergence below for tentative evaluation and a beta of 1/2, which makes it an even function of t = (a - b) / (a
-// + b): (a - b) t (1/4 + t^2 / 24 + ...) where t is small.
+// jensen_shannon for tentative evaluation and a beta of 1/2, which makes it an even function of t = (a - b) / (a + b):
+// (a - b) t (1/4 + t^2 / 24 + ...) where t is small.
 template <class T, unsigned kA, unsigned kB, unsigned kD>
 __device__ __forceinline__ Dual<T, kA | kB> tentative_jensen_shannon(const Dual<T, kA>& a, const Dual<T, kB>& b,
                                                                      const Dual<T, kD>& difference) {
@@ -345,12 +347,12 @@ __device__ __forceinline__ Dual<T, kA | kB> tentative_jensen_shannon(const Dual<
   const T inverse = scalar_divide_roughly(T(1), max_ignoring_nan(sum, T(0x1p-100)));
   const T t = difference.value * inverse, w = t * t;
   const bool near = scalar_abs(t) < T(0.33);
-  // Finite for quotients of 0, which multiply it, and NaN for those below.
+  // Finite for a quotient of 0, because it is multiplied by 0; NaN for a negative one.
   const T half_a = scalar_half_log_of_twice(scalar_fma(a.value, inverse, T(0x1p-126)));
   const T half_b = scalar_half_log_of_twice(scalar_fma(b.value, inverse, T(0x1p-126)));
   const T close = difference.value * t * scalar_polynomial(w, T(0.250000437), T(0.0415970964), T(0.0182873622));
   const T value = select_computed(near, close, scalar_fma(a.value, half_a, b.value * half_b));
-  // Of a smaller sum the difference may have been flushed; of a larger one the inverse is 0.
+  // For a smaller sum, the difference may have been flushed to 0; for a larger sum, the inverse is 0.
   const bool known = ((sum >= T(0x1p-100)) & (sum < T(0x1p126))) | (sum == T(0));
   T by_a = T(0), by_b = T(0);
   if constexpr (kDifferentiated<kA>) {
@@ -363,8 +365,8 @@ __device__ __forceinline__ Dual<T, kA | kB> tentative_jensen_shannon(const Dual<
 }
 
 // beta a log(a / m) + complement b log(b / m) with complement = 1 - beta and m = beta a + complement b, for a, b >= 0;
-// never negative. With beta = 0 it is a log(a / b) instead, and with beta = 1 b log(b / a). `difference` is a - b. If a
-// or b is 0, the derivative with respect to it is 0 by convention.
+// never negative. `difference` is a - b. With beta = 0 it is a log(a / b) instead, and with beta = 1 it is
+// b log(b / a). If a or b is 0, the derivative with respect to it is 0 by convention.
 template <class T, unsigned kA, unsigned kB, unsigned kD>
 __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a, const Dual<T, kB>& b,
                                                            const Dual<T, kD>& difference, const Dual<T, 0>& beta,
@@ -383,18 +385,18 @@ __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a,
     return chain(a, b, valid ? (x == T(0) ? T(0) : x * log) : scalar_nan(T()), swapped ? by_y : by_x,
                  swapped ? by_x : by_y);
   }
-  // Scaled by 2^24, so that differences of the smallest numbers are not flushed.
+  // Scaled by 2^24 so that differences of the smallest numbers are not flushed to 0.
   const T x = a.value * T(0x1p24), y = b.value * T(0x1p24);
   const T gap = difference.value == T(0) ? x - y : difference.value * T(0x1p24);
   const T mean = scalar_fma(beta.value, gap, y);
   const T m = mean > T(0) ? mean : T(1);
-  // No probabilities; the fast inverse is 0 beyond that.
+  // Negative operands are not probabilities; from 2^126 on the fast inverse is 0.
   if (kNarrow) valid = (a.value >= T(0)) & (b.value >= T(0)) & (mean < T(0x1p126));
   const T inverse = scalar_divide_roughly(T(1), m);
   const Entropy<T> of_a = scalar_entropy(x, m, complement.value * gap, inverse);
   const Entropy<T> of_b = scalar_entropy(y, m, -beta.value * gap, inverse);
   const T sum = scalar_fma(beta.value, of_a.value, complement.value * of_b.value) * T(0x1p-24);
-  // A distribution without mass has no tangent.
+  // A probability of 0 has no tangent.
   const T across = -(beta.value * complement.value * (inverse * T(0x1p24)));
   const T by_a = with_partials(beta.value * of_a.log, -across * scalar_divide_in_range(y, x), a.value,
                                empty_b ? T(0) : across, b.value);
@@ -404,7 +406,7 @@ __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a,
                empty_b ? T(0) : by_b);
 }
 
-// exp(a) - exp(b), given both exponentials.
+// exp(a) - exp(b), given both exponentials `of_a` and `of_b`.
 template <class T>
 __device__ __forceinline__ T scalar_exp_difference(T a, T b, T of_a, T of_b) {
   const bool above = a > b;
@@ -413,7 +415,7 @@ __device__ __forceinline__ T scalar_exp_difference(T a, T b, T of_a, T of_b) {
   return of_a == of_b && of_a == T(0) ? T(0) : difference;
 }
 
-// exp(a) - exp(b), also where a is near b; 0 where both are -inf.
+// exp(a) - exp(b), accurate also where a is near b; 0 where both are -inf.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> exp_difference(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   const T of_a = scalar_exp(a.value);
@@ -421,7 +423,7 @@ __device__ __forceinline__ Dual<T, kA | kB> exp_difference(const Dual<T, kA>& a,
   return chain(a, b, scalar_exp_difference(a.value, b.value, of_a, of_b), of_a, -of_b);
 }
 
-// Of a and b, given by their logarithms: a log(a / b) - a + b, a log(a / b), and a - b.
+// For a and b, given by their logarithms: value = a log(a / b) - a + b, product = a log(a / b), difference = a - b.
 template <class T>
 struct RelativeEntropy {
   T value;
@@ -438,8 +440,8 @@ __device__ __forceinline__ RelativeEntropy<T> scalar_log_relative_entropy(T log_
   return {force_computed(near ? scalar_relative_entropy(a, ratio, difference) : product - difference), product,
           difference};
 }
-// Relative entropy from a, b and r = log(a / b), without a quotient: near r = 0 the value is a (exp(-r) - 1 + r), a
-// polynomial to 2^-26, with kNarrow to 2^-17, and the difference follows from it.
+// Relative entropy from a, b and r = log(a / b), without a quotient. Near r = 0 the value is a (exp(-r) - 1 + r), a
+// polynomial to 2^-26, or with kNarrow to 2^-17, and the difference follows from the value.
 __device__ __forceinline__ RelativeEntropy<float> scalar_known_relative_entropy(float a, float b, float r) {
   const float product = a == 0.0f ? 0.0f : a * r;
   const float series = kNarrow ? scalar_polynomial(r, 0.499997407f, -0.166667789f, 0.0418369137f, -0.0083414223f)
@@ -454,10 +456,10 @@ __device__ __forceinline__ RelativeEntropy<float> scalar_log_relative_entropy(fl
   return scalar_known_relative_entropy(scalar_exp(log_a), scalar_exp(log_b), log_a - log_b);
 }
 
-// The logarithm of a probability as the operand of a divergence, and what is known besides: the number
-// itself, and the logarithm of its ratio to the other operand, which the difference of both logarithms would round. A
-// primitive that has no form for it takes the logarithm. As with kTentative, the value may be NaN where that form lacks
-// an edge of the domain.
+// Logarithm of a probability as the operand of a divergence, with two numbers that are known besides: the probability
+// itself, and the logarithm of its ratio to the other operand, which the difference of the two logarithms would round.
+// A primitive without an overload for it uses the logarithm. As with kTentative, the value may be NaN at an edge of the
+// domain that the overload leaves out.
 template <class T, unsigned kMask>
 struct KnownLog : Dual<T, kMask> {
   T number;
@@ -472,14 +474,14 @@ __device__ __forceinline__ Dual<float, kA | kB> log_relative_entropy(const Known
                y.product, -y.difference);
 }
 
-// See below; with kNarrow for beta > 0. With k(r) = log(complement + beta exp(r)) = log(m / p), where r = log(q /
-// p), the value is m (r k'(r) - k(r)), and k generates the cumulants of a number that is 1 with probability beta and
-// else 0:
+// mixed_divergence (see below) of known logarithms; with kNarrow for beta > 0. With k(r) = log(complement + beta
+// exp(r)) = log(m / p), where r = log(q / p), the value is m (r k'(r) - k(r)), and k generates the cumulants of a
+// random number that is 1 with probability beta and 0 otherwise:
 //
 //   k(r) = sum over n of c_n r^n / n!                 r k'(r) - k(r) = sum over n > 1 of (n - 1) c_n r^n / n!
 //
-// Near r = 0 both are polynomials. Farther out the logarithm of m is taken; with beta = 1 the difference q - p is
-// added.
+// Near r = 0 both are polynomials. Farther out they follow from the logarithm of m. With beta = 1 the difference q - p
+// is added.
 template <unsigned kQ, unsigned kP>
 __device__ __forceinline__ Dual<float, kQ | kP> mixed_divergence(const KnownLog<float, kQ>& log_q,
                                                                  const KnownLog<float, kP>& log_p,
@@ -489,7 +491,8 @@ __device__ __forceinline__ Dual<float, kQ | kP> mixed_divergence(const KnownLog<
     return mixed_divergence(static_cast<const Dual<float, kQ>&>(log_q), static_cast<const Dual<float, kP>&>(log_p),
                             beta, complement);
   }
-  // Constants of all classes. The divergence of beta = 1 is the limit of that of beta < 1 over `variance`.
+  // Constants, the same for all classes. The divergence with beta = 1 is the limit of that with beta < 1 over
+  // `variance`.
   const float b = beta.value, c = complement.value, variance = b * c, skew = c - b;
   const bool reverse = c == 0.0f;
   const float third = skew, fourth = scalar_fma(-6.0f, variance, 1.0f),
@@ -503,7 +506,7 @@ __device__ __forceinline__ Dual<float, kQ | kP> mixed_divergence(const KnownLog<
   const bool near = fabsf(r) < 0.35f;
   const float k = r * scalar_polynomial(r, b, variance * 0.5f, variance * third * (1.0f / 6),
                                         variance * fourth * (1.0f / 24), variance * fifth * (1.0f / 120));
-  // Finite, because a number is 0 where its logarithm is not.
+  // Limited to finite values, because a number is 0 where its logarithm is infinite.
   const float far_k = reverse ? r : scalar_fma(log2_m, 0.693147181f, -log_p.value);
   const float far_q = scalar_fma(log2_m, -0.693147181f, log_q.value);
   const float by_p = -(of_p * p * select_computed(near, k, fminf(far_k, 200.0f)));
@@ -517,7 +520,7 @@ __device__ __forceinline__ Dual<float, kQ | kP> mixed_divergence(const KnownLog<
                reverse ? reverse_by_q : by_q, by_p);
 }
 
-// a log(a / b) - a + b from the logarithms of a and b, also if one of both underflows; never negative.
+// a log(a / b) - a + b from the logarithms of a and b, also if one of a and b underflows; never negative.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> log_relative_entropy(const Dual<T, kA>& log_a, const Dual<T, kB>& log_b) {
   const RelativeEntropy<T> y = scalar_log_relative_entropy(log_a.value, log_b.value);
@@ -525,8 +528,8 @@ __device__ __forceinline__ Dual<T, kA | kB> log_relative_entropy(const Dual<T, k
 }
 
 // beta q log(q / m) + complement p log(p / m) with complement = 1 - beta and m = beta q + complement p, from the
-// logarithms of q and p. With beta = 0 it is q log(q / p) - q + p instead, and with beta = 1 p log(p / q) - p + q.
-// Never negative.
+// logarithms of q and p; never negative. With beta = 0 it is q log(q / p) - q + p instead, and with beta = 1 it is
+// p log(p / q) - p + q.
 template <class T, unsigned kQ, unsigned kP>
 __device__ __forceinline__ Dual<T, kQ | kP> mixed_divergence(const Dual<T, kQ>& log_q, const Dual<T, kP>& log_p,
                                                              const Dual<T, 0>& beta, const Dual<T, 0>& complement) {
@@ -535,7 +538,7 @@ __device__ __forceinline__ Dual<T, kQ | kP> mixed_divergence(const Dual<T, kQ>& 
   return jensen_shannon(exp(log_q), exp(log_p), exp_difference(log_q, log_p), beta, complement);
 }
 
-// t / x - log(t / x) - 1, which is never negative, for t, x >= 0.
+// t / x - log(t / x) - 1 for t, x >= 0; never negative.
 template <class T, unsigned kT, unsigned kX>
 __device__ __forceinline__ Dual<T, kT | kX> itakura_saito(const Dual<T, kT>& t, const Dual<T, kX>& x) {
   const T difference = t.value - x.value;
@@ -547,7 +550,7 @@ __device__ __forceinline__ Dual<T, kT | kX> itakura_saito(const Dual<T, kT>& t, 
     const NarrowLog<T> ratio = scalar_narrow_log(excess, scalar_log(of_x.times(t.value)));
     value = select_computed(ratio.near, -(excess * excess * ratio.excess), excess - ratio.log);
   } else if constexpr (kNarrow) {
-    // The logarithm of an operand that is 0, negative or no number gives the limits and NaN, unless x is 0.
+    // The logarithm of an operand that is 0, negative or NaN yields the limit or NaN, unless x is 0.
     const NarrowInverse<T> of_x = scalar_narrow_inverse(x.value);
     excess = of_x.times(difference);
     by_x = -of_x.times(excess);
@@ -566,14 +569,14 @@ __device__ __forceinline__ Dual<T, kT | kX> itakura_saito(const Dual<T, kT>& t, 
     value = valid ? (silent ? scalar_infinity(T()) : usual) : scalar_nan(T());
   }
   const bool beyond = excess > scalar_max(T());
-  // 1 / x - 1 / t
+  // The derivative with respect to t, 1 / x - 1 / t.
   const T grad_t = scalar_divide_in_range(beyond ? T(1) : excess, beyond ? x.value : t.value);
   const T of_t = scalar_divide_in_range(T(1), t.value), of_x = scalar_divide_in_range(T(1), x.value);
   return chain(t, x, value, with_partials(grad_t, of_t * of_t, t.value, -(of_x * of_x), x.value), by_x);
 }
 
-// 100 |t - x| / max(|t|, floor). Its derivative needs no difference of two quotients. It is 0 at t = x, and that of a
-// constant denominator at |t| = floor.
+// 100 |t - x| / max(|t|, floor). The derivative needs no difference of two quotients. It is 0 at t = x, and at
+// |t| = floor it is that of a constant denominator.
 template <class T, unsigned kX, unsigned kT>
 __device__ __forceinline__ Dual<T, kX | kT> percentage_error(const Dual<T, kX>& x, const Dual<T, kT>& t,
                                                              const Dual<T, 0>& floor) {
@@ -582,7 +585,7 @@ __device__ __forceinline__ Dual<T, kX | kT> percentage_error(const Dual<T, kX>& 
   const T rate = scalar_divide_in_range(T(100), relative ? size : floor.value);
   const T difference = t.value - x.value;
   const T rising = scalar_sign(difference) * rate;
-  // rising x / t, by the product of two of them that is in range.
+  // rising x / t, in the order whose intermediate result is in range.
   const bool small = scalar_abs(x.value) < T(1);
   const T quotient = scalar_divide_in_range(small ? x.value * rising : x.value, t.value);
   const T against = relative ? (small ? quotient : quotient * rising) : rising;

@@ -1,21 +1,21 @@
 // Losses of binary decisions, weighted by confidence: focal, asymmetric, poly1, generalized cross entropy. They are
-// computed from the logit x and the label y, so that neither 1 - p nor a logarithm of p cancels. Infinite x have limits
-// of their own: no 0 * inf arises.
+// computed from the logit x and the label y, so that neither 1 - p nor a logarithm of p cancels. An infinite x takes
+// its limit: no 0 * inf arises.
 #pragma once
 #include "primitives/logistic.cuh"
 
-// A logit against a label, by the sign of the logit: x > 0 decides for 1.
+// A logit compared with a label, by the sign of the logit: x > 0 decides for 1.
 template <class T>
 struct Decision {
   Logistic<T> at;
   T size;         // |x|
   bool negative;  // x < 0
   T side;         // the sign of x
-  T wrong;        // how much of the label is on the other side
-  T right;        // the rest of it
+  T wrong;        // share of the label on the other side
+  T right;        // share of the label on the side of the logit
 
-  // y with the sign of x: a select, where the product with `side` takes a select and a multiplication. It also takes a
-  // predicate until then, of which there are few.
+  // y, negated if x is negative. This is one select; a product with `side` takes a select and a multiplication. But
+  // until then it occupies a predicate register, of which there are few.
   __device__ __forceinline__ T signed_as_logit(T y) const {
     return negative ? -y : y;
   }
@@ -29,7 +29,7 @@ __device__ __forceinline__ Decision<T> scalar_decision(T x, T y) {
           negative ? T(-1) : T(1), negative ? y : not_y, negative ? not_y : y};
 }
 
-// A probability n / (1 + e), and the rounding error of the quotient relative to it: a power would multiply that error.
+// A probability n / (1 + e), with the relative rounding error of the quotient: a power would multiply that error.
 template <class T>
 struct Fraction {
   T value;
@@ -46,7 +46,7 @@ __device__ __forceinline__ Fraction<T> scalar_fraction(T n, T e) {
   return {value, value > T(0) ? scalar_divide_roughly(remainder * inverse, value) : T(0)};
 }
 
-// A power as two factors that are multiplied one after another: its product with another number is in range if the
+// A power as two factors that are multiplied one after the other: its product with another number is in range if the
 // result is.
 template <class T>
 struct Power {
@@ -58,11 +58,11 @@ struct Power {
 };
 
 // x^t for 0 <= x <= 1 and t >= 0. In float, significand and exponent of x have separate logarithms, and the exponential
-// is taken of what whole powers of two leave, so no digits are lost where x^t is small. The exponents in common use are
-// products. All threads have the same t, so the branch is uniform.
+// is taken of what remains after whole powers of two, so no digits are lost where x^t is small. Common exponents are
+// products instead. All threads have the same t, so the branch is uniform.
 __device__ __forceinline__ Power<float> scalar_power(float x, float t) {
   if (kNarrow) {
-    // One factor: if it underflows, so does its product with the loss, which is about as small. 0^0 is 1.
+    // One factor is enough: if it underflows, so does its product with the loss, which is about as small. 0^0 is 1.
     if (t == 2.0f) return {x * x, 1.0f};
     return {select_computed(t == 0.0f, 1.0f, __powf(x, t)), 1.0f};
   }
@@ -73,7 +73,7 @@ __device__ __forceinline__ Power<float> scalar_power(float x, float t) {
     const float square = x * x;
     return {square, scalar_fma(2.0f, scalar_fma(x, x, -square), square)};
   }
-  // Only rounding takes x above 1; the bits of a negative number, and of NaN, must not be taken apart.
+  // Only rounding makes x exceed 1. The bits of a negative number or NaN must not be taken apart.
   if (!(x > 0.0f && x < 2.0f)) return {x * 0.0f, 0.0f};
   const int exponent = (__float_as_int(x) - 0x3f2aaaab) & ~0x7fffff;
   const float log = scalar_log1p_near_zero(__int_as_float(__float_as_int(x) - exponent) - 1.0f);
@@ -98,7 +98,7 @@ __device__ __forceinline__ Power<T> scalar_power(const Fraction<T>& x, T t) {
   return {scalar_fma(power.first, t * x.relative_residual, power.first), power.second};
 }
 
-// -log(1 - q), given q and 1 - q. The larger of both may have rounded away digits of the other.
+// -log(1 - q), given q and 1 - q. The larger of the two may have rounded away digits of the smaller one.
 __device__ __forceinline__ float scalar_minus_log_of_complement(float q, float complement) {
   return select_computed(q < 0.33f, -scalar_log1p_near_zero(-q), -scalar_log(complement));
 }
@@ -112,8 +112,8 @@ __device__ __forceinline__ T scalar_confidence(const Decision<T>& d) {
   return scalar_complement(d.size, scalar_exp(-d.size)) * d.at.larger;
 }
 
-// The loss below for tentative evaluation and a gamma of 2. With s the sigmoid of |x|, the derivative of m with respect
-// to |x| is (wrong - right) s (1 - s).
+// `focal` for tentative evaluation and a gamma of 2. With s the sigmoid of |x|, the derivative of m with respect to |x|
+// is (wrong - right) s (1 - s).
 template <class T, unsigned kX, unsigned kY>
 __device__ __forceinline__ Dual<T, kX | kY> tentative_focal(const Dual<T, kX>& x, const Dual<T, kY>& y,
                                                             const Decision<T>& d, T alpha, T complement) {
@@ -125,7 +125,7 @@ __device__ __forceinline__ Dual<T, kX | kY> tentative_focal(const Dual<T, kX>& x
   const T miss = scalar_fma(d.right, d.at.smaller, d.wrong * d.at.larger);
   const T scaled = factor * miss;
   const T product = miss * log_loss;
-  // The derivative of the log loss is wrong s - right (1 - s), and wrong and right add up to 1.
+  // The derivative of the log loss is wrong s - right (1 - s), and wrong + right = 1.
   const T rise = T(2) * (d.at.larger * d.at.smaller) * log_loss;
   const T bent = scalar_fma(d.wrong - d.right, rise, miss * (d.wrong - d.at.smaller));
   const T by_logit = d.side * (scaled * bent);
@@ -138,9 +138,9 @@ __device__ __forceinline__ Dual<T, kX | kY> tentative_focal(const Dual<T, kX>& x
   return chain(x, y, valid ? scaled * product : scalar_nan(T()), by_logit, by_label);
 }
 
-// a m^gamma (log loss of the logit x), where m is the probability of a wrong decision, and a = alpha y + complement (1
-// - y), or 1 if alpha < 0; complement = 1 - alpha. NaN if y is no probability. For an infinite x the derivative with
-// respect to y is 0 by convention.
+// a m^gamma L, where L is the log loss of the logit x, m is the probability of a wrong decision, and
+// a = alpha y + complement (1 - y), or 1 if alpha < 0; complement = 1 - alpha. NaN if y is not a probability. For an
+// infinite x the derivative with respect to y is 0 by convention.
 template <class T, unsigned kX, unsigned kY>
 __device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Dual<T, kY>& y, const Dual<T, 0>& alpha,
                                                   const Dual<T, 0>& complement, const Dual<T, 0>& gamma) {
@@ -179,24 +179,24 @@ __device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Du
                infinite ? T(0) : by_factor - d.side * by_power);
 }
 
-// complement^gamma nll, for nll = -log p and complement = 1 - p of the same p, with 0^0 = 1. For an infinite nll the
+// complement^gamma nll, where nll = -log p and complement = 1 - p for the same p, with 0^0 = 1. For an infinite nll the
 // derivative with respect to the complement is 0 by convention.
 template <class T, unsigned kN, unsigned kR>
 __device__ __forceinline__ Dual<T, kN | kR> focused(const Dual<T, kN>& nll, const Dual<T, kR>& complement,
                                                     const Dual<T, 0>& gamma) {
-  // The usual case, and the same for all rows.
+  // The usual case. The branch is uniform, because all rows have the same gamma.
   if (gamma.value == T(0)) return chain(nll, complement, nll.value, T(1), T(0));
   const Power<T> power = scalar_power(Fraction<T>{complement.value, T(0)}, gamma.value);
   const bool infinite = nll.value > scalar_max(T());
-  // Where the complement vanishes, nll does so as fast.
+  // Where the complement goes to 0, nll does so at the same rate.
   const T ratio = complement.value > T(0) ? scalar_divide_roughly(nll.value, complement.value) : T(1);
   return chain(nll, complement, power.times(nll.value), power.times(T(1)),
                infinite ? T(0) : gamma.value * power.times(ratio));
 }
 
-// -log p + epsilon (1 - p), where p is the probability of the label y; sum is 1 + epsilon. Computed by powers of 1 - p
-// from the second on, so nothing cancels for an epsilon of -1. For an infinite x the derivative with respect to y is 0
-// by convention.
+// -log p + epsilon (1 - p), where p is the probability of the label y; sum is 1 + epsilon. -log p enters as 1 - p plus
+// the higher powers of 1 - p, so nothing cancels for an epsilon of -1. For an infinite x the derivative with respect to
+// y is 0 by convention.
 template <class T, unsigned kX, unsigned kY>
 __device__ __forceinline__ Dual<T, kX | kY> poly1(const Dual<T, kX>& x, const Dual<T, kY>& y, const Dual<T, 0>& epsilon,
                                                   const Dual<T, 0>& sum) {
@@ -213,8 +213,8 @@ __device__ __forceinline__ Dual<T, kX | kY> poly1(const Dual<T, kX>& x, const Du
     }
     return chain(x, y, scalar_fma(d.wrong, more, of_right), d.signed_as_logit(slope), by_label);
   }
-  // Where the two terms of the right label cancel, for an epsilon of -1, a unit in the last place of it counts
-  // threefold.
+  // For an epsilon of -1, where the two terms of the right label cancel, an error of one unit in the last place of
+  // `smaller` counts threefold.
   const T e = scalar_exp(-d.size);
   const Fraction<T> fraction = scalar_fraction(e, e);
   const T smaller = kNarrow ? fraction.value : scalar_fma(fraction.value, fraction.relative_residual, fraction.value);
@@ -228,7 +228,7 @@ __device__ __forceinline__ Dual<T, kX | kY> poly1(const Dual<T, kX>& x, const Du
 }
 
 // y (1 - p)^gamma_pos (-log p) + (1 - y) q^gamma_neg (-log(1 - q)) with p = sigmoid(x), q = max(p - clip, 0). An
-// infinite logarithm against a label of 0 costs nothing, with derivatives 0.
+// infinite logarithm whose factor, y or 1 - y, is 0 contributes nothing, with derivatives 0.
 template <class T, unsigned kX, unsigned kY>
 __device__ __forceinline__ Dual<T, kX | kY> asymmetric(const Dual<T, kX>& x, const Dual<T, kY>& y,
                                                        const Dual<T, 0>& gamma_neg, const Dual<T, 0>& gamma_pos,
@@ -238,8 +238,8 @@ __device__ __forceinline__ Dual<T, kX | kY> asymmetric(const Dual<T, kX>& x, con
   const T e = scalar_exp(-scalar_abs(x.value));
   const T not_y = T(1) - y.value;
   if constexpr (((kX | kY) & kTentative) != 0) {
-    // For the default exponents, and a clip that is not small. The derivative of q^4 L is q^3 p (1 - p) (4 L + q / m)
-    // with m = 1 - q. Where q is small, it is no better known than the logarithm of m.
+    // For the default exponents and a clip that is not small. The derivative of q^4 L is q^3 p (1 - p) (4 L + q / m)
+    // with m = 1 - q. A small q is known no better than the logarithm of m.
     const T p = negative ? at.smaller : at.larger, not_p = negative ? at.larger : at.smaller;
     const T q = max_ignoring_nan(p - clip.value, T(0));
     const T not_q = not_p + clip.value;
@@ -259,8 +259,8 @@ __device__ __forceinline__ Dual<T, kX | kY> asymmetric(const Dual<T, kX>& x, con
   const T log_hit = at.excess + (negative ? -x.value : T(0));
   T hit, miss, bent_hit, bent_miss;
   if constexpr (kNarrow) {
-    // No branch but a uniform one. With m = 1 - q the derivative of q^gamma L is q^gamma (p (1 - p) / (q m)) (gamma L m
-    // + q), which takes one quotient; p (1 - p) / (q m) is 1 without a clip.
+    // The only branch is uniform. With m = 1 - q the derivative of q^gamma L is q^gamma (p (1 - p) / (q m))
+    // (gamma L m + q), which takes one quotient; without a clip p (1 - p) / (q m) is 1.
     const bool clips = clip.value > T(0);
     const T difference = p.value - clip.value, not_q = not_p.value + clip.value;
     const bool active = difference > T(0);
@@ -269,7 +269,7 @@ __device__ __forceinline__ Dual<T, kX | kY> asymmetric(const Dual<T, kX>& x, con
     const T log_of_q = select_computed(active, scalar_minus_log_of_complement(q, not_q), q);
     const T log_miss = select_computed(clips, log_of_q, above);
     T power_hit = not_p.value, power_miss = q * q * (q * q);
-    if (gamma_pos.value != T(1) || gamma_neg.value != T(4)) {  // the defaults
+    if (gamma_pos.value != T(1) || gamma_neg.value != T(4)) {  // not the defaults
       power_hit = scalar_power(not_p.value, gamma_pos.value).first;
       power_miss = scalar_power(q, gamma_neg.value).first;
     }
@@ -315,7 +315,7 @@ __device__ __forceinline__ Dual<T, kX | kY> asymmetric(const Dual<T, kX>& x, con
                constant_if(scalar_abs(x.value) > scalar_max(T()), by_logit), of_hit - of_miss);
 }
 
-// (1 - e^(-q s)) / q, which is the integral of e^(-q s) over s; given 1 / q and e^(-q s).
+// (1 - e^(-q s)) / q, the integral of e^(-q t) over t from 0 to s, given inverse = 1 / q and e = e^(-q s).
 __device__ __forceinline__ float scalar_integral(float s, float q, float inverse, float e) {
   const float z = q * s;
   if (kNarrow) return select_computed(z < 0.35f, s * scalar_complement_ratio(z), (1.0f - e) * inverse);
@@ -332,15 +332,16 @@ __device__ __forceinline__ T scalar_mean_of_fall(T z) {
   return scalar_polynomial(z, T(0.999999583), T(-0.499972582), T(0.166358694), T(-0.0404294617), T(0.00623448379));
 }
 
-// (1 - p^q) / q with p = sigmoid(x) against a label of 1, p = sigmoid(-x) against one of 0, and between them in
-// proportion, for q > 0; for q = 0 the limit, which is the log loss. With z = q (-log of the larger p), it is (1 -
-// e^-z) / q for the one label, to which e^-z (1 - e^(-q |x|)) / q is added for the other one.
+// (1 - p^q) / q for q > 0, where p = sigmoid(x) for a label of 1, p = sigmoid(-x) for a label of 0, and labels in
+// between weight both in proportion; for q = 0 the limit, which is the log loss. With z = q (-log of the larger p), the
+// label of the larger p has the loss (1 - e^-z) / q, and the other label adds e^-z (1 - e^(-q |x|)) / q to it.
 template <class T, unsigned kX, unsigned kY>
 __device__ __forceinline__ Dual<T, kX | kY> generalized_log_loss(const Dual<T, kX>& x, const Dual<T, kY>& y,
                                                                  const Dual<T, 0>& q) {
   const Decision<T> d = scalar_decision(x.value, y.value);
   if constexpr (kTentativeFit<T, kX | kY>) {
-    // The larger p is at least 1/2, so its power cancels nowhere. Where |x| is small, the easy part is not.
+    // The larger p is at least 1/2, so its power, 1 - q easy, does not cancel. `more` cancels where |x| is small, but
+    // there `easy` is not small.
     const T easy = d.at.excess * scalar_mean_of_fall(q.value * d.at.excess);
     const T e = scalar_fma(-q.value, easy, T(1));
     const T f = scalar_exp2(T(-1.4426950408889634) * q.value * d.size);

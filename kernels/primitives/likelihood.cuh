@@ -3,7 +3,7 @@
 #include "primitives/divergence.cuh"
 
 // log(t!) = log Gamma(1 + t) for 0 <= t <= 1, and its derivative, digamma(1 + t): polynomials in float, rational
-// functions in double, each to the accuracy of its type relative to t, or to 1.
+// functions in double. The value has the accuracy of its type relative to t, the derivative relative to 1.
 __device__ __forceinline__ ValueAndSlope<float> scalar_log_factorial(float t) {
   return {t * scalar_polynomial(t, -0.577215552f, 0.822456658f, -0.400458008f, 0.268425882f, -0.196365833f,
                                 0.135368302f, -0.0746930093f, 0.0271075834f, -0.00462601706f),
@@ -25,9 +25,9 @@ __device__ __forceinline__ ValueAndSlope<double> scalar_log_factorial(double t) 
   return {t * value, slope};
 }
 
-// The remainder of Stirling's formula, log(t!) - (t log t - t + log(2 pi t) / 2), for t >= 1; and the derivative of
-// log(t!), digamma(1 + t), minus log t. In float polynomials of 1 / t; in double Stieltjes functions of t^2, which
-// rational functions approximate fast.
+// For t >= 1, the remainder of Stirling's formula, log(t!) - (t log t - t + log(2 pi t) / 2); as the slope, the
+// derivative of log(t!), digamma(1 + t), minus log t. In float they are polynomials of 1 / t; in double, Stieltjes
+// functions of t^2, which rational functions approximate fast.
 __device__ __forceinline__ ValueAndSlope<float> scalar_stirling_remainder(float t) {
   const float w = scalar_divide_roughly(1.0f, t);
   return {w * scalar_polynomial(w, 0.0833332539f, 1.4261218e-06f, -0.00278320257f, -2.09734881e-05f, 0.000999916228f,
@@ -51,16 +51,16 @@ __device__ __forceinline__ ValueAndSlope<double> scalar_stirling_remainder(doubl
   return {w * value, 0.5 * w - z * slope};
 }
 
-// The terms of log(t!) that a Poisson loss adds.
+// Terms of log(t!) that a Poisson loss adds.
 enum LogFactorial { kNoTerm = 0, kStirling = 1, kExact = 2 };
 
 // rate - t log_rate, plus log(t!) by `terms` (kStirling: Stirling's formula for t > 1, nothing below), and the
-// derivative with respect to t. `log_rate` is log(rate + shift), `log_ratio` log((rate + shift) / t).
+// derivative with respect to t. `log_rate` is log(rate + shift), `log_ratio` is log((rate + shift) / t).
 //
 // For t > 1, rate - t log_rate + t log t - t = t (e^u - 1 - u) - shift with u = log_ratio is computed as one
 // expression: it is small beside its parts if the prediction is good, and a series replaces it where they cancel. t = 0
-// contributes nothing: 0 log 0 = 0 log inf = 0, with derivative 0. If e^x overflows, so does the loss, whatever t x is.
-// A number that is no count has no log(t!).
+// contributes nothing: 0 log 0 = 0 log inf = 0, with derivative 0. If the rate overflows, so does the loss, whatever t
+// log_rate is. An infinite t, and with kExact a negative one, has no log(t!): the result is NaN.
 template <class T>
 __device__ __forceinline__ ValueAndSlope<T> scalar_poisson(T rate, T shift, T log_rate, T log_ratio, T t, int terms) {
   if (terms != kNoTerm && (t > scalar_max(T()) || (terms == kExact && t < T(0)))) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ ValueAndSlope<T> scalar_poisson(T rate, T shift, T lo
   return {plain.value + factorial.value, plain.slope + factorial.slope};
 }
 
-// log(rate / t). A squared difference from 0 is multiplied by t, so it is 0 if both are equal.
+// log(rate / t). It must be 0 if rate and t are equal, because scalar_poisson multiplies the square of any error by t.
 template <class T>
 __device__ __forceinline__ T scalar_log_rate_ratio(T rate, T t) {
   return kNarrow ? scalar_log_ratio(rate, t, rate - t, rate + t).log : scalar_ratio(rate, t).log;
@@ -98,11 +98,11 @@ __device__ __forceinline__ T scalar_log_rate_ratio(T rate, T t) {
 template <class T, unsigned kX, unsigned kT>
 __device__ __forceinline__ Dual<T, kX | kT> poisson_of_log_rate(const Dual<T, kX>& x, const Dual<T, kT>& t, int terms) {
   const T rate = scalar_exp(x.value);
-  // The rate has its distance from t to its own digits; x, which is large where the rate is, has not.
+  // The rate determines its distance from t to its own digits; x, which is large where the rate is, does not.
   const bool normal = rate > T(1e-30) && rate <= scalar_max(T());
   const T log_ratio = normal ? scalar_log_rate_ratio(rate, t.value) : x.value - scalar_log(t.value);
   const ValueAndSlope<T> loss = scalar_poisson(rate, T(0), x.value, log_ratio, t.value, terms);
-  // An infinite x is no derivative with respect to a t of 0, which contributes nothing.
+  // At t = 0 an infinite x contributes nothing, so it must not become a derivative with respect to t either.
   const T against = t.value == T(0) && scalar_abs(x.value) > scalar_max(T()) ? T(0) : T(-1);
   return chain(x, t, loss.value, with_partials(rate - t.value, rate, x.value, against, t.value), loss.slope);
 }
@@ -111,7 +111,7 @@ __device__ __forceinline__ Dual<T, kX | kT> poisson_of_log_rate(const Dual<T, kX
 template <class T, unsigned kX, unsigned kT>
 __device__ __forceinline__ Dual<T, kX | kT> poisson_of_rate(const Dual<T, kX>& x, const Dual<T, kT>& t,
                                                             const Dual<T, 0>& epsilon, int terms) {
-  // If the rate is about 1, the rounding error of the sum is as large as its logarithm.
+  // For a rate of about 1, the rounding error of the sum is as large as the logarithm.
   const T rate = x.value + epsilon.value;
   const T part = rate - x.value;
   const T rounded_off = (x.value - (rate - part)) + (epsilon.value - part);
@@ -121,7 +121,7 @@ __device__ __forceinline__ Dual<T, kX | kT> poisson_of_rate(const Dual<T, kX>& x
   const T log_ratio = scalar_log_rate_ratio(rate * scale, t.value * scale);
   const ValueAndSlope<T> loss = scalar_poisson(x.value, epsilon.value, log_rate, log_ratio, t.value, terms);
   const T by_x = t.value == T(0) ? T(1) : T(1) - scalar_divide_in_range(t.value, rate);
-  // If the rate is 0 too, nothing contributes.
+  // If t and the rate are both 0, nothing contributes.
   const bool nothing = t.value == T(0) && rate == T(0);
   const T inverse = nothing ? T(0) : scalar_divide_in_range(T(1), rate);
   const T per_rate = nothing ? T(0) : scalar_divide_in_range(t.value, rate);

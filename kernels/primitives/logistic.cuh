@@ -32,22 +32,22 @@ __device__ __forceinline__ float scalar_log_beyond_linear(float p) {
                                          -0.592270017f, 1.97093475f, -2.47645473f, 1.74344373f);
   return p * p * excess;
 }
-// It is 2 atanh(t) - p for t = p / (2 - p), and 2 t - p is p t: nothing cancels.
+// It is 2 atanh(t) - p with t = p / (2 - p), and 2 t - p = p t, so nothing cancels.
 __device__ __forceinline__ double scalar_log_beyond_linear(double p) {
   const double t = p / (2.0 - p);
   const double w = t * t;
   return fma(2.0 * t * w, scalar_atanh_tail(w), p * t);
 }
 
-// `min` would take NaN for 100.
+// min(x, 100), but NaN for NaN, for which `min` would return 100.
 template <class T>
 __device__ __forceinline__ T scalar_no_more_than_100(T x) {
   return x > T(100) ? T(100) : x;
 }
 
-// -log p and -log(1 - p), at most 100; NaN if p is no probability. In float the smaller one of p and 1 - p is exact,
-// and both results follow from it: its own logarithm is the GPU's fast one, which up to 1/2 is within 3.4 units in the
-// last place; the other logarithm is small, and a polynomial.
+// -log p and -log(1 - p), at most 100; NaN if p is not a probability. In float the smaller of p and 1 - p is exact, and
+// both results follow from it. Its own logarithm is the GPU's fast one, which for arguments up to 1/2 is within 3.4
+// units in the last place; the other logarithm is small, and a polynomial.
 __device__ __forceinline__ Logs<float> scalar_minus_logs(float p) {
   const bool low = p < 0.5f;
   const float small = low ? p : 1.0f - p;
@@ -59,12 +59,12 @@ __device__ __forceinline__ Logs<double> scalar_minus_logs(double p) {
   return {scalar_no_more_than_100(-log(p)), scalar_no_more_than_100(-log1p(-p))};
 }
 
-// What softplus and sigmoid of x and -x share: one exponential.
+// Terms that softplus and sigmoid of x and -x share, from one exponential.
 template <class T>
 struct Logistic {
   T excess;   // log(1 + e^-|x|), by which softplus(x) exceeds max(x, 0)
-  T larger;   // the larger one of sigmoid(x) and sigmoid(-x)
-  T smaller;  // the other one, not as 1 - larger, which would cancel
+  T larger;   // the larger of sigmoid(x) and sigmoid(-x)
+  T smaller;  // the smaller; not computed as 1 - larger, which would cancel
 };
 
 template <class T>
@@ -88,7 +88,7 @@ __device__ __forceinline__ Dual<T, kMask> softplus(const Dual<T, kMask>& x) {
 }
 
 // (1 - y) softplus(x) + w y softplus(-x) for finite w. No term cancels, neither in the value nor in a derivative. An
-// infinite x against a factor of 0 costs nothing, with derivatives 0.
+// infinite x with the factor 0 contributes nothing, with derivatives 0.
 template <class T, unsigned kX, unsigned kY, class W>
 __device__ __forceinline__ auto log_loss_of_logit(const Dual<T, kX>& x, const Dual<T, kY>& y, const W& weight) {
   const auto w = lift<T>(weight);
@@ -109,7 +109,7 @@ __device__ __forceinline__ auto log_loss_of_logit(const Dual<T, kX>& x, const Du
   const T factor = negative ? w.value : T(1);
   const bool nothing = label == T(0) || factor == T(0);
   const T linear = nothing ? T(0) : factor * (label * size);
-  // 0 * w is NaN for an infinite w, whose product with 0 has no one value.
+  // 0 * w makes the value NaN for an infinite w, whose product with 0 is undefined.
   const T value = scalar_fma(scalar_fma(w.value, y.value, not_y), at.excess, linear) + T(0) * w.value;
   const T falling = w.value * y.value;
   const T partial = scalar_fma(negative ? falling : not_y, at.larger, -((negative ? not_y : falling) * at.smaller));
@@ -120,8 +120,8 @@ __device__ __forceinline__ auto log_loss_of_logit(const Dual<T, kX>& x, const Du
                scalar_fma(w.value - T(1), at.excess, by_label), y.value * against);
 }
 
-// log((1 - p) / p), given 1 - 2 p and the difference of the logarithms, which cancel around p = 1/2. There 1 - 2 p is
-// exact.
+// log((1 - p) / p), given excess = 1 - 2 p and the difference of the two logarithms, which cancel around p = 1/2. There
+// 1 - 2 p is exact.
 template <class T>
 __device__ __forceinline__ T scalar_log_odds_against(T p, T excess, T difference) {
   if constexpr (kNarrow) {
@@ -133,8 +133,8 @@ __device__ __forceinline__ T scalar_log_odds_against(T p, T excess, T difference
   }
 }
 
-// -(y log p + (1 - y) log(1 - p)) with logarithms no less than -100; NaN where p or y is no probability. In derivatives
-// 1 / p and 1 / (1 - p) are no more than 10^12, also where the logarithm is cut off, so that 0 * inf does not arise.
+// -(y log p + (1 - y) log(1 - p)) with logarithms of at least -100; NaN if p or y is not a probability. In derivatives
+// 1 / p and 1 / (1 - p) are at most 10^12, also where the logarithm is cut off, so 0 * inf does not arise.
 template <class T, unsigned kP, unsigned kY>
 __device__ __forceinline__ Dual<T, kP | kY> log_loss(const Dual<T, kP>& p, const Dual<T, kY>& y) {
   const T not_p = T(1) - p.value;

@@ -39,7 +39,8 @@ __device__ __forceinline__ Dual<T, kMask> log1p(const Dual<T, kMask>& x) {
   return chain(x, scalar_log1p(x.value), scalar_divide_roughly(T(1), x.value + T(1)));
 }
 
-// d^2 / (2 v). Half of it, because neither the value nor the derivative with respect to d overflows on the way.
+// d^2 / (2 v). The factor 1/2 belongs to the primitive, so that neither the value nor the derivative with respect to d
+// overflows on the way.
 template <class T, unsigned kD, unsigned kV>
 __device__ __forceinline__ Dual<T, kD | kV> half_square_over(const Dual<T, kD>& d, const Dual<T, kV>& v) {
   const T ratio = scalar_divide(d.value, v.value);
@@ -47,19 +48,19 @@ __device__ __forceinline__ Dual<T, kD | kV> half_square_over(const Dual<T, kD>& 
   return chain(d, v, d.value * half, ratio, -(half * ratio));
 }
 
-// max(x, floor). The derivative is 1 also at the floor, as for a clamp outside of the graph.
+// max(x, floor). The derivative is 1 everywhere, also below the floor, as for a clamp outside of the autograd graph.
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> at_least(const Dual<T, kMask>& x, const Dual<T, 0>& floor) {
   return chain(x, x.value < floor.value ? floor.value : x.value, T(1));
 }
 
-// x, or NaN if the condition does not hold: the loss of an operand outside of its domain.
+// x if the condition holds, otherwise NaN: for operands outside of the domain of a loss.
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> nan_unless(bool condition, const Dual<T, kMask>& x) {
   return chain(x, condition ? x.value : scalar_nan(T()), T(1));
 }
 
-// `condition ? a : b`, tangents included: the side that is not chosen cannot leak, not even as 0 * inf.
+// `condition ? a : b`, tangents included: the branch that is not chosen cannot leak, not even as 0 * inf.
 template <class A, class B, class T = typename ScalarOf<A, B>::type>
 __device__ __forceinline__ auto where(bool condition, const A& a, const B& b) {
   const auto x = lift<T>(a);
@@ -74,7 +75,7 @@ __device__ __forceinline__ auto where(bool condition, const A& a, const B& b) {
   return z;
 }
 
-// The same for two literals, which take the arithmetic type of the expression around them.
+// `where` for two literals, which take the arithmetic type of the expression around them.
 __device__ __forceinline__ double where(bool condition, double a, double b) {
   return condition ? a : b;
 }
@@ -85,14 +86,14 @@ __device__ __forceinline__ Dual<T, kMask> relu_active(const Dual<T, kMask>& x) {
   return where(x.value < T(0), constant<T>(0), x);
 }
 
-// max(x, 0). The derivative at 0 is 0, as for a hinge that only counts what exceeds 0.
+// max(x, 0). The derivative at 0 is 0, as for a hinge that only counts the excess over 0.
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> relu_inactive(const Dual<T, kMask>& x) {
   return where(x.value <= T(0), constant<T>(0), x);
 }
 
-// A number that is a where `takes_a` is true, b where `takes_b` is, and where neither is, as they are equal, has half
-// of the derivatives of both.
+// `value` with the derivatives of a if `takes_a`, those of b if `takes_b`, and otherwise, where a equals b, half of the
+// derivatives of both.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> either(T value, bool takes_a, bool takes_b, const Dual<T, kA>& a,
                                                    const Dual<T, kB>& b) {
@@ -101,7 +102,7 @@ __device__ __forceinline__ Dual<T, kA | kB> either(T value, bool takes_a, bool t
   y.value = value;
 #pragma unroll
   for (int k = 0; k < kMaxOperands; ++k) {
-    // The side that is not chosen cannot leak, not even as 0 * inf.
+    // The operand that is not chosen cannot leak, not even as 0 * inf.
     T of_a = T(0), of_b = T(0);
     if (has<kA>(k)) of_a = takes_a ? a.tangent[k] : (takes_b ? T(0) : tied * a.tangent[k]);
     if (has<kB>(k)) of_b = takes_b ? b.tangent[k] : (takes_a ? T(0) : tied * b.tangent[k]);
@@ -110,19 +111,19 @@ __device__ __forceinline__ Dual<T, kA | kB> either(T value, bool takes_a, bool t
   return y;
 }
 
-// min(a, b). Where both are equal, each has the derivative 1/2.
+// min(a, b). Where a equals b, each has the derivative 1/2.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> smaller(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   return either(smaller_or_nan(a.value, b.value), a.value < b.value, b.value < a.value, a, b);
 }
 
-// max(a, b). Where both are equal, each has the derivative 1/2.
+// max(a, b). Where a equals b, each has the derivative 1/2.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> larger(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   return either(larger_or_nan(a.value, b.value), a.value > b.value, b.value > a.value, a, b);
 }
 
-// 0, or NaN if x is NaN: the value of "0 times x, infinities included".
+// 0, or NaN if x is NaN: the value of "0 times x" where infinities count as finite.
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, 0> zero_unless_nan(const Dual<T, kMask>& x) {
   return constant<T>(x.value != x.value ? x.value : T(0));
@@ -132,7 +133,8 @@ __device__ __forceinline__ Dual<T, 0> zero_unless_nan(const Dual<T, kMask>& x) {
 // weight of 0 is x if that is finite, so that a weight can be learned from 0.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> weighted(const Dual<T, kA>& weight, const Dual<T, kB>& x) {
-  // A tentative x may be NaN where it is finite in truth, which the derivative with respect to the weight needs.
+  // A tentative x may be NaN although its true value is finite, and the derivative with respect to the weight needs the
+  // true value.
   constexpr bool kMustKnow = (kB & kTentative) != 0 && kDifferentiated<kA>;
   const bool unused = weight.value == T(0) && (!kMustKnow || is_finite(x.value));
   const T partial = unused && !(scalar_abs(x.value) <= scalar_max(T())) ? T(0) : x.value;

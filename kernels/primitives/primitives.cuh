@@ -1,4 +1,4 @@
-// Every primitive of which a loss is composed.
+// Includes every primitive that losses are composed of.
 #pragma once
 #include "primitives/boxes.cuh"
 #include "primitives/divergence.cuh"

@@ -1,9 +1,9 @@
 // Robust losses of a residual. Each is one primitive: value and derivative share their exponential, root or quotient,
-// and the formulas as written cancel for small residuals and overflow for large ones.
+// and the formulas as usually written cancel for small residuals and overflow for large ones.
 #pragma once
 #include "primitives/logistic.cuh"
 
-// The least x > 0, without subnormal ones in float.
+// The smallest positive number, in float the smallest that is not subnormal.
 __device__ __forceinline__ float scalar_least(float) {
   return 0x1p-126f;
 }
@@ -11,20 +11,22 @@ __device__ __forceinline__ double scalar_least(double) {
   return 0x1p-1074;
 }
 
-// x^2 / (2 beta) where |x| < beta, else |x| - beta / 2; slope = 1 / beta. By the rules of products and of a choice
-// between numbers with both derivatives it takes twice the instructions. With a beta of 0 both derivatives at 0 are 0.
+// x^2 / (2 beta) if |x| < beta, otherwise |x| - beta / 2; slope = 1 / beta. Composed of products and `where`, which
+// carry both derivatives, it would take twice the instructions. With a beta of 0 the first and the second derivative at
+// 0 are 0.
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> smooth_abs(const Dual<T, kMask>& x, const Dual<T, 0>& beta,
                                                      const Dual<T, 0>& slope) {
   const T size = scalar_abs(x.value);
   const bool near = size < max_ignoring_nan(beta.value, scalar_least(T()));
-  // The product with the slope first: otherwise a beta of inf gives inf * 0, and the derivative of a tiny x is flushed.
+  // x is multiplied by the slope first: otherwise a beta of inf gives inf * 0, and the derivative of a tiny x is
+  // flushed.
   const T steepest = beta.value > T(0) ? min(slope.value, scalar_max(T())) : T(0);
   const T ratio = x.value * steepest, side = copysign(T(1), x.value);
   return chain(x, near ? T(0.5) * (x.value * ratio) : size - T(0.5) * beta.value, near ? ratio : side);
 }
 
-// x^2 / 2 where |x| <= delta, else delta (|x| - delta / 2). An infinite x is within an infinite delta.
+// x^2 / 2 if |x| <= delta, otherwise delta (|x| - delta / 2). An infinite x is within an infinite delta.
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> clipped_square(const Dual<T, kMask>& x, const Dual<T, 0>& delta) {
   const T size = scalar_abs(x.value);
@@ -34,7 +36,7 @@ __device__ __forceinline__ Dual<T, kMask> clipped_square(const Dual<T, kMask>& x
                near ? x.value : limit);
 }
 
-// x, limited so that its square is far from overflow, yet so large that 1 does not count beside it.
+// x, limited in size so that its square is far from overflow, yet so large that 1 is negligible beside it.
 __device__ __forceinline__ float scalar_limited(float x) {
   return fabsf(x) > 0x1p60f ? copysignf(0x1p60f, x) : x;
 }
@@ -42,7 +44,8 @@ __device__ __forceinline__ double scalar_limited(double x) {
   return fabs(x) > 0x1p500 ? copysign(0x1p500, x) : x;
 }
 
-// log(cosh(x)) and tanh(x). In float both from one exponential, and from polynomials in x^2 where that cancels.
+// log(cosh(x)) and its derivative tanh(x). In float both come from one exponential, or from polynomials in x^2 where
+// that cancels.
 __device__ __forceinline__ ValueAndSlope<float> scalar_log_cosh(float x) {
   const float a = fabsf(x);
   const float w = x * x;
@@ -91,7 +94,8 @@ __device__ __forceinline__ Dual<T, kMask> hypotenuse_minus_one(const Dual<T, kMa
 // log(1 + x^2 / 2)
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> log1p_half_square(const Dual<T, kMask>& x) {
-  // For large x it is 2 log(x) - log(2), with the derivative 2 / x, both parts of which are scaled into range.
+  // For large x the value is 2 log(x) - log(2). The derivative is 2 / x, with numerator and denominator scaled into
+  // range.
   const T a = scalar_abs(x.value);
   const bool far = a > T(0x1p60);
   const T half = T(0.5) * x.value;
@@ -106,7 +110,7 @@ template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> one_minus_gaussian(const Dual<T, kMask>& x) {
   const T z = T(0.5) * x.value * x.value;
   const T e = scalar_exp(-z);
-  // No inf * 0 for large x.
+  // Avoids inf * 0 for large x.
   return chain(x, scalar_complement(z, e), e == T(0) ? T(0) : x.value * e);
 }
 
@@ -119,8 +123,9 @@ __device__ __forceinline__ Dual<T, kMask> geman_mcclure(const Dual<T, kMask>& x)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Barron's family of robust losses: f = (b / alpha) (P - 1) with P = (1 + u)^(alpha / 2), b = |alpha - 2|, u = z / b,
-// z = r^2 and a residual r = d / scale. Below, L = log(1 + u) and v = alpha L / 2, the logarithm of P.
+// Barron's family of robust losses (arXiv 1701.03077): f = (b / alpha) (P - 1) with P = (1 + u)^(alpha / 2),
+// b = |alpha - 2|, u = z / b, z = r^2 and a residual r = d / scale. Below, L = log(1 + u) and v = alpha L / 2, the
+// logarithm of P.
 
 // x = 2^exponent e^remainder. Precondition: x > 0, not subnormal.
 template <class T>
@@ -129,7 +134,8 @@ struct LogParts {
   T remainder;
 };
 
-// The power of two that scales x to between 2/3 and 4/3, as an addend to its bits.
+// The power of two by which x has to be divided to be between 2/3 and 4/3, as an integer to subtract from the bits of
+// x.
 __device__ __forceinline__ int exponent_bits(float x) {
   return (__float_as_int(x) - 0x3f2aaaab) & ~0x7fffff;
 }
@@ -147,7 +153,7 @@ __device__ __forceinline__ LogParts<double> scalar_log_parts(double x) {
   return {static_cast<double>(exponent >> 52), log(__longlong_as_double(__double_as_longlong(x) - exponent))};
 }
 
-// The parts of 1 + u. The remainder is computed without forming 1 + u, which keeps the digits of u.
+// LogParts of 1 + u. The remainder is computed without forming 1 + u, so the digits of u survive.
 __device__ __forceinline__ LogParts<float> scalar_log1p_parts(float u) {
   const int exponent = exponent_bits(1.0f + u);
   const float scale = __int_as_float(0x3f800000 - exponent);
@@ -159,7 +165,7 @@ __device__ __forceinline__ LogParts<double> scalar_log1p_parts(double u) {
   return {static_cast<double>(exponent >> 52), log1p(fma(u, scale, scale - 1.0))};
 }
 
-// The parts of (d / c)^2 / b, where that or the quotient may be out of range.
+// LogParts of (d / c)^2 / b, where this or d / c may be out of range.
 template <class T>
 __device__ __forceinline__ LogParts<T> scalar_log_parts(T d, T c, T b) {
   constexpr T kPower = kSingle<T> ? T(64) : T(512);
@@ -171,8 +177,8 @@ __device__ __forceinline__ LogParts<T> scalar_log_parts(T d, T c, T b) {
   return {T(2) * (r.exponent + shift) - of_b.exponent, T(2) * r.remainder - of_b.remainder};
 }
 
-// A number that may be out of range, as a factor and two similar powers of two that are multiplied one after another:
-// its product with another number, or with a quotient, is in range if the result is.
+// A number that may be out of range, as a factor and two powers of two of similar size that are multiplied one after
+// the other: its product with another number, or with a quotient, is in range if the result is.
 template <class T>
 struct Scaled {
   T factor;
@@ -186,7 +192,8 @@ struct Scaled {
   }
 };
 
-// x^t. The exponential is taken of what the powers of two leave, so it is as accurate for large x as for small.
+// x^t. The exponential is taken of what remains after the powers of two, so it is as accurate for large x as for small
+// x.
 template <class T>
 __device__ __forceinline__ Scaled<T> scalar_power(const LogParts<T>& x, T t) {
   constexpr T kMost = kSingle<T> ? T(254) : T(2046);
@@ -208,17 +215,17 @@ __device__ __forceinline__ T scalar_rho(T t, T e) {
   return t < T(1) ? series : T(2) / t * (T(1) - (T(1) - e) / t);
 }
 
-// The derivative of f with respect to alpha: with the sign of alpha - 2, it is P (L / 2)^2 (rho(L) - rho(v)). If both
-// are near 1, that is (b / 4) L^3 times the integral of exp(v y) (exp(-L y) - 1 + L y) / L^2 over y from 0 to 1: a
-// series in the moments M_n = integral of y^n exp(v y), and all terms of the integral are positive.
+// Derivative of f with respect to alpha: with the sign of alpha - 2, it is P (L / 2)^2 (rho(L) - rho(v)). If both rho
+// are near 1, it is computed as (b / 4) L^3 times the integral of exp(v y) (exp(-L y) - 1 + L y) / L^2 over y from 0 to
+// 1: a series in the moments M_n = integral of y^n exp(v y). All terms of the integral are positive.
 template <class T>
 __device__ __forceinline__ T scalar_robust_slope(T alpha, T b, T log, T v, T p, const Scaled<T>& power) {
   constexpr int kTerms = kSingle<T> ? 16 : 28;
-  // exp(-v) M_n by downward recurrence: the error of its start is divided by a factorial.
+  // exp(-v) M_n by downward recurrence, which divides the error of its start by a factorial.
   T moment = T(0), series = T(0), first = T(0);
 #pragma unroll
   for (int n = kTerms; n > 1; --n) {
-    moment = scalar_fma(-v, moment, T(1)) * (T(1) / T(n));  // that of n - 1
+    moment = scalar_fma(-v, moment, T(1)) * (T(1) / T(n));  // now moment n - 1
     if (n > 2) series = scalar_fma(log * (T(-1) / T(n)), series, moment);
     if (n == 2) first = moment;
   }
@@ -241,10 +248,9 @@ __device__ __forceinline__ T scalar_robust_slope(T alpha, T b, T log, T v, T p, 
   return power.times(quarter * (alpha > T(2) ? of_log - of_v : of_v - of_log));
 }
 
-// f and its derivative with respect to d with kNarrow, where every part is in range, as f is written: for 1/2 <= b,
-// |alpha|
-// <= 8 and a moderate scale, if u < 2^30. An alpha near 0 counts as 0. The conditions on alpha and scale are the same
-// for all elements if these are numbers, as are the quotients by them.
+// f and its derivative with respect to d with kNarrow, by the formula as written, where every part is in range: for
+// b >= 1/2, |alpha| <= 8 and a moderate scale, if u < 2^30. An alpha near 0 counts as 0. If alpha and scale are
+// numbers, the conditions on them and the quotients by them are the same for all elements.
 template <class T>
 struct NarrowRobust {
   T value;
@@ -265,15 +271,15 @@ __device__ __forceinline__ NarrowRobust<T> scalar_narrow_robust(T d, T a, T c) {
   const T of_log = T(0.5) * b * log;
   const T value = select_computed(scalar_abs(a) < T(0x1p-20), of_log, ratio * scalar_expm1(v));
   const T slope = scalar_exp(v) * (r * of_c) * scalar_divide_roughly(T(1), T(1) + u);
-  // A small z remains where u is flushed.
+  // A small z still counts where u is flushed to 0.
   const bool valid = usual & (u < T(0x1p30));
   return {select_computed(u < T(0x1p-26), T(0.5) * z, value), slope, valid};
 }
 
-// f for tentative evaluation of numbers alpha and scale: an alpha of 0, or one of a size between 1/16 and 4, and a
-// moderate scale. For small u by the first terms of the binomial series, otherwise as it is written, or as b L / 2 for
-// an alpha of 0. A b below 2^-10 counts as that, which changes nothing at alpha = 2. What depends on alpha and scale
-// alone is the same for all elements.
+// robust_loss for tentative evaluation, with numbers for alpha and scale: an alpha of 0, or of a size between 1/16 and
+// 4, and a moderate scale. For small u it is the first terms of the binomial series, otherwise the formula as written,
+// or b L / 2 for an alpha of 0. A b below 2^-10 counts as 2^-10, which changes nothing at alpha = 2. Terms that depend
+// on alpha and scale alone are the same for all elements.
 template <class T, unsigned kD>
 __device__ __forceinline__ Dual<T, kD> tentative_robust(const Dual<T, kD>& d, T a, T c) {
   const T b = max_ignoring_nan(scalar_abs(a - T(2)), T(0x1p-10));
@@ -293,9 +299,11 @@ __device__ __forceinline__ Dual<T, kD> tentative_robust(const Dual<T, kD>& d, T 
   return chain(d, select_computed(u < T(0.0625), near, far), slope);
 }
 
-// f. No limit needs a formula of its own: beyond 2^60, alpha counts as infinite, and near 0 f is b L / 2, which goes to
-// z / 2 with u. Near 2, where P is nearly 1 + u, P - 1 is the sum of u and of what is left of the power, each times a
-// power near 1. For large u only its logarithm is known. Precondition: the scale is not subnormal.
+// Barron's robust loss f = (b / alpha) (P - 1) with P = (1 + u)^(alpha / 2), b = |alpha - 2|, u = z / b and
+// z = (d / scale)^2. No limit needs a formula of its own: beyond 2^60 alpha counts as infinite, and near 0 f is b L / 2
+// with L = log(1 + u), which goes to z / 2 as u goes to 0. Near 2, where P is nearly 1 + u, P - 1 is the sum of u and
+// of the rest of the power, each times a power near 1. For large u only its logarithm is known. Precondition: the scale
+// is not subnormal.
 template <class T, unsigned kD, unsigned kA, unsigned kC>
 __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& d, const Dual<T, kA>& alpha,
                                                              const Dual<T, kC>& scale) {
@@ -333,7 +341,7 @@ __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& 
 
   const T by_d = power.times(far ? b : r * inverse, far ? d.value : c);
   const T by_scale = z < T(1) ? -r * by_d : power.times(-mass, c);
-  // From the derivatives of log(by_d), whose parts cancel for small residuals.
+  // Second derivatives, from the derivatives of log(by_d), whose parts cancel for small residuals.
   const T bend = a > T(2) ? mass : -mass;
   const T fraction = far ? T(1) : u * inverse;
   const T excess = fraction < T(0.5) ? scalar_log_beyond_linear(fraction) : log - fraction;
@@ -348,7 +356,7 @@ __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& 
   T result = valid ? value : scalar_nan(T());
   T slope = along_d;
   if constexpr (kNarrow && kDifferentiated<kA | kC>) {
-    // Bits do not depend on the other gradients.
+    // So bits do not depend on which other gradients are computed.
     const NarrowRobust<T> usual = scalar_narrow_robust(d.value, alpha.value, c);
     result = usual.valid ? usual.value : result;
     slope = usual.valid ? usual.slope : along_d;

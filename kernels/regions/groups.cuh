@@ -1,26 +1,27 @@
-// Region losses: from the sums of samples and classes to the value, and to the coefficients of the gradient.
+// Region losses: from the sums of samples and classes to the value and the coefficients of the gradient.
 //
 //   I, FP, FN of a group = weighted sums of those of its cells (n, c)
 //   E = max(I + alpha FP + beta FN + smooth_dr, floor)         S = (I + smooth_nr) / E
-//   L = offset - S, or -log max(S, log_floor)                  L^gamma
+//   L = offset - S, or -log max(S, log_floor); optionally raised to the power gamma
 //   value = mean of L over groups, or over the groups of each sample and then over samples
-//   residual[n, c] = d value / d (I, FP, FN) of the cell;  behind them the factor of the gradient of voxels
+//   residual[n, c] = d value / d (I, FP, FN) of the cell, followed by the factor of the gradient of the voxel losses
 //
-// One block does all, in double, after every chunk is there:
+// One block does everything, in double, once all chunks are summed:
 // 1. Threads add up the chunks of each cell, in order (kAhead loads in flight each).
-// 2. A thread takes a group, or a warp if it has many cells: sums of cells, score, loss, and its derivatives by I, FP
-//    and FN. 1 - S is (alpha FP + beta FN + smooth_dr - smooth_nr) / E, in which I has cancelled.
+// 2. A thread, or for groups of many cells a warp, evaluates a group: the sums over its cells, the score, the loss, and
+//    the derivatives of the loss by I, FP and FN. 1 - S is (alpha FP + beta FN + smooth_dr - smooth_nr) / E, where I
+//    has cancelled.
 // 3. The block adds up the groups: value and divisor.
-// 4. Threads multiply the derivatives by the weights of cells and by d value / d L, and store them.
+// 4. Threads multiply the derivatives by the weights of the cells and by d value / d L, and store them.
 //
-// Conventions: at E = floor the denominator is free. E = 0: S is 1 if no voxel is true, otherwise 0, without a
-// gradient. L^gamma has derivative 0 at L <= 0. A group of weight 0 counts for nothing. A bad label makes the values of
-// the groups of its sample NaN, and leaves their gradients.
+// Conventions: at E = floor the denominator still follows the operands. At E = 0, S is 1 if no voxel is true, otherwise
+// 0, and there is no gradient. L^gamma has derivative 0 at L <= 0. A group of weight 0 contributes 0, even if its loss
+// is infinite or NaN. An invalid label makes the values of the groups of its sample NaN, but not their gradients.
 //
-// Traffic: the partial sums once, the rest in shared memory, or in L1. Preconditions: one block of kThreads threads,
-// all of which call it.
+// Traffic: the partial sums are read once; everything else is in shared memory, or in L1. Preconditions: one block of
+// kThreads threads, all of which call the functions.
 //
-// All but counts and weights is a `Number`: double, or with a tangent along a direction NestedDual<double>
+// Everything except counts and weights is a `Number`: double, or NestedDual<double> for a tangent along a direction
 // (region_hvp.cuh). Counts and weights of cells are constants in every derivative.
 #pragma once
 #include "core/reduce.cuh"
@@ -30,7 +31,7 @@ enum Pool { kPoolNone, kPoolBatch, kPoolClass, kPoolBoth };
 enum AbsentGroups { kSkipAbsent, kZeroAbsent, kKeepAbsent };
 enum Weighting { kUniform, kSimple, kSquare };
 
-// The settings of the formula: compiled in, but for numbers.
+// Settings of the formula, as compile-time constants; its numbers are in GroupNumbers.
 template <int kPool_, int kAbsent_, int kWeighting_, bool kLogLoss_, bool kPower_, bool kPowerOfMean_, bool kBySamples_,
           bool kWeightInScore_, bool kMeanOfWeights_, bool kBackground_, bool kNormalized_, bool kSum_>
 struct GroupRules {
@@ -46,25 +47,25 @@ struct GroupNumbers {
   double alpha, beta, smooth_nr, smooth_dr, floor, gamma, log_floor, offset, empty, share, voxel_share;
 };
 
-// A group as it is kept between the steps.
+// Record of a group, kept between the steps.
 template <class Number>
 struct GroupRecord {  // 6 doubles, or 10: engines/regions/layout.py
-  Number value;       // its loss, weighted; 0 if it does not count
-  double divisor;     // its share of the divisor of a mean
+  Number value;       // its loss times its weight; 0 if it does not count
+  double divisor;     // its share of the divisor of the mean
   Number slope[3];
-  double largest;  // weight of the classes that have no true voxel
+  double largest;  // weight of classes without a true voxel
 };
 
-// A number without its tangent.
+// Returns a number without its tangent.
 __device__ __forceinline__ double without_tangent(double x) {
   return x;
 }
-// The sum over the block, in thread 0. Preconditions: all threads call it.
+// Block-wide sum of x, in thread 0. Preconditions: those of block_sum().
 __device__ __forceinline__ double block_total(double x) {
   return block_sum(x);
 }
 
-// kAhead are the partial sums that a thread has in flight.
+// kAhead is the number of partial sums that a thread loads at a time.
 template <class Rules_, class ClassWeight_, int kAhead_, class Number_ = double, int kThreads_ = kSumThreads>
 struct GroupProgram {
   using Rules = Rules_;
@@ -76,15 +77,15 @@ struct GroupProgram {
   const ClassWeight_* class_weights;
   int64 samples;
   int64 classes;
-  int64 chunks;       // of a sample
-  int64 per_segment;  // chunks whose sums are together in the first one's place
+  int64 chunks;       // number of chunks of a sample
+  int64 per_segment;  // number of chunks whose sums are combined, stored as those of the first
   const double* partials;
   Number* sums;                  // samples x (3 C + 3)
   GroupRecord<Number>* records;  // one per group
   double* of_samples;            // divisor of each sample
 
-  // Keeps sums and records in `room` doubles of shared memory if they fit, otherwise behind the partial sums: each step
-  // reads what the one before has written, and the whole GPU waits for it.
+  // Keeps sums and records in `room` doubles of shared memory if they fit, otherwise in global memory after the partial
+  // sums. Each step reads what the previous one has written, and the whole GPU waits for it.
   __device__ __forceinline__ void keep(double* shared, int64 room) {
     constexpr int64 kRecord = sizeof(GroupRecord<Number>) / sizeof(double);
     const bool fits = samples * (kParts * numbers() + 1) + kRecord * groups() <= room;
@@ -108,7 +109,7 @@ struct GroupProgram {
   __device__ __forceinline__ int64 cells() const {
     return (Rules::kPoolsBatch ? samples : 1) * (Rules::kPoolsClasses ? regions() : 1);
   }
-  // The sample and class of a cell of a group.
+  // Sample and class of cell i of a group.
   __device__ __forceinline__ void cell(int64 group, int64 i, int64& sample, int64& c) const {
     if constexpr (Rules::kPool == kPoolNone) {
       sample = quotient(group, regions());
@@ -137,7 +138,7 @@ struct GroupProgram {
     if constexpr (kWeighted) return widen<double>(load_pack<1>(class_weights + c).element[0]);
     return 1.0;
   }
-  // The true voxels of a class in a cell, or in all samples if they are pooled.
+  // Number T of true voxels of a class in a sample, or in all samples if they are pooled.
   __device__ __forceinline__ double size(int64 sample, int64 c) const {
     double total = 0.0;
     for (int64 n = Rules::kPoolsBatch ? 0 : sample; n < (Rules::kPoolsBatch ? samples : sample + 1); ++n) {
@@ -145,13 +146,13 @@ struct GroupProgram {
     }
     return total;
   }
-  // 1 / T or 1 / T^2; 0 if T is 0.
+  // Returns 1 / T or 1 / T^2; 0 if T is 0.
   __device__ __forceinline__ double inverse_size(int64 sample, int64 c) const {
     const double t = size(sample, c);
     if (!(t > 0.0)) return t * 0.0;
     return Rules::kWeighting == kSquare ? 1.0 / (t * t) : 1.0 / t;
   }
-  // The factor of the sums of a cell.
+  // Returns the factor of the sums of a cell. `largest` is the weight of a class with T = 0.
   __device__ __forceinline__ double weight(int64 sample, int64 c, double largest) const {
     double weight = 1.0;
     if constexpr (Rules::kWeighting != kUniform) {
@@ -163,19 +164,19 @@ struct GroupProgram {
   }
 };
 
-// weight * x, and 0 if the weight is 0.
+// Returns weight * x; 0 if the weight is 0, even if x is infinite or NaN.
 template <class Number>
 __device__ __forceinline__ Number weighted_sum_of(double weight, Number x) {
   return weight == 0.0 ? Number(0.0) : Number(weight) * x;
 }
 
-// The derivative of a power of a loss.
+// Returns the derivative of base^gamma by base; 0 at base <= 0.
 template <class Number>
 __device__ __forceinline__ Number power_slope(Number base, double gamma) {
   return base > Number(0.0) ? Number(gamma) * pow(base, gamma - 1.0) : base * Number(0.0);
 }
 
-// Value and derivatives of a group from its sums.
+// Computes the value of a group and its derivatives by I, FP and FN from its sums.
 template <class Program, class Number = typename Program::Number>
 __device__ __forceinline__ void evaluate_group(const Program& program, const Number (&sum)[3], bool present,
                                                GroupRecord<Number>& record) {
@@ -210,8 +211,8 @@ __device__ __forceinline__ void evaluate_group(const Program& program, const Num
   if (empty) record.slope[0] = record.slope[1] = record.slope[2] = none;
 }
 
-// The sum of `count` numbers that lie `step` apart, by a tree of kAhead at a time, whose loads are in flight together.
-// __ldcg bypasses L1, as in sum_every().
+// Returns the sum of `count` numbers with stride `step`. It loads kAhead numbers at a time and adds each batch by a
+// tree. __ldcg bypasses L1, as in sum_every().
 template <int kAhead>
 __device__ __forceinline__ double sum_apart(const double* from, int step, int64 count) {
   double total = 0.0;
@@ -226,6 +227,9 @@ __device__ __forceinline__ double sum_apart(const double* from, int step, int64 
   return total;
 }
 
+// Adds up the chunks of each sample into `sums`; with segments, only the first chunk of each, which holds the sums of
+// its segment. If there are fewer numbers than threads, several threads (slices) share a number. Precondition: all
+// threads call it.
 template <class Program>
 __device__ __forceinline__ void sum_chunks(const Program& program) {
   __shared__ double slices_of[Program::kThreads];
@@ -236,7 +240,7 @@ __device__ __forceinline__ void sum_chunks(const Program& program) {
   const int64 segments = (program.chunks + program.per_segment - 1) / program.per_segment;
   const int64 apart = program.per_segment * numbers;
   if (segments == 1) {
-    // Many samples: loads of a thread are in flight together.
+    // Unrolled for many samples, so that several loads of a thread are in flight.
 #pragma unroll 4
     for (int64 at = threadIdx.x; at < total; at += Program::kThreads) {
       const int64 sample = quotient(at, numbers);
@@ -261,7 +265,7 @@ __device__ __forceinline__ void sum_chunks(const Program& program) {
     }
   }
   __syncthreads();
-  // All fit into one turn then.
+  // Several slices imply that all numbers fit in one iteration of the loop above.
   if (slices > 1 && threadIdx.x < total) {
     double sum = 0.0;
     for (int64 slice = 0; slice < slices; ++slice) sum += slices_of[slice * total + threadIdx.x];
@@ -270,7 +274,7 @@ __device__ __forceinline__ void sum_chunks(const Program& program) {
   __syncthreads();
 }
 
-// Cells from which on a warp takes a group.
+// Number of cells of a group from which on a warp, instead of a thread, evaluates it.
 constexpr int64 kCellsOfWarp = 24;
 
 template <class Program>
@@ -334,11 +338,12 @@ __device__ __forceinline__ void evaluate_groups(const Program& program, bool sha
   __syncthreads();
 }
 
-// The mean of the groups, in every thread; and the factor of each derivative in `scale`, apart from samples.
+// Returns the mean or sum of the groups, in every thread. `scale` becomes the factor of the derivatives of each group,
+// without the divisor of its sample (of_samples). Precondition: all threads call it.
 template <class Program, class Number = typename Program::Number>
 __device__ __forceinline__ Number mean_of_groups(const Program& program, double divisor, Number& scale) {
   using Rules = typename Program::Rules;
-  __shared__ double results[Program::kParts + 1];  // numbers with a tangent have constructors
+  __shared__ double results[Program::kParts + 1];  // doubles, because numbers with a tangent have constructors
   Number& total_of_all = *reinterpret_cast<Number*>(results);
   double& below_all = results[Program::kParts];
   Number total(0.0);
@@ -354,7 +359,7 @@ __device__ __forceinline__ Number mean_of_groups(const Program& program, double 
         count += program.records[g].divisor;
       }
       const bool has = count != 0.0, stands = program.number.empty == program.number.empty;
-      // A sample without a group has nothing but the NaN of a bad label.
+      // A sample without a counted group contributes `empty`, and NaN if it has an invalid label.
       total += has ? value / Number(count) : Number(stands ? program.number.empty : 0.0) + value;
       below += has || stands ? 1.0 : 0.0;
       program.of_samples[n] = has ? count : 1.0;
@@ -384,7 +389,7 @@ __device__ __forceinline__ Number mean_of_groups(const Program& program, double 
   return value;
 }
 
-// Stores d value / d (I, FP, FN) of each cell.
+// Stores d value / d (I, FP, FN) of each cell, followed by `voxel_scale`.
 template <class Program, class Number = typename Program::Number>
 __device__ __forceinline__ void store_coefficients(const Program& program, Number scale, Number voxel_scale,
                                                    Number* residual) {
@@ -407,7 +412,7 @@ __device__ __forceinline__ void store_coefficients(const Program& program, Numbe
   if (threadIdx.x == 0) residual[3 * cells] = voxel_scale;
 }
 
-// Mean of the loss of voxels, in every thread, and the factor of its gradient.
+// Returns the mean of the voxel losses, in every thread. `scale` becomes the factor of their gradient.
 template <class Program, class Number = typename Program::Number>
 __device__ __forceinline__ Number mean_of_voxels(const Program& program, Number& scale) {
   Number cost(0.0);
@@ -422,7 +427,7 @@ __device__ __forceinline__ Number mean_of_voxels(const Program& program, Number&
   return spoilt > 0.0 ? Number(scalar_nan(0.0)) : cost / Number(count);
 }
 
-// All steps for a value that is one number.
+// Performs all steps for a reduced value. `divisor` is used with kNormalized; `residual` may be null.
 template <bool kVoxels, class Program, class Result, class Number = typename Program::Number>
 __device__ __forceinline__ void finish_value(const Program& program, double divisor, Result* value, Number* residual) {
   sum_chunks(program);
@@ -440,7 +445,7 @@ __device__ __forceinline__ void finish_value(const Program& program, double divi
   if (residual != nullptr) store_coefficients(program, scale, voxel_scale, residual);
 }
 
-// All steps for a value per group.
+// Performs all steps for one value per group. `residual` may be null.
 template <class Program, class Result, class Number = typename Program::Number>
 __device__ __forceinline__ void finish_groups(const Program& program, Result* values, Number* residual) {
   sum_chunks(program);

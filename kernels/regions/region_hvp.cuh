@@ -1,19 +1,19 @@
-// Second derivatives of region losses, along a tangent v of the input:
+// Second derivatives of region losses (Hessian-vector products, HVP), along a tangent v of the input:
 //
-//   kernel 1   the sums of every sample and class and their tangents along v; here, in tiles.cuh or in sums.cuh
+//   kernel 1   the sums of every sample and class, and their tangents along v; here, in tiles.cuh or in sums.cuh
 //   kernel 2   groups.cuh on numbers with a tangent: the derivative of the value along v, and coefficients[n, c], the
 //              derivatives by I, FP and FN of each cell with their tangents
-//   kernel 3   here: the tangent of the gradient of each voxel, from the coefficients
+//   kernel 3   here or in tiles.cuh: the tangent of the gradient of each voxel, from the coefficients
 //
-// 1. An input enters with its tangent, as a NestedDual (nested.cuh), and coefficients likewise. Softmax, sums, formula
-//    and gradients are the functions that compute them without a tangent.
-// 2. Storing a nested number stores its tangent.
-// 3. Few classes are in registers, as elsewhere, of one thread or of lanes that share a voxel, but fewer than
-// elsewhere;
-//    others in tiles (tiles.cuh), or read from memory at every use.
+// 1. Each input is a NestedDual (nested.cuh): the value and its tangent. So are the coefficients. Softmax, sums,
+//    formula and gradients are the same functions as without a tangent.
+// 2. Storing a NestedDual stores its tangent.
+// 3. As in first derivatives, few classes are in registers, of one thread or of lanes that share a voxel; the limits
+//    are lower. More classes are in tiles (tiles.cuh), or are read from memory at every use.
 //
-// Traffic: input, tangent and target twice in all; each product written once. Order of additions: by sizes alone.
-// Preconditions: tangents lie as the gradients of the input do, which have one stream with them.
+// Traffic: input, tangent and target are read twice in total; each product is written once. Order of additions: depends
+// on sizes only. Preconditions: tangents have the same layout as the gradient of the input, and share its stream
+// (kGradientsOfInputs).
 #pragma once
 #include "core/nested.cuh"
 #include "regions/tiles.cuh"
@@ -34,7 +34,7 @@ template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> with_tangent_of(T value, NestedDual<T, kGuarded> x) {
   return {value, x.tangent};
 }
-// The tangent is 0, since that of the maximum is the label's.
+// The tangent is 0 already, because max_logit has the tangent of the label's logit.
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> without_label(bool is_label, NestedDual<T, kGuarded> e) {
   return {is_label ? T(0) : e.value, e.tangent};
@@ -52,7 +52,9 @@ __device__ __forceinline__ NestedDual<T, false> tried_result(const Dual<NestedDu
   }
   return x;
 }
-// No derivative of an overlap is infinite; those of a voxel's own loss may be, unless it is evaluated tentatively.
+// guarded() selects products in which 0 * inf does not arise (kGuarded in nested.cuh). Derivatives of an overlap are
+// never infinite and need no guard. Those of a voxel loss may be, so they are guarded unless the loss is evaluated
+// tentatively.
 template <class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, true> guarded(NestedDual<T, kGuarded> x) {
   return {x.value, x.tangent};
@@ -90,12 +92,12 @@ __device__ __forceinline__ NestedDual<double> log(NestedDual<double> x) {
 __device__ __forceinline__ NestedDual<double> log1p(NestedDual<double> x) {
   return {log1p(x.value), x.tangent == 0.0 ? 0.0 : x.tangent / (1.0 + x.value)};
 }
-// Of a positive x.
+// Precondition: x > 0.
 __device__ __forceinline__ NestedDual<double> pow(NestedDual<double> x, double exponent) {
   return {pow(x.value, exponent), scaled_tangent(exponent * pow(x.value, exponent - 1.0), x.tangent)};
 }
 
-// To 2^-16 where logits have 16 bits, whatever the dtype of the results.
+// Accurate to 2^-16 where logits have 16 bits, whatever the dtype of the results.
 template <class Input, class T, bool kGuarded>
 __device__ __forceinline__ NestedDual<T, kGuarded> difference_exponential(NestedDual<T, kGuarded> x,
                                                                           NestedDual<T, kGuarded> max_logit) {
@@ -111,14 +113,14 @@ __device__ __forceinline__ NestedDual<T, kGuarded> difference_exponential(Nested
 // ---------------------------------------------------------------------------------------------------------------------
 // Voxels
 
-// `Base` is a RegionProgram that computes on NestedDual.
+// A RegionProgram with tangents of the input. `Base` is a RegionProgram that computes on NestedDual.
 template <class Base>
 struct RegionHvpProgram : Base {
   using Compute = typename Base::Compute;
   using Scalar = decltype(Compute::value);
   const typename Base::Input* tangents;
 
-  // The logit of a class of a voxel, with its tangent.
+  // Returns the logit of class c of voxel i, with its tangent.
   __device__ __forceinline__ Compute logit(const VectorOffsets<Base::kVecSize, Base::kWide>& offset, int i,
                                            int64 c) const {
     const auto& stride = this->space.class_stride;
@@ -127,7 +129,7 @@ struct RegionHvpProgram : Base {
   }
 };
 
-// The classes of kVecSize neighbouring voxels with their tangents, as they are stored.
+// Classes of kVecSize neighbouring voxels with their tangents, as they are stored: ClassesOf for NestedDual.
 template <class Program, bool kOnChip = (Program::kClasses > 0)>
 struct ClassesWithTangents {
   using Compute = typename Program::Compute;
@@ -143,7 +145,7 @@ struct ClassesWithTangents {
     const auto& stride = program.space.class_stride;
     if constexpr (Program::kPackedInput && Program::kByWarps) {
       const PackedStretch<Program> inputs(warp.memory, 0, warp.lanes), tangents(warp.memory, 1, warp.lanes);
-      inputs.synchronize();  // what lies there has been read
+      inputs.synchronize();  // all lanes have read the previous vectors
       inputs.start(program.input + offset.at(kInputs, 0));
       tangents.start(program.tangents + offset.at(kGradientsOfInputs, 0));
       inputs.wait();
@@ -178,7 +180,7 @@ struct ClassesWithTangents {
   __device__ __forceinline__ Scalar largest(int i) const {
     return largest_logit<Scalar>(x, i);
   }
-  // Zeros in place of the logits and tangents of voxels that do not count.
+  // Clears the logits and tangents of voxels that do not count.
   __device__ __forceinline__ void keep(const PackMask<typename Program::Input, kVecSize>& mask) {
 #pragma unroll
     for (int c = 0; c < Program::kClasses; ++c) {
@@ -194,7 +196,7 @@ struct ClassesWithTangents {
   }
 };
 
-// Classes of one voxel, read from memory.
+// Classes of one voxel with their tangents, read from memory at every use.
 template <class Program>
 struct ClassesWithTangents<Program, false> {
   using Compute = typename Program::Compute;
@@ -230,7 +232,7 @@ struct ClassesWithTangents<Program, false> {
 // ---------------------------------------------------------------------------------------------------------------------
 // Sums
 
-// The targets of a vector. With kLabelApart the logits of voxels that do not count are cleared.
+// Determines the targets of a vector; with kLabelApart, clears the logits of voxels that do not count.
 template <class Program, class Classes>
 __device__ __forceinline__ void find_targets(const Program& program, Classes& classes,
                                              const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
@@ -246,10 +248,10 @@ __device__ __forceinline__ void find_targets(const Program& program, Classes& cl
   }
 }
 
-// Adds up numbers of the threads of a warp that have the same classes, from kBegin to kEnd, with their tangents: half
-// as many at a time as there are threads. Number k of lanes at place g of their groups goes to of_warp[(k - kFirst) * 2
-// * kLanes + 2 * g]. Columns are read by the thread that wrote them. Preconditions: all lanes of the warp call it
-// together.
+// Adds up numbers kBegin to kEnd, with their tangents, over the threads of a warp that have the same classes, half as
+// many numbers at a time as there are such threads. The sum of number k over the lanes at place g of their groups goes
+// to of_warp[2 * ((k - kFirst) * kLanes + g)], followed by its tangent. Each thread reads only its own elements of
+// `columns`. Precondition: all lanes of the warp call it together.
 template <int kFirst, int kBegin, int kEnd, class Program, class Sums>
 __device__ __forceinline__ void sum_of_threads(const Sums& sums, const typename Sums::Compute* columns,
                                                double* of_warp) {
@@ -270,7 +272,8 @@ __device__ __forceinline__ void sum_of_threads(const Sums& sums, const typename 
   if constexpr (kBegin + kCount < kEnd) sum_of_threads<kFirst, kBegin + kCount, kEnd, Program>(sums, columns, of_warp);
 }
 
-// Adds up the numbers of all threads of a block from kFirst on, a batch at a time, and stores them as those of a chunk.
+// Adds up the numbers of all threads of a block from kFirst on, in batches, and stores them as numbers of a chunk.
+// Precondition: all threads call it together.
 template <int kFirst, class Program, class Sums>
 __device__ __forceinline__ void store_sums(const Program& program, const Sums& sums,
                                            const typename Sums::Compute* columns, double* of_warps,
@@ -279,7 +282,7 @@ __device__ __forceinline__ void store_sums(const Program& program, const Sums& s
   constexpr int kBatch = kSumsOfWarp<Program> / (2 * Program::kLanes);
   constexpr int kEnd = kNumbers - kFirst < kBatch ? kNumbers : kFirst + kBatch, kPerWarp = kSumsOfWarp<Program>;
   __syncwarp();
-  __syncthreads();  // the numbers before have been read
+  __syncthreads();  // the numbers of the previous batch have been read
   sum_of_threads<kFirst, kFirst, kEnd, Program>(sums, columns, of_warps + kPerWarp * (threadIdx.x / kWarp));
   __syncthreads();
   store_numbers<kSumWarps, kPerWarp / 2, Program, Sums>(
@@ -287,20 +290,20 @@ __device__ __forceinline__ void store_sums(const Program& program, const Sums& s
   if constexpr (kEnd < kNumbers) store_sums<kEnd>(program, sums, columns, of_warps, partials);
 }
 
-// The sums of chunks of `vectors_per_chunk` of few classes, as sum_in_registers has them. Threads of a warp exchange
-// them by shuffles: no label is reported here, so the loop over voxels has no atomic. `columns` are those of
-// ThreadSums, and behind them the memory of PackedStretch.
+// Computes the sums of chunks of `vectors_per_chunk` vectors, with classes in registers: sum_in_registers() with
+// tangents. Threads of a warp exchange numbers by shuffles: no label is reported here, so the loop over voxels has no
+// atomic. `columns` is shared memory for the columns of ThreadSums, followed by the memory of PackedStretch.
 template <class Program>
 __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 chunks, int64 vectors_per_chunk,
                                                   NestedDual<double>* partials, typename Program::Compute* columns) {
   using Compute = typename Program::Compute;
   using Sums = ThreadSums<Program>;
   constexpr int kVecSize = Program::kVecSize, kApart = kSumThreads / Program::kLanes;
-  // A vector is loaded while the one before is added up, where registers have room: for four blocks with up to 24 bytes
-  // of logits, and for two with more.
+  // The next vector is loaded while the current one is added, where registers suffice: with four blocks per
+  // multiprocessor (up to 24 bytes of logits) for up to 8 bytes of logits, with two blocks for up to 32 bytes.
   constexpr int kLogitBytes = Program::kClasses * kVecSize * static_cast<int>(sizeof(Compute)) / 2;
   constexpr bool kAhead = kLogitBytes <= 8 || (kLogitBytes > 24 && kLogitBytes <= 32);
-  __shared__ double of_warps[kSumWarps * kSumsOfWarp<Program>];  // NestedDual has constructors
+  __shared__ double of_warps[kSumWarps * kSumsOfWarp<Program>];  // doubles, because NestedDual has constructors
   const int64 vectors = program.space.voxels / kVecSize;
   void* const exchanged = columns + Sums::kInColumns * kSumThreads;
   const unsigned of_sample = static_cast<unsigned>(chunks);
@@ -350,7 +353,7 @@ __device__ __forceinline__ void sum_with_tangents(const Program& program, int64 
 // ---------------------------------------------------------------------------------------------------------------------
 // Products
 
-// Version of load_coefficients().
+// Overload of load_coefficients() for coefficients with tangents.
 template <class Program, class Groups, class Result>
 __device__ __forceinline__ void load_coefficients(const Program& program, const Groups& groups,
                                                   const NestedDual<double>* coefficients, const Result* grad_output,
@@ -374,7 +377,7 @@ __device__ __forceinline__ void load_coefficients(const Program& program, const 
   }
 }
 
-// A constant in every derivative.
+// Overload of scale_of_voxels(): the factor is a constant in every derivative, so it has no tangent.
 template <class Program, class Result>
 __device__ __forceinline__ typename Program::Compute scale_of_voxels(const Program& program,
                                                                      const NestedDual<double>* coefficients,
@@ -384,7 +387,7 @@ __device__ __forceinline__ typename Program::Compute scale_of_voxels(const Progr
   return Compute(static_cast<decltype(Compute::value)>(factor * widen<double>(grad_output[0])));
 }
 
-// The tangents of the gradients of kCount voxels; below of one voxel, in memory.
+// Stores the tangents of the gradients of kCount voxels in registers.
 template <bool kInput, bool kTarget, int kCount, class Program>
 struct StoreTangents {
   using Compute = typename Program::Compute;
@@ -398,6 +401,7 @@ struct StoreTangents {
   }
 };
 
+// Stores the tangents of the gradients of one voxel directly in global memory.
 template <bool kInput, bool kTarget, class Program>
 struct StoreTangentsInMemory {
   using Compute = typename Program::Compute;
@@ -410,8 +414,9 @@ struct StoreTangentsInMemory {
   }
 };
 
-// Writes the products of the chunk of this block. A sample has `chunks` of `vectors_per_chunk`. `numbers` are 3 C of
-// Compute in shared memory, with the memory of PackedStretch behind them. Preconditions: those of write_gradients().
+// Writes the products of the chunk of this block. A sample has `chunks` chunks of `vectors_per_chunk` vectors.
+// `numbers` is shared memory for 3 C coefficients (SharedCoeffs), followed by the memory of PackedStretch.
+// Precondition: the grid has one block per chunk of all samples.
 template <bool kInput, bool kTarget, class Program, class Groups, class Result>
 __device__ __forceinline__ void write_products(const Program& program, const Groups& groups,
                                                const NestedDual<double>* coefficients, const Result* grad_output,

@@ -1,48 +1,52 @@
-// Region losses: value from one read of the operands, gradients from a second.
+// Region losses: gradients with respect to input and target (kernel 2). The value takes one read of the operands, the
+// gradients a second one.
 //
-//   kernel 1   sums.cuh, then in the block that arrives last groups.cuh: value, and residual[n, c], the derivatives by
-//              I, FP and FN of each cell
-//   kernel 2   here: with g_c the derivative by p_c that follows from the residual,
+//   kernel 1   sums.cuh, then groups.cuh in the block that arrives last: the value, and residual[n, c], the derivatives
+//              by I, FP and FN of each cell; for a value per group, two launches
+//   kernel 2   this file: with g_c, the derivative by p_c that follows from the residual,
 //              softmax         d/dx_c = p_c (g_c - sum_j p_j g_j)
 //              sigmoid         d/dx_c = p_c (1 - p_c) g_c
 //              probabilities   d/dx_c = g_c
-//              and the gradient of the loss of the voxel, and d/dt_c of targets per class
+//              plus the gradient of the voxel loss, and d/dt_c for dense targets
 //
-// g_c - sum p_j g_j would cancel for a class that is nearly certain. With h_c = g_c - g_m for the largest class m it is
-// h_c - sum p_j h_j, in which h_m is 0.
+// With softmax, g_c - sum_j p_j g_j would cancel for a class that is nearly certain. gradient_of_classes() takes
+// differences to the largest class m instead: with h_c = g_c - g_m it is h_c - sum_j p_j h_j, where h_m = 0.
+// LabelGradient describes the formula for labels.
 //
-// 1. Each block takes one chunk of a sample, the last chunk first: L2 still has what kernel 1 read last. A thread takes
-//    vectors of the chunk in turn, in registers; so do lanes that share more classes. Of many labels alone a block
-//    copies a tile of voxels to shared memory (write_tile_gradients). Of more classes than fit anywhere a thread reads
-//    its logits three times, of which L1 and L2 serve two. With logits that come through shared memory
-//    (write_staged_gradients) blocks are two waves, and their threads have one vector on its way during the arithmetic
-//    of another.
-// 2. While the first vectors are on their way, the block's threads load the sample's coefficients into shared memory,
-//    times grad_output. Blocks are small, so that others compute meanwhile.
+// 1. Each block processes one chunk of a sample, the last chunk first, because L2 still holds what kernel 1 read last.
+//    Each thread, or each group of lanes that shares the classes of a voxel (LaneGroup), loops over vectors of the
+//    chunk and keeps them in registers (write_gradients). For labels with many classes, the block copies tiles of
+//    voxels to shared memory (write_tile_gradients; write_stored_tiles in tiles.cuh). With more classes than fit on
+//    chip, a thread reads its logits three times; L1 and L2 serve two of these reads. Where logits are staged through
+//    shared memory (write_staged_gradients), the blocks form two waves, and each thread copies its next vector during
+//    the arithmetic of the current one.
+// 2. While the first vectors are in flight, the threads of the block load the sample's coefficients, times grad_output,
+//    into shared memory. Blocks are small, so that other blocks compute during these loads.
 //
-// Traffic: input and target twice in all, of which L2 serves a part of the second time; each gradient written once.
+// Traffic: input and target are read twice in total, the second time partly from L2; each gradient is written once.
+// Preconditions: those of voxels.cuh and of the write_* functions.
 #pragma once
 #include "regions/groups.cuh"
 
-// The gradient of a voxel with kLabelApart. With g_y of the label and g_c of other classes, S the sum of exponentials,
-// and A, B, k of the loss of the voxel,
-//   mean = sum over all of p_c g_c       rest = sum over the others of p_c (g_c - g_y)
-//   d/dx_c = e_c (g_c / S - mean / S + k A)              d/dx_y = -p_y rest + k B
-// in which what is the same for all classes is found once. g_y + rest would be the mean, too, but for a rounding error
-// of g_y, which is far larger than the mean and the other g_c if the label is rare and improbable.
+// Gradient of a voxel with kLabelApart. y is the label, c any other class, S the sum of exponentials. A and B are the
+// coefficients `row.exp_coeff` and `row.target` of the voxel loss, and k is its scale.
+//   mean = sum over all classes of p_c g_c       rest = sum over the other classes of p_c (g_c - g_y)
+//   d/dx_c = e_c (g_c / S - mean / S + k A)      d/dx_y = -p_y rest + k B
+// Whatever all classes share is computed once. The mean is not computed as g_y + rest: that adds a rounding error of
+// g_y, which is far larger than the mean and the other g_c if the label is rare and improbable.
 template <class Compute>
 struct LabelGradient {
   Compute by_label;
   Compute common;
   GradCoeffs<decltype(guarded(Compute(0)))> row;
 
-  // The gradient by the logit of another class, whose exponential is e and whose coefficient is g.
+  // Returns the gradient by the logit of another class with exponential e and coefficient g.
   __device__ __forceinline__ Compute of_other(Compute e, Compute g, Compute inv_sum) const {
     return e * scalar_fma(g, inv_sum, common);
   }
 };
 
-// `sum` is that of e_c g_c over the other classes.
+// Prepares the gradient of voxel i. `sum` is the sum of e_c g_c over the other classes.
 template <class Program, class Classes, class Coeffs>
 __device__ __forceinline__ LabelGradient<typename Program::Compute> gradient_of_label(
     const Program& program, const Classes& classes, const VoxelSoftmax<Program>& softmax, const VoxelTarget& target,
@@ -55,7 +59,7 @@ __device__ __forceinline__ LabelGradient<typename Program::Compute> gradient_of_
   LabelGradient<Compute> y{-rest * (softmax.label_e * softmax.inv_sum), -mean * softmax.inv_sum,
                            GradCoeffs<Guarded>::all(Guarded(0))};
   if constexpr (Program::kVoxel == kRow) {
-    // A NaN among the logits is in their sum, and so in every gradient, without a mark. Weights may be NaN besides.
+    // A NaN logit reaches every gradient through the sum, so it needs no mark. Weights may be NaN as well.
     constexpr bool kMarksLost = Program::kWeighted || Program::kSmoothed;
     y.row = voxel_row<kMarksLost>(program, classes, softmax, target.label, i).grad_coeffs;
     y.by_label = unguarded(scalar_fma(guarded(voxel_scale), y.row.target, guarded(y.by_label)));
@@ -64,8 +68,8 @@ __device__ __forceinline__ LabelGradient<typename Program::Compute> gradient_of_
   return y;
 }
 
-// All of them. Returns false, and has to be called again with another kMode (element_loss), if the loss of the voxel is
-// not finite.
+// Stores the gradients of all classes of voxel i, with kLabelApart. Returns false if the evaluation was tentative and
+// the voxel loss is not finite; the caller then repeats it with another kMode (element_loss).
 template <unsigned kMode, class Program, class Classes, class Coeffs, class Store>
 __device__ __forceinline__ bool label_gradient(const Program& program, const Classes& classes,
                                                const VoxelSoftmax<Program>& softmax, const VoxelTarget& target, int i,
@@ -79,7 +83,7 @@ __device__ __forceinline__ bool label_gradient(const Program& program, const Cla
   }
   const LabelGradient<Compute> of_label =
       gradient_of_label(program, classes, softmax, target, i, coeffs, voxel_scale, sum);
-  // A bit, of few classes, is one instruction for all.
+  // The label as a bit: with few classes, one instruction tests it for all of them.
   const unsigned own = Program::kTile > 0 ? 0u : opaque(1u << target.label);
   Compute total = Compute(0);
 #pragma unroll(Program::kLoop)
@@ -100,7 +104,7 @@ __device__ __forceinline__ bool label_gradient(const Program& program, const Cla
   return (kMode & kTentative) == 0 || all_finite(total);
 }
 
-// The gradients of a voxel whose classes are all alike. Returns as label_gradient().
+// Stores the gradients of all classes of voxel i without kLabelApart. Returns the same as label_gradient().
 template <unsigned kMode, bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
 __device__ __forceinline__ bool gradient_of_classes(const Program& program, const Classes& classes,
                                                     const VoxelTarget& target, int i, const Coeffs& coeffs,
@@ -115,7 +119,7 @@ __device__ __forceinline__ bool gradient_of_classes(const Program& program, cons
   Compute log_sum = Compute(0);
   Guarded of_terms = Guarded(0);
   if constexpr (Program::kVoxel == kTerm) {
-    // The derivatives of all terms by their log p_c.
+    // Sum over the classes of the derivatives of their terms by log p_c.
     log_sum = log_of_sum(softmax);
 #pragma unroll(Program::kLoop)
     for (int c = 0; c < program.own_classes(); ++c) {
@@ -128,7 +132,7 @@ __device__ __forceinline__ bool gradient_of_classes(const Program& program, cons
     }
     of_terms = Program::Lanes::sum(of_terms);
   }
-  // For a softmax: the derivative by p of the largest class, and the mean of the others' differences to it.
+  // With softmax: g_m of the largest class m, and the mean of g_c - g_m.
   Compute at_largest = Compute(0), mean = Compute(0), total = Compute(0);
   if constexpr (Program::kActivation == kSoftmax) {
     using Lanes = typename Program::Lanes;
@@ -141,7 +145,7 @@ __device__ __forceinline__ bool gradient_of_classes(const Program& program, cons
         is_here = true;
       }
     }
-    // An exponential of 1 has p = 1 / sum.
+    // A class whose exponential is 1 has p = 1 / sum.
     const Probability<Compute> p{softmax.inv_sum, largest == softmax.pivot
                                                       ? softmax.others * softmax.inv_sum
                                                       : (softmax.sum - Compute(1)) * softmax.inv_sum};
@@ -187,7 +191,7 @@ __device__ __forceinline__ bool gradient_of_classes(const Program& program, cons
   return (kMode & kTentative) == 0 || all_finite(total);
 }
 
-// Both.
+// Stores the gradients of voxel i by label_gradient() or gradient_of_classes(), and returns its result.
 template <unsigned kMode, bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
 __device__ __forceinline__ bool gradient_of_voxel(const Program& program, const Classes& classes,
                                                   const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
@@ -202,8 +206,8 @@ __device__ __forceinline__ bool gradient_of_voxel(const Program& program, const 
   }
 }
 
-// Gradients of one voxel, which `store(c, by input, by target)` takes. With kLabelApart those of a voxel that does not
-// count are for the caller to clear.
+// Computes the gradients of voxel i and passes them to `store(c, by_input, by_target)`, after a tentative evaluation if
+// the loss asks for one. With kLabelApart, the caller clears the gradients of voxels that do not count.
 template <bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
 __device__ __forceinline__ void voxel_gradient(const Program& program, const Classes& classes,
                                                const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
@@ -220,25 +224,25 @@ __device__ __forceinline__ void voxel_gradient(const Program& program, const Cla
     if (program.loss.usual()) {
       done = gradient_of_voxel<kTentative, kInput, kTarget>(program, classes, offset, target, i, coeffs, voxel_scale,
                                                             store);
-      // Lanes that share a voxel evaluate it again together.
+      // Lanes that share a voxel repeat the evaluation together.
       done = Program::Lanes::all(done);
     }
-    // Opaque, or the compiler has what follows twice.
+    // Opaque; otherwise the compiler duplicates the code that follows.
     if (opaque(static_cast<unsigned>(done)) != 0) return;
   }
   gradient_of_voxel<0u, kInput, kTarget>(program, classes, offset, target, i, coeffs, voxel_scale, store);
 }
 
-// The coefficients of a sample in shared memory: the derivatives a, b and c by I, FP and FN of each class. Of labels
-// and products only b of all classes, and behind them a - c, for the label. There is memory for 3 numbers of every
-// class of every lane, of which those of classes that do not exist are not used.
+// Coefficients of a sample in shared memory: the derivatives a, b and c by I, FP and FN of each class. With kPairs
+// (labels and product overlap) there are only b of all classes, followed by a - c of all classes, which the label
+// needs. The memory holds 3 numbers for every class slot of every lane; slots of classes that do not exist are unused.
 template <class Program>
 struct SharedCoeffs {
   using Compute = typename Program::Compute;
   static constexpr bool kPairs = !Program::kDense && Program::kOverlap == kProduct;
   const Compute* numbers;
-  int count;  // of classes
-  int first;  // class of this thread
+  int count;  // number of classes
+  int first;  // first class of this thread
 
   __device__ __forceinline__ SharedCoeffs(const Program& program, const Compute* numbers)
       : numbers(numbers), count(program.classes()), first(program.first_own()) {
@@ -253,7 +257,7 @@ struct SharedCoeffs {
   __device__ __forceinline__ Compute of_other(int c) const {
     return numbers[c];
   }
-  // By the probability of a class.
+  // Returns the derivative by the probability of class c.
   template <class Classes>
   __device__ __forceinline__ Compute derivative(const Classes& classes, const VoxelTarget& target, int c, int i,
                                                 const Probability<Compute>& p) const {
@@ -263,7 +267,8 @@ struct SharedCoeffs {
       return derivative_by_p<Program::kOverlap>(of_class(c), p, target_of<Program>(classes, target, c, i));
     }
   }
-  // Version for a class that is not known to the compiler: an index into registers would put them into local memory.
+  // Variant for a class index that is not a compile-time constant: indexing registers with it would move them to local
+  // memory.
   template <class Classes>
   __device__ __forceinline__ Compute at(const Classes& classes, const VoxelTarget& target, int c, int i,
                                         const Probability<Compute>& p) const {
@@ -281,7 +286,7 @@ struct SharedCoeffs {
   }
 };
 
-// Gradients of kCount voxels as numbers: those of 16 bits are rounded in pairs.
+// Collects the gradients of kCount voxels in the arithmetic type, so that 16-bit gradients are rounded in pairs.
 template <bool kInput, bool kTarget, int kCount, class Program>
 struct StoreInRegisters {
   using Compute = typename Program::Compute;
@@ -294,12 +299,13 @@ struct StoreInRegisters {
   }
 };
 
-// Puts kCount numbers into a pack, from a multiple of kCount on.
+// Converts kCount numbers and puts them into a pack at element `first`. Precondition: `first` is a multiple of kCount.
 template <int kCount, class Storage, int kVecSize, class Compute>
 __device__ __forceinline__ void put(const Compute (&x)[kCount], int first, Pack<Storage, kVecSize>& pack) {
   reinterpret_cast<Pack<Storage, kCount>*>(&pack)[first / kCount] = NarrowPack<Storage, kCount>::from(x);
 }
 
+// Stores the gradients of one voxel directly in global memory.
 template <bool kInput, bool kTarget, class Program>
 struct StoreInMemory {
   using Compute = typename Program::Compute;
@@ -312,7 +318,7 @@ struct StoreInMemory {
   }
 };
 
-// Gradients by the input wait in the places of a tile's logits.
+// Stores gradients by the input over the logits of the tile, where they wait to be written.
 template <class Program>
 struct StoreInTile {
   using Compute = typename Program::Compute;
@@ -322,12 +328,13 @@ struct StoreInTile {
   }
 };
 
+// Stores one vector: at once with kWide, otherwise element by element.
 template <class Program, class Storage>
 __device__ __forceinline__ void store_voxels(Storage* to,
                                              const VectorOffsets<Program::kVecSize, Program::kWide>& offset, int stream,
                                              const Pack<Storage, Program::kVecSize>& pack) {
   if constexpr (Program::kWide) {
-    // Evict-first: gradients leave L2 before the voxels that later blocks read, which kernel 1 left there.
+    // Evict-first, so that gradients leave L2 before the voxels that kernel 1 left there and later blocks still read.
     store_stream<Program::kVecSize>(to + offset.at(stream, 0), pack);
   } else {
 #pragma unroll
@@ -335,7 +342,7 @@ __device__ __forceinline__ void store_voxels(Storage* to,
   }
 }
 
-// Stores the vectors of the classes of a thread, with kWanted.
+// Stores the vectors of all classes of the thread if kWanted.
 template <bool kWanted, class Program, class Storage>
 __device__ __forceinline__ void store_classes(const Program& program,
                                               const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
@@ -351,7 +358,9 @@ __device__ __forceinline__ void store_classes(const Program& program,
   }
 }
 
-// Loads the coefficients of a sample, times grad_output. `group_of` gives the group of a class of a sample.
+// Loads the coefficients of a sample, times grad_output, into `numbers`. `groups.group_of` maps a class of a sample to
+// its group; `per_group` is nonzero if grad_output has one element per group. Precondition: all threads call it, and
+// the caller synchronizes the block before using `numbers`.
 template <class Program, class Groups, class Result>
 __device__ __forceinline__ void load_coefficients(const Program& program, const Groups& groups, const double* residual,
                                                   const Result* grad_output, int64 per_group, int64 sample,
@@ -371,7 +380,7 @@ __device__ __forceinline__ void load_coefficients(const Program& program, const 
   }
 }
 
-// The factor of the gradients of the losses of voxels.
+// Returns the factor of the gradients of the voxel losses.
 template <class Program, class Result>
 __device__ __forceinline__ typename Program::Compute scale_of_voxels(const Program& program, const double* residual,
                                                                      const Result* grad_output) {
@@ -393,7 +402,7 @@ __device__ __forceinline__ void clear_uncounted(
   for (int c = 0; c < Program::kClasses; ++c) mask.apply(of_classes[c]);
 }
 
-// The memory of PackedStretch behind 3 C numbers.
+// Returns the memory of PackedStretch, which follows the 3 C coefficients.
 template <class Program>
 __device__ __forceinline__ void* behind_coefficients(typename Program::Compute* numbers) {
   constexpr int kNumbers = 3 * Program::kLanes * Program::kClasses;
@@ -401,9 +410,9 @@ __device__ __forceinline__ void* behind_coefficients(typename Program::Compute* 
   return reinterpret_cast<char*>(numbers) + (kBytes + 15) / 16 * 16;
 }
 
-// Writes the gradients of the chunk of this block. A sample has `chunks` of `vectors_per_chunk`. `numbers` are 3 C of
-// Compute in shared memory, with the memory of PackedStretch behind them. Preconditions: a block for each chunk of all
-// samples; `vectors_per_chunk` is a multiple of blockDim.x.
+// Writes the gradients of one chunk per block. A sample has `chunks` chunks of `vectors_per_chunk` vectors. `numbers`
+// is shared memory for 3 C coefficients (SharedCoeffs), followed by the memory of PackedStretch. Preconditions: the
+// grid has one block per chunk of all samples; `vectors_per_chunk` is a multiple of blockDim.x / kLanes.
 template <bool kInput, bool kTarget, class Program, class Groups, class Result>
 __device__ __forceinline__ void write_gradients(const Program& program, const Groups& groups, const double* residual,
                                                 const Result* grad_output, int64 per_group, int64 chunks,
@@ -413,7 +422,7 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
   using Compute = typename Program::Compute;
   constexpr int kVecSize = Program::kVecSize;
   constexpr int kTogether = kVecSize % 2 == 0 && sizeof(typename Program::Input) == 2 ? 2 : 1;
-  // 32 bits hold any number of blocks, and divide faster than 64.
+  // Chunk numbers fit in 32 bits, and 32-bit division is faster.
   const unsigned of_sample = static_cast<unsigned>(chunks), chunk = gridDim.x - 1 - blockIdx.x;
   const int64 sample = chunk / of_sample, first = (chunk - sample * chunks) * vectors_per_chunk;
   const int64 vectors = program.space.voxels / kVecSize;
@@ -424,7 +433,7 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
   for (int64 turn = 0; turn < vectors_per_chunk && first + turn < vectors; turn += blockDim.x / Program::kLanes) {
     const int64 own = first + turn + Program::Lanes::vector();
     const bool exists = own < vectors;
-    // All threads load, and wait at the barrier; of those that move vectors by warps, all that have one.
+    // All threads load, because all reach the barrier; with kByWarps, only those that have a vector.
     const int64 vector = exists ? own : vectors - 1;
     const WarpOfVectors warp(exchanged, vectors - own);
     VectorOffsets<Program::kVecSize, Program::kWide> offset;
@@ -479,7 +488,8 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
 
 constexpr int kGradientThreads = 128;  // engines/regions/layout.py: GRADIENT_THREADS
 
-// The inverse of load_tile, from a tile of numbers or of stored elements.
+// Copies a tile, of numbers in the arithmetic type or of stored elements, to contiguous gradients: the inverse of
+// load_tile(). Preconditions: blockDim.x is kThreads; all threads call it after a barrier.
 template <int kThreads, int kPitch, class Program, class Number>
 __device__ __forceinline__ void store_packed_tile(const Program& program, int64 sample, int64 begin, int count,
                                                   const Number* tile, typename Program::Input* gradients) {
@@ -516,7 +526,7 @@ __device__ __forceinline__ void store_packed_tile(const Program& program, int64 
   }
 }
 
-// Gradients of a voxel of a tile, which has a label.
+// Stores the gradients of one voxel of a tile of labels; zeros if the voxel does not count.
 template <class Program, class Coeffs, class Store>
 __device__ __forceinline__ void tile_gradient(const Program& program, const TileClasses<Program>& classes,
                                               const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
@@ -530,7 +540,9 @@ __device__ __forceinline__ void tile_gradient(const Program& program, const Tile
   voxel_gradient<true, false>(program, classes, offset, target, 0, coeffs, voxel_scale, store);
 }
 
-// Version of write_gradients for tiles of kGradientThreads voxels, behind 3 C `numbers`, rounded up to 16 bytes.
+// Variant of write_gradients() for tiles of kGradientThreads voxels, one per thread. In shared memory, the tile follows
+// the 3 C `numbers`, padded to a multiple of 4. Preconditions: blockDim.x is kGradientThreads; the grid has one block
+// per chunk; `voxels_per_chunk` is a multiple of kTile.
 template <class Program, class Groups, class Result>
 __device__ __forceinline__ void write_tile_gradients(const Program& program, const Groups& groups,
                                                      const double* residual, const Result* grad_output, int64 per_group,
@@ -541,7 +553,7 @@ __device__ __forceinline__ void write_tile_gradients(const Program& program, con
   static_assert(Program::kTile == kGradientThreads, "a thread for each voxel of a tile");
   const int classes_count = program.classes();
   Compute* const tile = numbers + (3 * classes_count + 3) / 4 * 4;
-  // 32 bits hold any number of blocks, and divide faster than 64.
+  // Chunk numbers fit in 32 bits, and 32-bit division is faster.
   const unsigned of_sample = static_cast<unsigned>(chunks), chunk = gridDim.x - 1 - blockIdx.x;
   const int64 sample = chunk / of_sample, first = (chunk - sample * chunks) * voxels_per_chunk;
   const int64 end = min(first + voxels_per_chunk, program.space.voxels);
@@ -577,11 +589,11 @@ __device__ __forceinline__ void write_tile_gradients(const Program& program, con
   }
 }
 
-// Gradients for labels, with logits and labels that come through shared memory (StagedVectors). A chunk is one of
-// kernel 1, of which a block writes the gradients of a piece from its last vectors on: first the last pieces of all
-// chunks, which kernel 1 read last. `numbers` are 3 C of Compute, rounded up to 16 bytes, with the vectors behind them.
-// Preconditions: blockDim.x is kGradientThreads; a block for each piece; `vectors_per_piece` is a multiple of
-// blockDim.x.
+// Writes gradients for labels, with logits and labels staged through shared memory (StagedVectors). Chunks are those of
+// kernel 1. Each block writes the gradients of one piece of a chunk, from its last vectors to its first; the first
+// blocks take the last pieces of all chunks, which kernel 1 read last. In shared memory, the staged vectors follow the
+// 3 C `numbers`, padded to a multiple of 4. Preconditions: blockDim.x is kGradientThreads; the grid has one block per
+// piece; `vectors_per_piece` is a multiple of blockDim.x.
 template <class Program, class Groups, class Result>
 __device__ __forceinline__ void write_staged_gradients(const Program& program, const Groups& groups,
                                                        const double* residual, const Result* grad_output,
@@ -592,7 +604,7 @@ __device__ __forceinline__ void write_staged_gradients(const Program& program, c
   constexpr int kCoeffs = (3 * Program::kClasses + 3) / 4 * 4;
   constexpr int kVecSize = Program::kVecSize;
   constexpr int kTogether = kVecSize % 2 == 0 && sizeof(typename Program::Input) == 2 ? 2 : 1;
-  // 32 bits hold any number of blocks, and divide faster than 64.
+  // Piece and chunk numbers fit in 32 bits, and 32-bit division is faster.
   const unsigned of_sample = static_cast<unsigned>(chunks);
   const unsigned all = of_sample * static_cast<unsigned>(program.space.samples);
   const unsigned piece = blockIdx.x / all, chunk = blockIdx.x - piece * all;
@@ -643,7 +655,7 @@ __device__ __forceinline__ void write_staged_gradients(const Program& program, c
     clear_uncounted<Program>(targets, of_inputs);
 #pragma unroll
     for (int c = 0; c < Program::kClasses; ++c) {
-      // Evict-first, as in store_voxels.
+      // Evict-first, as in store_voxels().
       store_stream<kVecSize>(to + c * program.space.class_stride[kGradientsOfInputs], of_inputs[c]);
     }
     to -= kGradientThreads * kVecSize;

@@ -1,38 +1,39 @@
 // Region losses, kernel 1: the sums of every sample and class.
 //
-//   partials[(n chunks + j) K + k]     K = 3 C + 3 numbers of chunk j of sample n: I, FP, FN of each class, voxels
-//                                      with bad labels, loss of voxels, and its divisor
+//   partials[(n chunks + j) K + k]     k-th of the K = 3 C + 3 numbers of chunk j of sample n: I, FP, FN of each class,
+//                                      number of voxels with invalid labels, sum of voxel losses, and its divisor
 //
-// Few classes (sum_in_registers), or more of them whose target or loss differs from class to class, which lanes of a
-// warp share (LaneGroup):
-// 1. A block takes chunks in turn; a thread takes vectors of the chunk in turn, and adds to 3 numbers of each of its
-//    classes: at most 64 voxels in the arithmetic type. On GPUs that have room for them logits and labels come through
-//    shared memory, one vector ahead (sum_staged).
-// 2. Threads leave their numbers in columns of shared memory, up to 32 at a time, and each lane of a warp adds up a
-//    column over the threads of the warp. Lanes exchange nothing: NVRTC puts a YIELD into the loop over
-//    voxels, because of the atomic in report_label, and lanes that have left the loop may run ahead of those that have
-//    not. NVRTC 13.0 to 13.2 compiled shuffles behind the loop without a check for that, and numbers were lost.
-// 3. Warps add up through shared memory, in order.
+// Few classes per thread (sum_in_registers): few classes in total, or more classes that the lanes of a warp share
+// (LaneGroup):
+// 1. Blocks loop over chunks. A thread loops over vectors of the chunk and adds to 3 numbers of each of its classes, in
+//    the arithmetic type, for at most 64 voxels. On GPUs with enough shared memory, logits and labels may pass through
+//    it, one vector ahead (kStaged, sum_staged).
+// 2. Threads store their numbers in columns of shared memory, in batches of up to 32. Each lane of a warp adds up a
+//    column over the threads of the warp. Lanes exchange nothing here: because of the atomic in report_label, NVRTC
+//    puts a YIELD into the loop over voxels, so lanes that have left the loop may run ahead of those that have not.
+//    NVRTC 13.0 to 13.2 compiled shuffles after the loop without a convergence check, and numbers were lost.
+// 3. Threads add the sums of the warps, which are in shared memory, in the order of the warps.
 //
-// Many classes of labels alone (sum_in_shared_tiles), with softmax and product, whose voxels have no other loss than
-// that of the label:
-// 1. A block copies the logits of Program::kTile voxels to shared memory (load_tile). A thread finds the softmax of a
-//    voxel, whose exponentials take the place of the logits (kKeepsExponentials), and leaves the rest beside them.
-// 2. Warps take classes in turn, lanes the voxels of the tile; each class's sums belong to one warp. A lane has its own
-//    in shared memory; threads add up those of the lanes, in double, behind 64 voxels of a lane.
-// More classes than fit anywhere (sum_in_tiles): logits stay in memory.
+// Many classes with labels, softmax and product overlap, and no voxel loss or only that of the label
+// (sum_in_shared_tiles; sum_in_stored_tiles in tiles.cuh):
+// 1. The block copies the logits of Program::kTile voxels to shared memory (load_tile). A thread computes the softmax
+//    of a voxel. Exponentials overwrite the logits (kKeepsExponentials); the other results are stored beside them.
+// 2. Warps loop over classes, and their lanes over the voxels of the tile; each class belongs to one warp. Each lane
+//    has its own sums in shared memory. Threads add up the sums of the lanes, in double, after every 64 voxels of a
+//    lane.
+// More classes than fit on chip (sum_in_tiles): similar, but logits stay in global memory.
 //
-// Traffic: each logit and label once from memory; in sum_in_tiles once more from L1 or L2.
-// Order of additions: by sizes alone. Preconditions: blockDim.x is kSumThreads.
+// Traffic: each logit and label is read once from memory; in sum_in_tiles a second time, from L1 or L2. Order of
+// additions: depends on sizes only. Precondition: blockDim.x is kSumThreads.
 #pragma once
 #include "regions/voxels.cuh"
 
-constexpr int kSumThreads = 256;  // engines/regions/layout.py
+constexpr int kSumThreads = 256;  // engines/regions/layout.py: THREADS
 constexpr int kSumWarps = kSumThreads / kWarp;
 constexpr int kTile = 512;
 
-// A number of the arithmetic in double; and the sum over a warp, in every lane. Numbers with a tangent have overloads
-// (region_hvp.cuh). Preconditions of the sum: all lanes call it together.
+// Converts a number from the arithmetic type to double; returns the sum over a warp, in every lane. region_hvp.cuh has
+// overloads for numbers with a tangent. Precondition of the sum: all lanes call it together.
 __device__ __forceinline__ double as_double(float x) {
   return x;
 }
@@ -43,11 +44,11 @@ __device__ __forceinline__ double warp_total(double x) {
   return warp_sum(x);
 }
 
-// Adds up `count` columns over the lanes of each warp that have the same classes: words of up to 16 bytes in the
-// arithmetic type, and their sums in double, since conversions to double run at an eighth of the rate of additions. A
-// column has a number of each thread of the block; lane l takes sums l, l + 32 and so on, of which a column has one for
-// each place of a group. It starts at its own word, so that lanes read different banks. Preconditions: `columns` is
-// aligned to 16 bytes, and written before a barrier.
+// Adds up `count` columns of numbers, one number per thread of the block, over the lanes of each warp that have the
+// same classes: one sum per column and place in a group of lanes, stored in `of_warp`. Lane l computes sums l, l + 32
+// and so on. Words of up to 16 bytes are added in the arithmetic type and their sums in double, because conversions to
+// double run at an eighth of the rate of additions. Each lane starts at a different word, so that lanes read different
+// banks. Preconditions: `columns` is aligned to 16 bytes, and a barrier follows the writes to it.
 template <class Program>
 __device__ __forceinline__ void sum_columns(const typename Program::Compute* columns, int count, double* of_warp) {
   using Compute = typename Program::Compute;
@@ -68,20 +69,20 @@ __device__ __forceinline__ void sum_columns(const typename Program::Compute* col
   }
 }
 
-// Sums that a warp leaves at a time: 32 numbers of up to four places of a group, and fewer of more.
+// Number of sums that a warp stores at a time: of 32 numbers for up to four lanes per group, of fewer for more lanes.
 template <class Program>
 constexpr int kSumsOfWarp = kWarp * (Program::kLanes < 4 ? Program::kLanes : 4);
 
-// Adds up numbers `first` to `first + count` of the threads over kWarps warps, of which each has kPerWarp sums: those
-// of a number side by side, one for each place of a group of lanes. Stores them in their places among those of a chunk.
-// Preconditions: all threads call it, behind a barrier.
+// Adds up numbers `first` to `first + count` over kWarps warps, and stores them at their places in the numbers of a
+// chunk. A warp's kPerWarp sums hold, for each number, one sum per place in a group of lanes. Preconditions: all
+// threads call it, after a barrier.
 template <int kWarps, int kPerWarp, class Program, class Sums, class Number>
 __device__ __forceinline__ void store_numbers(const Program& program, int first, int count, const Number* of_warps,
                                               Number* partials) {
   constexpr int kLanes = Program::kLanes, kOfClasses = 3 * Program::kClasses;
   for (int k = threadIdx.x; k < count * kLanes; k += kSumThreads) {
     const int own = Sums::place(first + k / kLanes), lane_place = k % kLanes;
-    // The numbers of voxels are added up over the lanes of a group, too.
+    // Numbers of whole voxels are added over the lanes of a group as well.
     const bool of_voxels = own >= kOfClasses;
     const int number = own + 3 * (of_voxels ? program.classes() - Program::kClasses : program.first_of(lane_place));
     if (of_voxels ? lane_place > 0 : !program.has(lane_place, own / 3)) continue;
@@ -98,7 +99,7 @@ __device__ __forceinline__ void store_numbers(const Program& program, int first,
   }
 }
 
-// Sums of a thread: for each class, and for voxels.
+// Sums of a thread: I, FP and FN of each class, and those of whole voxels.
 template <class Program, bool kApart = Program::kLabelApart>
 struct ThreadSums {
   using Compute = typename Program::Compute;
@@ -119,14 +120,14 @@ struct ThreadSums {
     }
     return part == 0 ? spoilt : (part == 1 ? cost : count);
   }
-  // The index among the numbers of a chunk.
+  // Returns the index of the k-th number of a thread among the numbers of a chunk.
   static __device__ __forceinline__ int place(int k) {
     return k;
   }
 };
 
-// A voxel adds to I and FN of its label alone. They are in shared memory, where each thread has a row of its own: an
-// index into registers would take a comparison for every class.
+// With kLabelApart, a voxel adds to I and FN only for its label. These sums are in columns of shared memory, in which
+// each thread has its own element: indexing registers with the label would take a comparison per class.
 template <class Program>
 struct ThreadSums<Program, true> {
   using Compute = typename Program::Compute;
@@ -157,7 +158,7 @@ struct ThreadSums<Program, true> {
   }
 };
 
-// Adds a voxel, of which `find_softmax` finds the softmax with kLabelApart.
+// Adds voxel i to the sums of this thread. With kLabelApart, `find_softmax` computes its softmax.
 template <class Program, class Classes, class FindSoftmax>
 __device__ __forceinline__ void add_voxel(const Program& program, const Classes& classes, const VoxelTarget& target,
                                           int i, const FindSoftmax& find_softmax, ThreadSums<Program>& sums) {
@@ -201,8 +202,8 @@ __device__ __forceinline__ void add_voxel(const Program& program, const Classes&
   }
 }
 
-// The targets of a vector, whose first voxel has number `first`. Counts and reports those that are no classes, and with
-// kLabelApart clears the logits of voxels that do not count.
+// Determines the targets of a vector whose first voxel has index `first`. Counts and reports invalid labels; with
+// kLabelApart, clears the logits of voxels that do not count.
 template <class Program, class Classes>
 __device__ __forceinline__ void voxel_targets(const Program& program, Classes& classes,
                                               const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
@@ -229,7 +230,7 @@ __device__ __forceinline__ void voxel_targets(const Program& program, Classes& c
   }
 }
 
-// Adds the vectors of this thread from `first` to `end`, while the next one is on its way to `places`.
+// Adds this thread's vectors from `first` to `end`, while the next vector is being copied to `places`.
 template <class Program>
 __device__ __forceinline__ void sum_staged(const Program& program, int64 sample, int64 first, int64 end, void* places,
                                            ThreadSums<Program>& sums) {
@@ -268,7 +269,8 @@ __device__ __forceinline__ void sum_staged(const Program& program, int64 sample,
   cp_async_wait_all();
 }
 
-// `columns` is shared memory: `columns_of_sums` of engines/regions/layout.py, and behind them, at `staged_at`, that of
+// Computes the sums of chunks of `vectors_per_chunk` vectors, with classes in registers. `columns` is shared memory for
+// `columns_of_sums` (engines/regions/layout.py) columns, followed, at column `staged_at`, by the memory of
 // StagedVectors or PackedStretch.
 template <bool kStaged, class Program>
 __device__ __forceinline__ void sum_in_registers(const Program& program, int64 chunks, int64 vectors_per_chunk,
@@ -280,7 +282,7 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
   constexpr int kPerWarp = Sums::kInColumns > kSumsOfWarp<Program> ? Sums::kInColumns : kSumsOfWarp<Program>;
   __shared__ double of_warps[kSumWarps * kPerWarp];
   const int64 vectors = program.space.voxels / kVecSize;
-  // 32 bits hold any number of chunks, and divide faster than 64.
+  // Chunk numbers fit in 32 bits, and 32-bit division is faster.
   const unsigned of_sample = static_cast<unsigned>(chunks);
   const unsigned total = of_sample * static_cast<unsigned>(program.space.samples);
 #pragma unroll 1
@@ -330,7 +332,7 @@ __device__ __forceinline__ void sum_in_registers(const Program& program, int64 c
   }
 }
 
-// A voxel's target and softmax as a tile keeps them.
+// Target and softmax of a voxel, as a tile in shared memory keeps them.
 template <class Program>
 struct TileVoxel {
   using Compute = typename Program::Compute;
@@ -339,7 +341,7 @@ struct TileVoxel {
   Compute others;
   Compute sum;
   int pivot;
-  int label;  // -2 if it does not count
+  int label;  // -2 if the voxel does not count
 
   __device__ __forceinline__ void keep(const VoxelSoftmax<Program>& softmax, const VoxelTarget& target) {
     if constexpr (Program::kNeedsSoftmax) {
@@ -351,7 +353,7 @@ struct TileVoxel {
     }
     label = Program::kDense ? 0 : target.label;
   }
-  // The terms of the voxel in the sums of a class.
+  // Returns the summands of this voxel for class c.
   template <class Classes>
   __device__ __forceinline__ Summands<Compute> summands_of(const Program& program, const Classes& classes,
                                                            int c) const {
@@ -367,8 +369,8 @@ struct TileVoxel {
   }
 };
 
-// Stores the sums of a chunk: those of classes, and what threads have of whole voxels, which warps add up and leave in
-// `of_warp`. Preconditions: all threads call it, with a barrier behind what they wrote to `totals`.
+// Stores the numbers of a chunk: the sums of classes from `totals`, and each thread's sums of whole voxels, which warps
+// add up into `of_warp`. Preconditions: all threads call it, after a barrier that follows the writes to `totals`.
 template <class Total>
 __device__ __forceinline__ void store_chunk(const Total* totals, Total spoilt, Total cost, Total count,
                                             Total (*of_warp)[3], int classes, Total* partials) {
@@ -391,12 +393,13 @@ __device__ __forceinline__ void store_chunk(const Total* totals, Total spoilt, T
   __syncthreads();
 }
 
-// `totals` are 3 C numbers of shared memory.
+// Computes the sums of chunks of `tiles_per_chunk` tiles of kTile voxels, with logits in global memory. `totals` is
+// shared memory for 3 C numbers.
 template <class Program, class Classes = ClassesOf<Program>, class Total>
 __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunks, int64 tiles_per_chunk,
                                              Total* partials, Total* totals) {
   using Compute = typename Program::Compute;
-  // Doubles, because numbers with a tangent have constructors.
+  // Declared as doubles, because numbers with a tangent have constructors.
   __shared__ double tile_memory[kTile * sizeof(TileVoxel<Program>) / sizeof(double)];
   __shared__ double memory_of_warps[kSumWarps * 3 * sizeof(Total) / sizeof(double)];
   TileVoxel<Program>* const tile = reinterpret_cast<TileVoxel<Program>*>(tile_memory);
@@ -411,7 +414,7 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
 #pragma unroll 1
     for (int64 turn = 0; turn < tiles_per_chunk; ++turn) {
       const int64 begin = (first + turn) * kTile;
-      __syncthreads();  // the tile before may still be read
+      __syncthreads();  // the previous tile may still be read
       for (int v = threadIdx.x; v < kTile; v += kSumThreads) {
         TileVoxel<Program> kept;
         kept.label = -2;
@@ -473,20 +476,20 @@ __device__ __forceinline__ void sum_in_tiles(const Program& program, int64 chunk
   }
 }
 
-// A voxel of a tile in shared memory: the reciprocal of its sum of exponentials, and the summands of I and FN.
+// A voxel of a tile in shared memory: the reciprocal of its sum of exponentials, and its summands of I and FN.
 template <class Compute>
 struct LabelledVoxel {
   Compute inv_sum;
   Compute hit;
   Compute false_negative;
-  int label;  // -1 if it does not count
+  int label;  // -1 if the voxel does not count
 };
 
-// Voxels whose numbers are added in the arithmetic type.
+// Number of voxels that a lane adds in the arithmetic type.
 constexpr int kLaneVoxels = 64;
 
-// sum_in_tiles with the logits of a tile in shared memory, which are read once. Lanes keep their sums of each class,
-// three columns of kWarp numbers in shared memory. `memory` has 3 C doubles, these columns and the tile.
+// Variant of sum_in_tiles() that reads logits once, to a tile in shared memory. Each lane has its own sums of each
+// class: three columns of kWarp numbers in shared memory. `memory` holds 3 C doubles, these columns, and the tile.
 template <class Program>
 __device__ __forceinline__ void sum_in_shared_tiles(const Program& program, int64 chunks, int64 tiles_per_chunk,
                                                     double* partials, double* memory) {
@@ -508,13 +511,13 @@ __device__ __forceinline__ void sum_in_shared_tiles(const Program& program, int6
     double spoilt = 0.0, cost = 0.0, voxel_count = 0.0;
     for (int k = threadIdx.x; k < 3 * classes_count; k += kSumThreads) totals[k] = 0.0;
     for (int k = threadIdx.x; k < 3 * classes_count * kWarp; k += kSumThreads) of_lanes[k] = Compute(0);
-    int added = 0;  // voxels of a lane
+    int added = 0;  // number of voxels of a lane
 #pragma unroll 1
     for (int64 turn = 0; turn < tiles_per_chunk; ++turn) {
       const int64 begin = (first + turn) * kTileSize;
       if (begin >= voxels) break;
       const int count = static_cast<int>(min(voxels - begin, static_cast<int64>(kTileSize)));
-      __syncthreads();  // the tile before may still be read
+      __syncthreads();  // the previous tile may still be read
       load_tile<kSumThreads>(program, sample, begin, count, tile);
       __syncthreads();
       if (const int v = threadIdx.x; v < kTileSize) {
@@ -576,7 +579,7 @@ __device__ __forceinline__ void sum_in_shared_tiles(const Program& program, int6
         double sum = 0.0;
 #pragma unroll
         for (int j = 0; j < kWarp / kWords; ++j) {
-          // Each thread starts at its own word: those of a column are in the same banks for all.
+          // Each thread starts at a different word, because all columns begin in the same bank.
           Pack<Compute, kWords>& word = column[(j + threadIdx.x) % (kWarp / kWords)];
           sum += static_cast<double>(sum_elements(word.element));
           word = Pack<Compute, kWords>{};

@@ -1,30 +1,31 @@
-// Region losses of labels under a softmax, of more classes than registers hold: the sums (kernel 1) and the gradients
-// (kernel 2) by tiles of voxels, whose logits lie in shared memory as they are stored. With tangents (region_hvp.cuh)
-// these lie beside them.
+// Region losses of labels under a softmax, with more classes than registers hold, by tiles of voxels: the sums
+// (kernel 1) and the gradients (kernel 2). Shared memory holds the logits of a tile as they are stored in the input,
+// and in second derivatives (region_hvp.cuh) their tangents too.
 //
-// 1. A block copies the logits of Program::kTile voxels to shared memory, in words of Program::kTileWord elements
-//    without registers, or, with the classes of a voxel side by side, element by element (StoredTile).
-// 2. A thread has kTogether neighbouring voxels, whose logits of a class are one word. They belong to kParts threads,
-//    as many as the block has for each; part q takes classes q, q + kParts and so on. These find the maximum, and then
-//    the sum of exponentials; between the two, and behind, parts exchange what they have through shared memory. The
-//    label's logit is taken out, and -inf left in its place, whose exponential is 0.
-// 3. Exponentials are computed again in each pass. Kept in the arithmetic type they would take twice the shared memory
-//    of logits of 16 bits, and half as many blocks would hide each other's loads.
-// 4. Sums of FP: warps take classes in turn, lanes the voxels of the tile, each always the same, whose numbers are in
-//    registers. Those of I and FN: lanes take voxels, and add to their labels' classes. Lanes keep their sums in shared
-//    memory (SumsOfLanes); threads add them up, in double, behind kLaneVoxels voxels of a lane. Chunks are added up by
-//    segments (add_up_segment).
-//    Gradients: from the sums of exponentials, as label_gradient().
+// 1. The block copies the logits of Program::kTile voxels to shared memory: asynchronously, bypassing registers, in
+//    words of Program::kTileWord elements; or, if the classes of a voxel are contiguous, element by element or in
+//    pairs; or cut out of aligned words (StoredTile).
+// 2. A thread processes kTogether neighbouring voxels; their logits of one class are one word. kParts threads share
+//    these voxels, as many as the block has for each word: part q processes classes q, q + kParts and so on. The parts
+//    compute the maximum and then the sum of exponentials, and exchange each through shared memory. The label's logit
+//    is replaced by -inf, whose exponential is 0.
+// 3. Exponentials are recomputed in each pass. In the arithmetic type they would take twice the shared memory of 16-bit
+//    logits, and half as many blocks would hide each other's loads.
+// 4. Sums of FP: warps loop over classes, and each lane adds the same voxels of the tile for every class, whose numbers
+//    it keeps in registers. Sums of I and FN: lanes loop over voxels and add to the classes of their labels. Lanes keep
+//    their sums in shared memory (SumsOfLanes); threads add these up, in double, after every kLaneVoxels voxels of a
+//    lane. Chunks are added up by segments (add_up_segment).
+//    Gradients: from the sums of exponentials, by the formula of label_gradient().
 //
-// Bad labels are reported behind the loop over tiles: NVRTC 13.0 to 13.2 lose lanes at shuffles behind an atomic
+// Invalid labels are reported after the loop over tiles: NVRTC 13.0 to 13.2 lose lanes at shuffles after an atomic
 // (sums.cuh).
 //
-// Traffic: as that of the other kernels; input and tangents twice in all.
-// Preconditions: blockDim.x is kSumThreads, and kGradientThreads for gradients.
+// Traffic: as in the other kernels; input and tangents are read twice in total. Preconditions: blockDim.x is
+// kSumThreads for sums, and kGradientThreads for gradients.
 #pragma once
 #include "regions/regions.cuh"
 
-// The logits of a tile, and their tangents behind them: `pitch` elements for each class.
+// Logits of a tile in shared memory, followed by their tangents: kPitch elements for each class.
 template <class Program>
 struct StoredTile {
   using Compute = typename Program::Compute;
@@ -32,15 +33,16 @@ struct StoredTile {
   using Input = typename Program::Input;
   static constexpr int kVoxels = Program::kTile, kWord = Program::kTileWord;
   static constexpr int kArrays = kHasTangent<Compute> ? 2 : 1;
-  // Neighbouring voxels of a thread, whose logits are a word.
+  // Number of neighbouring voxels of a thread, whose logits of a class are one word.
   static constexpr int kTogether = sizeof(Input) == 2 && kVoxels >= 64 ? 2 : 1;
   static constexpr int kPlaces = kVoxels / kTogether;
-  // Logits of 16 bits whose classes no word divides are cut out of aligned words.
+  // True if 16-bit logits whose classes no word divides are cut out of aligned words, where shifts() allows it.
   static constexpr bool kShifts = kWord == 1 && !Program::kPackedInput && sizeof(Input) == 2;
   static constexpr int kShiftedWord = 16 / static_cast<int>(sizeof(Input));
-  // Classes side by side are scattered over banks by a pitch of an odd number of words; whole words of a class keep
-  // its rows aligned. At most 16 bytes a class, as `_stored_bytes` of engines/regions/layout.py counts: 4 doubles ran
-  // past the end of shared memory.
+  // If elements are stored one by one, the pitch is an odd number of words (4 bytes, or a double), which scatters the
+  // classes of a voxel over the banks. If whole words are stored, the pitch keeps the rows of classes aligned. Padding
+  // is at most 16 bytes a class, as `_stored_bytes` of engines/regions/layout.py counts: with 4 doubles of padding the
+  // tile ran past the end of shared memory.
   static constexpr int kSize = static_cast<int>(sizeof(Input));
   static constexpr int kPitch = kVoxels + (kWord > 1 || kShifts ? 16 : (kSize < 4 ? 4 : kSize)) / kSize;
   Input* logits;
@@ -53,7 +55,7 @@ struct StoredTile {
   static __device__ __forceinline__ int place(int c, int voxel) {
     return c * kPitch + voxel;
   }
-  // A logit, with its tangent.
+  // Returns a logit, with its tangent.
   __device__ __forceinline__ Compute number(int at) const {
     if constexpr (kHasTangent<Compute>) {
       return Compute{widen<Scalar>(logits[at]), widen<Scalar>(tangents[at])};
@@ -78,7 +80,8 @@ struct StoredTile {
     if constexpr (kArrays > 1) tangents[at] = Input{};
   }
 
-  // Starts the copy of `count` voxels of a sample from `begin` on. A barrier stands between a wait and their use.
+  // Starts the copy of `count` voxels of a sample, from voxel `begin` on. The caller waits for the copy and
+  // synchronizes the block before using the tile.
   template <int kThreads>
   __device__ __forceinline__ void copy(const Program& program, int64 sample, int64 begin, int count) const {
     const Input* arrays[kArrays] = {program.input};
@@ -116,7 +119,7 @@ struct StoredTile {
   static __device__ __forceinline__ constexpr int stream_of(int array) {
     return array == 0 ? kInputs : kGradientsOfInputs;
   }
-  // Elements from `begin` on, kThreads apart, of packed classes.
+  // Copies every kThreads-th element of packed classes, from element `begin` on.
   template <int kThreads>
   __device__ __forceinline__ void copy_elements(const Input* const (&arrays)[kArrays], int begin, int all) const {
     const unsigned inverse = inverse_of(classes);
@@ -131,7 +134,7 @@ struct StoredTile {
                   });
     }
   }
-  // All of them in words of 4 bytes, whose places are found once for all arrays.
+  // Copies all elements of packed classes in words of 4 bytes. Their places are computed once for all arrays.
   template <int kThreads>
   __device__ __forceinline__ void copy_pairs(const Input* const (&arrays)[kArrays], int all) const {
     using Places = PairPlaces<kThreads, kPitch>;
@@ -183,16 +186,16 @@ struct StoredTile {
                   [=](int k) { return to + place(c + k * kApart, voxel); });
     }
   }
-  // True of a whole tile of voxels that lie side by side, if the aligned words have only voxels of the same class
-  // besides.
+  // True if the tile is full, its voxels are contiguous, and the aligned words that cover it contain only voxels of the
+  // same class.
   static __device__ __forceinline__ bool shifts(const Program& program, int64 begin) {
     const auto& space = program.space;
     const bool inside = begin >= kShiftedWord && space.voxels - begin >= kVoxels + kShiftedWord;
     if (!Program::Space::kOneDimension || space.at.stride[kInputs][0] != 1) return false;
     return inside && (kArrays == 1 || space.at.stride[kGradientsOfInputs][0] == 1);
   }
-  // Classes that begin `step` elements apart, anywhere. Neighbouring threads read the second of two words, too, which
-  // then comes from L1.
+  // Copies classes that start `step` elements apart, at any alignment. Neighbouring threads also read the second of two
+  // words, which then comes from L1.
   template <int kThreads>
   __device__ __forceinline__ void copy_shifted(const Input* from, int64 step, Input* to) const {
     using Word = Pack<Input, kShiftedWord>;
@@ -225,7 +228,7 @@ struct StoredTile {
       }
     }
   }
-  // Elements between an address and the aligned word in front of it.
+  // Returns the number of elements between an address and the aligned word before it.
   static __device__ __forceinline__ int behind_word(const Input* at) {
     return static_cast<int>(reinterpret_cast<unsigned long long>(at) % 16 / sizeof(Input));
   }
@@ -249,7 +252,7 @@ struct StoredTile {
   }
 };
 
-// The label of a voxel of a sample.
+// Label of a voxel of a sample.
 template <class Program>
 struct TileLabel {
   using Offset = VectorOffsets<Program::kVecSize, Program::kWide>;
@@ -262,13 +265,13 @@ struct TileLabel {
   __device__ __forceinline__ int64 label(int) const {
     return static_cast<int64>(program.target[offset.at(kTargets, 0)]);
   }
-  // That of a voxel that does not count if it does not exist.
+  // Returns the target; a voxel that does not exist does not count.
   __device__ __forceinline__ VoxelTarget target(bool exists) const {
     return exists ? voxel_target(program, *this, offset, 0) : VoxelTarget{0, false, false};
   }
 };
 
-// The softmax that the threads of a word of voxels find together, and the targets.
+// Targets and softmax of a word of voxels, computed jointly by kParts threads.
 template <class Program>
 struct TileSoftmax {
   using Compute = typename Program::Compute;
@@ -279,10 +282,10 @@ struct TileSoftmax {
   VoxelSoftmax<Program> softmax[kTogether];
   VoxelTarget target[kTogether];
 
-  // kParts threads of a block call it for each word of voxels, of which `voxel` is the first; `exchange` has room for
-  // kExchanged numbers of each thread, and is not used again before the next barrier. `add(c, e, sum)` adds something
-  // of each class of a part, of which `weighted` is the sum over all classes, with kWeighted. Of a voxel that does not
-  // count all logits are cleared.
+  // Computes the softmax of a word of voxels that starts at `voxel`, over all parts. With kWeighted, `add(c, e, sum)`
+  // adds a term of class c to `sum`, and `weighted` becomes the total over all classes. All logits of voxels that do
+  // not count are cleared. Preconditions: all threads of the block call it, kParts of them for each word; `exchange`
+  // has memory for kExchanged numbers of each thread, and is not used again before the next barrier.
   template <int kParts, bool kWeighted, class Add>
   __device__ __forceinline__ void find(const Tile& tile, int voxel, int part, Compute* exchange,
                                        Compute (&weighted)[kTogether], const Add& add) {
@@ -293,7 +296,7 @@ struct TileSoftmax {
       largest[i] = softmax[i].label_logit;
     }
     find_largest<kParts>(tile, voxel, part, largest);
-    // Behind its barrier all have read the label's logit.
+    // After the barrier in combine(), all threads have read the label's logit.
     combine<kParts, kTogether>(largest, exchange, [](Compute a, Compute b) {
       return with_tangent_of(max_ignoring_nan(value_of(a), value_of(b)), a);
     });
@@ -311,7 +314,8 @@ struct TileSoftmax {
     Compute sums[kSums];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
-      // Exponentials are relative to the maximum with the tangent of the label, which cancels in all that follows.
+      // Exponentials are relative to the maximum, with the tangent of the label's logit; it cancels in everything that
+      // follows.
       softmax[i].max_logit = with_tangent_of(value_of(largest[i]), softmax[i].label_logit);
     }
 #pragma unroll
@@ -333,7 +337,7 @@ struct TileSoftmax {
       if constexpr (kWeighted) weighted[i] = sums[kTogether + i];
       softmax[i].others = sums[i];
       softmax[i].pivot = target[i].label;
-      // As in row_result, for which the compiler then finds it and the sum once.
+      // Same expression as in row_result(), so that the compiler computes it and the sum only once.
       softmax[i].label_e = exp_of_difference(softmax[i].label_logit - softmax[i].max_logit);
       softmax[i].sum = softmax[i].others + softmax[i].label_e;
       softmax[i].inv_sum = scalar_divide_closely(Compute(1), softmax[i].sum);
@@ -341,13 +345,13 @@ struct TileSoftmax {
   }
   template <bool kWeighted>
   static constexpr int kExchanged = (kWeighted ? 3 : 2) * kTogether;
-  // 0 of a label's class.
+  // Returns the exponentials of class c; 0 for the label's class.
   __device__ __forceinline__ void exponentials(const Tile& tile, int c, int voxel, Compute (&e)[kTogether]) const {
     tile.numbers_from(Tile::place(c, voxel), e);
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) e[i] = difference_exponential<Input>(e[i], softmax[i].max_logit);
   }
-  // The largest logit of a part and `largest`, by value. Those of 16 bits are compared in pairs.
+  // Updates `largest` with the logits of a part, by value. Logits of 16 bits are compared in pairs.
   template <int kParts>
   static __device__ __forceinline__ void find_largest(const Tile& tile, int voxel, int part,
                                                       Compute (&largest)[kTogether]) {
@@ -377,7 +381,8 @@ struct TileSoftmax {
       }
     }
   }
-  // Combines kCount numbers of the threads of a word of voxels, in all of them and in the order of parts.
+  // Combines kCount numbers over the threads of a word of voxels, in the order of the parts; all of them get the
+  // result. Precondition: all threads of the block call it.
   template <int kParts, int kCount, class Combine>
   static __device__ __forceinline__ void combine(Compute (&x)[kCount], Compute* exchange, const Combine& with) {
     if constexpr (kParts > 1) {
@@ -399,20 +404,21 @@ struct TileSoftmax {
 // ---------------------------------------------------------------------------------------------------------------------
 // Sums
 
-// A voxel of a tile when FP of each class is added up: p = exp(x - max_logit) / sum, and, of the tangents v,
-// p (v - mean), where the mean is that of v with the weights p. To 2^-16 a quotient is a difference of exponents.
+// A voxel of a tile when FP of each class is added up. With p = exp(x - max_logit) / sum, it adds p and, for tangents
+// v, p (v - mean), where mean is the average of v with weights p. Where 2^-16 is accurate enough (kInExponent), the
+// quotient is a difference of exponents.
 template <class Program>
 struct SummedVoxel {
   using Compute = typename Program::Compute;
   using Scalar = decltype(value_of(Compute(0)));
   static constexpr bool kInExponent =
       kSingle<Scalar> && (kHasTangent<Compute> ? sizeof(typename Program::Input) == 2 : kNarrow);
-  Scalar offset;  // of the exponent, or the largest logit
-  Scalar factor;  // with kInExponent none
+  Scalar offset;  // with kInExponent added to the exponent, otherwise the largest logit
+  Scalar factor;  // unused with kInExponent
   Scalar mean;
 
   SummedVoxel() = default;
-  // p is 0 of a voxel that does not count, whose logits are.
+  // For a voxel that does not count, p is 0; its logits are cleared.
   __device__ __forceinline__ SummedVoxel(const VoxelSoftmax<Program>& softmax, bool sound) {
     const Scalar max_logit = value_of(softmax.max_logit);
     factor = sound ? value_of(softmax.inv_sum) : Scalar(0);
@@ -422,7 +428,7 @@ struct SummedVoxel {
       offset = sound ? -scalar_fma(max_logit, kLog2E, scalar_log2(value_of(softmax.sum))) : -scalar_infinity(Scalar());
     }
     if constexpr (kHasTangent<Compute>) {
-      // Exponentials have the tangents v - v_label.
+      // Exponentials have the tangents e (v - v_label).
       const Scalar v = tangent_of(softmax.max_logit);
       mean = sound ? scalar_fma(tangent_of(softmax.others), factor, v) : Scalar(0);
     }
@@ -442,20 +448,21 @@ struct SummedVoxel {
   }
 };
 
-// Voxels of a tile from which on a warp adds up labels with all of its lanes.
+// Number of voxels of a tile from which on a warp adds up labels with all of its lanes.
 constexpr int kLargeTile = 256;
 
-// Sums of each class in shared memory, each of which one lane adds to: of I and FN kCount numbers of kStreams streams
-// of voxels, and of FP kShares. Neither takes a shuffle or a comparison for each class and voxel.
+// Sums of each class in shared memory; only one lane adds to each. For I and FN, there are kCount numbers for each of
+// kStreams interleaved streams of voxels; for FP, kShares numbers (and as many tangents). Adding takes no shuffle or
+// comparison per class and voxel.
 template <class Compute, int kTileSize>
 struct SumsOfLanes {
   using Scalar = decltype(value_of(Compute(0)));
   static constexpr int kCount = kHasTangent<Compute> ? 4 : 2;
-  // Small tiles are those of many classes, of which no more sums have room.
+  // Small tiles occur with many classes, for which no more sums fit in shared memory.
   static constexpr int kStreams = kTileSize >= kLargeTile ? kWarp / kCount : 8, kOfLabels = kCount * kStreams;
   static constexpr int kShares = 8, kOfPositives = kCount / 2 * kShares;
-  Scalar* of_labels;     // kOfLabels of each class
-  Scalar* of_positives;  // kOfPositives of each class
+  Scalar* of_labels;     // kOfLabels numbers for each class
+  Scalar* of_positives;  // kOfPositives numbers for each class
 
   __device__ __forceinline__ SumsOfLanes(Scalar* memory, int classes)
       : of_labels(memory), of_positives(memory + classes * kOfLabels) {
@@ -463,7 +470,7 @@ struct SumsOfLanes {
   __device__ __forceinline__ static int size(int classes) {
     return classes * (kOfLabels + kOfPositives);
   }
-  // I and FN of a voxel as a lane of each number reads them.
+  // Stores I and FN of a voxel in the order in which lanes read them, one number per lane.
   static __device__ __forceinline__ void split(Compute hit, Compute false_negative, Scalar* numbers) {
     numbers[0] = value_of(hit);
     numbers[kCount / 2] = value_of(false_negative);
@@ -472,7 +479,8 @@ struct SumsOfLanes {
       numbers[3] = tangent_of(false_negative);
     }
   }
-  // Adds the `numbers` of the labels of kVoxels voxels, kCount of each. One warp calls it.
+  // Adds the `numbers` of kVoxels voxels, kCount each, to the classes of their labels. Precondition: only one warp
+  // calls it.
   template <int kVoxels>
   __device__ __forceinline__ void add_labels(const int* labels, const Scalar* numbers, int lane) const {
     constexpr int kAhead = 4;
@@ -491,7 +499,8 @@ struct SumsOfLanes {
       for (int j = 0; j < kAhead; ++j) *to[j] += number[j];
     }
   }
-  // Adds the FP of a class, and their tangents, which one half of the lanes takes. A warp calls it together.
+  // Adds the FP of a class. With tangents, the upper half of the warp adds the tangents. Precondition: all lanes of a
+  // warp call it together.
   __device__ __forceinline__ void add_positives(int c, Compute sum, int lane) const {
     const bool upper = lane >= kWarp / 2;
     Scalar own = value_of(sum), given = own;
@@ -505,7 +514,7 @@ struct SumsOfLanes {
       of_positives[c * kOfPositives + (upper ? kShares : 0) + lane % kShares] += own;
     }
   }
-  // Takes the sum of I, FP or FN of a class, or of its tangent, and leaves zeros.
+  // Returns the sum of I, FP or FN (`number`) of a class, or of its tangents, and resets it to 0.
   __device__ __forceinline__ double take(int c, int number, int of_tangent) const {
     if (number == 1) return take_every<1, kShares>(of_positives + c * kOfPositives + of_tangent * kShares);
     return take_every<kCount, kStreams>(of_labels + c * kOfLabels + number / 2 * (kCount / 2) + of_tangent);
@@ -522,10 +531,10 @@ struct SumsOfLanes {
   }
 };
 
-// Adds up the `numbers` sums of each chunk of a segment, in the block that arrives last in it, in the place of those of
-// its first chunk: one block alone would read those of all chunks at the speed of one multiprocessor, while the others
-// wait. A sample has `chunks`, and segments of `per_segment` of them. Preconditions: all threads call it, for each
-// chunk once; `numbers` is even if they have tangents.
+// Adds up the `numbers` sums of all chunks of a segment, in the block that arrives last in the segment, and stores them
+// over those of its first chunk. A single block would read the sums of all chunks at the speed of one
+// multiprocessor, while the others wait. A sample has `chunks` chunks, in segments of `per_segment`. Preconditions: all
+// threads call it, once for each chunk; `numbers` is even if they have tangents.
 __device__ __forceinline__ void add_up_segment(unsigned* tickets, int64 chunk, int64 chunks, int64 per_segment,
                                                double* partials, int64 numbers) {
   if (per_segment == 1) return;
@@ -548,7 +557,8 @@ __device__ __forceinline__ void add_up_segment(unsigned* tickets, int64 chunk, i
   __syncthreads();
 }
 
-// `memory` has 3 C `Total`, SumsOfLanes, and the tile (engines/regions/layout.py: `stored_sums_bytes`).
+// Computes the sums of chunks of `tiles_per_chunk` tiles. `memory` is shared memory for 3 C `Total`, SumsOfLanes, and
+// the tile (engines/regions/layout.py: `stored_sums_bytes`).
 template <class Program, class Total>
 __device__ __forceinline__ void sum_in_stored_tiles(const Program& program, int64 chunks, int64 tiles_per_chunk,
                                                     int64 per_segment, unsigned* segment_tickets, Total* partials,
@@ -561,7 +571,7 @@ __device__ __forceinline__ void sum_in_stored_tiles(const Program& program, int6
   constexpr int kTileSize = Program::kTile, kEach = kTileSize / kWarp, kTogether = Tile::kTogether;
   constexpr int kParts = kSumThreads / Tile::kPlaces;
   constexpr int kDoubles = sizeof(Total) / sizeof(double);
-  // Doubles, because these have constructors.
+  // Declared as doubles, because these types have constructors.
   __shared__ double kept_memory[kTileSize * sizeof(Kept) / sizeof(double)];
   __shared__ Scalar of_labels[kTileSize * Lanes::kCount];
   __shared__ int labels[kTileSize];
@@ -586,13 +596,13 @@ __device__ __forceinline__ void sum_in_stored_tiles(const Program& program, int6
     int64 bad_voxel = -1;
     for (int k = threadIdx.x; k < 3 * classes_count; k += kSumThreads) totals[k] = Total(0.0);
     for (int k = threadIdx.x; k < Lanes::size(classes_count); k += kSumThreads) sums[k] = Scalar(0);
-    int added = 0;  // voxels of a lane that has most
+    int added = 0;  // number of voxels of the lane that has most
 #pragma unroll 1
     for (int64 turn = 0; turn < tiles_per_chunk; ++turn) {
       const int64 begin = (first + turn) * kTileSize;
       if (begin >= voxels) break;
       const int count = static_cast<int>(min(voxels - begin, static_cast<int64>(kTileSize)));
-      __syncthreads();  // the tile before may still be read
+      __syncthreads();  // the previous tile may still be read
       tile.template copy<kSumThreads>(program, sample, begin, count);
       TileSoftmax<Program> of_word;
 #pragma unroll
@@ -626,7 +636,7 @@ __device__ __forceinline__ void sum_in_stored_tiles(const Program& program, int6
         }
       }
       __syncthreads();
-      // The warp that has the fewest classes.
+      // The last warp has the fewest classes.
       if (warp == kSumWarps - 1) of_lanes.template add_labels<kTileSize>(labels, of_labels, lane);
       Kept own[kEach];
 #pragma unroll
@@ -670,8 +680,9 @@ __device__ __forceinline__ void sum_in_stored_tiles(const Program& program, int6
 // ---------------------------------------------------------------------------------------------------------------------
 // Gradients
 
-// Writes the gradients of the chunk of this block, or, of numbers with a tangent, their tangents. `numbers` are 3 C of
-// Compute, rounded up to 16 bytes, with the tile behind them. Preconditions: those of write_gradients().
+// Writes the gradients of the chunk of this block, or, for numbers with a tangent, the tangents of the gradients. In
+// shared memory, the tile follows the 3 C `numbers`, padded to a multiple of 4. Preconditions: blockDim.x is
+// kGradientThreads; the grid has one block per chunk of all samples; `voxels_per_chunk` is a multiple of kTile.
 template <class Program, class Groups, class Residual, class Result>
 __device__ __forceinline__ void write_stored_tiles(const Program& program, const Groups& groups,
                                                    const Residual* residual, const Result* grad_output, int64 per_group,
@@ -689,7 +700,7 @@ __device__ __forceinline__ void write_stored_tiles(const Program& program, const
   const int classes_count = program.classes();
   const Tile tile(numbers + (3 * classes_count + 3) / 4 * 4, classes_count);
   const int v = threadIdx.x % Tile::kPlaces * kTogether, part = threadIdx.x / Tile::kPlaces;
-  // 32 bits hold any number of blocks, and divide faster than 64.
+  // Chunk numbers fit in 32 bits, and 32-bit division is faster.
   const unsigned of_sample = static_cast<unsigned>(chunks), chunk = gridDim.x - 1 - blockIdx.x;
   const int64 sample = chunk / of_sample, first = (chunk - sample * chunks) * voxels_per_chunk;
   const int64 end = min(first + voxels_per_chunk, program.space.voxels);
@@ -724,12 +735,13 @@ __device__ __forceinline__ void write_stored_tiles(const Program& program, const
     for (int i = 0; i < kTogether; ++i) {
       const VoxelTarget& target = of_word.target[i];
       of_label[i] = gradient_of_label(program, tile, of_word.softmax[i], target, 0, coeffs, voxel_scale, sums[i]);
-      // A voxel that does not count has exponentials of 1, and gradients of 0.
+      // A voxel that does not count has exponentials of 1, but gradients of 0.
       if (!target.sound) of_label[i].common = Compute(0);
       inv_sum[i] = target.sound ? of_word.softmax[i].inv_sum : Compute(0);
       by_label[i] = target.sound ? static_cast<Scalar>(of_label[i].by_label) : Scalar(0);
     }
-    // No branch between classes, and addresses by addition: these took two thirds of the instructions.
+    // No branch per class, and addresses advance by addition: branches and address arithmetic took two thirds of the
+    // instructions.
     constexpr bool kInTile = Program::kPackedGradients;
     constexpr bool kInWords = kTogether == 1 || kInTile || Tile::kWord > 1;
     const int64 step = kInTile ? Tile::kPitch : program.space.class_stride[kGradientsOfInputs];

@@ -1,24 +1,26 @@
-// Region losses: voxels, their classes, and how each contributes to the sums of its sample.
+// Region losses: voxels, their classes, and the contribution of each to the sums of its sample.
 //
 //   input x (N, C, ...), target labels y (N, ...) or t (N, C, ...)
-//   p = softmax over c of x, sigmoid(x) or x       t = [y = c], or as given
+//   p = softmax over c of x, sigmoid(x) or x       t = [y = c], or dense targets t
 //   I = sum p t,  FP = sum p (1 - t),  FN = sum (1 - p) t                       for each sample n and class c
 //
-// 1. VoxelSpace gives the offsets of a voxel in every stream; ClassesOf reads its classes. With kClasses > 0 those of
-//    kVecSize neighbouring voxels are in registers, of one thread or of kLanes lanes of a warp (LaneGroup); with
-//    kTile > 0 those of as many voxels are in shared memory (TileClasses); otherwise every use reads memory, which is
-//    in L1 or L2 by then.
-// 2. VoxelSoftmax finds maximum and sum of exponentials. 1 - p of one class, the label or else the largest one, is the
-//    sum of the others: 1 - p as written would cancel where p is close to 1.
-// 3. Overlap has the summands of I, FP and FN, and the derivatives by p and t of a FP-weighted sum of them.
-// 4. The loss of a voxel, if there is one, is an expression of the definition, on dual numbers (Row, Term, Element).
+// 1. VoxelSpace computes the offsets of a voxel in every stream; ClassesOf reads its classes. With kClasses > 0 the
+//    classes of kVecSize neighbouring voxels are in registers, of one thread or of kLanes lanes of a warp (LaneGroup).
+//    With kTile > 0 the logits of kTile voxels are in shared memory (TileClasses; StoredTile in tiles.cuh). Otherwise
+//    every use reads memory, after the first use from L1 or L2.
+// 2. VoxelSoftmax computes the maximum and the sum of exponentials. For one class, the label or else the largest one,
+//    1 - p is the sum of the other probabilities: the plain difference would cancel where p is close to 1.
+// 3. summands() returns the summands of I, FP and FN; derivative_by_p() and derivative_by_t() differentiate
+//    a I + b FP + c FN. I, FP and FN above are those of kProduct; OverlapKind selects the others.
+// 4. The voxel loss, if there is one, is an expression of the definition on dual numbers (kRow, kTerm, kElement).
 //
-// Labels are data and may be wrong: a label that is no class is counted in its sample, reported, and never an index. An
-// ignored or masked voxel contributes nothing, and nothing of what it holds is used.
+// Labels are data and may be invalid: a label outside of [0, C) is counted in its sample and reported, but never used
+// as an index. An ignored or masked voxel contributes nothing, and its values are never used.
 //
-// All is in registers of the thread that has the voxel, but for tiles. Preconditions: with kWide and kVecSize > 1
-// neighbouring voxels are contiguous in input, target and gradients, and vectors aligned; with kPackedInput the classes
-// of a voxel are contiguous, and its neighbours behind them.
+// Ownership: except for tiles, everything is in registers of the thread that processes the voxel. Traffic: see sums.cuh
+// and regions.cuh. Preconditions: with kWide and kVecSize > 1, neighbouring voxels are contiguous in input, target and
+// gradients, and vectors are aligned; with kPackedInput, the classes of a voxel are contiguous, and voxels follow each
+// other without gaps.
 #pragma once
 #include "softmax/rows.cuh"
 
@@ -27,8 +29,8 @@ enum Activation { kSoftmax, kSigmoid, kProbabilities };
 enum OverlapKind { kProduct, kMinimum, kSquared };
 enum VoxelLoss { kNoVoxelLoss, kRow, kTerm, kElement };
 
-// The value of a number, and a value with the tangent of another number. Numbers with a tangent have versions of their
-// own (region_hvp.cuh).
+// Returns the value of a number, and a value with the tangent of another number. region_hvp.cuh has overloads for
+// numbers with a tangent.
 template <class T>
 __device__ __forceinline__ T value_of(T x) {
   return x;
@@ -37,26 +39,26 @@ template <class T>
 __device__ __forceinline__ T with_tangent_of(T value, T) {
   return value;
 }
-// The exponential of a class, 0 of the label.
+// Returns the exponential of a class, or 0 for the label.
 template <class T>
 __device__ __forceinline__ T without_label(bool is_label, T e) {
   return is_label ? T(0) : e;
 }
 
-// Of numbers with a tangent, that too (region_hvp.cuh).
+// True if x is finite; overloaded for numbers with a tangent, whose tangent must be finite too (region_hvp.cuh).
 template <class T>
 __device__ __forceinline__ bool all_finite(T x) {
   return is_finite(x);
 }
-// The value of a tentative loss. It is not finite if the loss is not; with tangents, if one of a derivative is not,
-// either.
+// Returns the value of a tentatively evaluated loss. It is not finite if the loss is not finite or, for numbers with a
+// tangent, if the tangent of one of its derivatives is not.
 template <class T, unsigned kMask>
 __device__ __forceinline__ T tried_result(const Dual<T, kMask>& loss) {
   return loss.value;
 }
 
-// A number as the loss of a voxel takes it, and one of its results as all else does. Those with a tangent differ in how
-// they are multiplied (region_hvp.cuh).
+// Convert a number to the type of the voxel loss, and a result of that loss back to the type of all other arithmetic.
+// Only numbers with a tangent have two types, which differ in how they multiply (region_hvp.cuh).
 template <class T>
 __device__ __forceinline__ T guarded(T x) {
   return x;
@@ -74,13 +76,14 @@ __device__ __forceinline__ auto guarded_if(T x) {
     return x;
   }
 }
-// A derivative of that loss times a scale, as all else takes it.
+// Returns a derivative of the voxel loss times a scale, in the type of all other arithmetic.
 template <class T>
 __device__ __forceinline__ T scaled_by(T scale, T derivative) {
   return scale * derivative;
 }
 
-// Offsets of kVecSize neighbouring voxels in every stream. With kWide they are contiguous where that matters.
+// Offsets of kVecSize neighbouring voxels in every stream. With kWide, only the first voxel's offsets are stored: the
+// others follow it directly, in masks at a distance of mask_step.
 template <int kVecSize, bool kWide>
 struct VectorOffsets {
   int64 of[kWide ? 1 : kVecSize][kRegionStreams];
@@ -94,12 +97,12 @@ struct VectorOffsets {
   }
 };
 
-// Sizes and strides: a kernel parameter.
+// Sizes and strides; a kernel parameter.
 template <int kRank>
 struct VoxelSpace {
   static constexpr bool kOneDimension = kRank == 1;
   int64 samples;
-  int64 voxels;  // of a sample
+  int64 voxels;  // number of voxels of a sample
   int64 classes;
   int64 class_stride[kRegionStreams];
   int64 sample_stride[kRegionStreams];
@@ -121,7 +124,7 @@ struct VoxelSpace {
   }
 };
 
-// The number of another lane. One with a tangent takes two steps (region_hvp.cuh).
+// Returns the number of another lane. A number with a tangent takes two shuffles (region_hvp.cuh).
 __device__ __forceinline__ float shuffled_number(unsigned mask, float x, int lane) {
   return __shfl_sync(mask, x, lane);
 }
@@ -129,10 +132,11 @@ __device__ __forceinline__ double shuffled_number(unsigned mask, double x, int l
   return __shfl_sync(mask, x, lane);
 }
 
-// The kLanes lanes of a warp that share the classes of a vector of voxels: lanes v, v + kVectors and so on those of
-// vector v of the warp. The first have kClasses neighbouring classes each, the others one less: in place of their last
-// are logits of -inf or 0, and targets of 0. Each counts its own from 0, and so a label, the largest class, weights and
-// coefficients: one of another lane is below 0, or not below the number of its own.
+// The kLanes lanes of a warp that share the classes of a vector of voxels: lanes v, v + kVectors and so on share vector
+// v of the warp. The first lanes have kClasses neighbouring classes each, the others one less: their last slot holds
+// logits of -inf or 0, and targets of 0. Each lane numbers its classes from 0. Labels, the largest class, weights and
+// coefficients use this numbering, so the index of another lane's class is negative or at least the number of own
+// classes.
 //
 // Preconditions of the exchanges: all lanes of a group call them together.
 template <int kLanes_>
@@ -142,7 +146,7 @@ struct LaneGroup {
   static __device__ __forceinline__ int lane() {
     return threadIdx.x % kWarp;
   }
-  // The index of this group in its warp, that of this lane in the group, and the vector of this thread in its block.
+  // Index of this group in its warp, of this lane in its group (place), and of this thread's vector in its block.
   static __device__ __forceinline__ int group() {
     return lane() % kVectors;
   }
@@ -152,6 +156,7 @@ struct LaneGroup {
   static __device__ __forceinline__ int vector() {
     return kLanes == 1 ? static_cast<int>(threadIdx.x) : static_cast<int>(threadIdx.x) / kWarp * kVectors + group();
   }
+  // Mask of the lanes of this group.
   static __device__ __forceinline__ unsigned mask() {
     unsigned found = 1u;
 #pragma unroll
@@ -170,7 +175,7 @@ struct LaneGroup {
     for (int offset = kVectors; offset < kWarp; offset *= 2) x = max_ignoring_nan(x, shuffled(x, lane() ^ offset));
     return x;
   }
-  // The first lane of the group for which something is true, or the lane of its first classes if there is none.
+  // Returns the first lane of the group for which `is_true` holds, or the lane at place 0 if there is none.
   static __device__ __forceinline__ int first_lane(bool is_true) {
     if constexpr (kLanes == 1) return lane();
     const unsigned lanes = __ballot_sync(mask(), is_true);
@@ -189,7 +194,7 @@ struct LaneGroup {
   }
 };
 
-// Operands and the choices that kernels are compiled for.
+// Operands, and the choices that kernels are compiled for.
 template <class Loss_, class Space_, class Input_, class Target_, class Weight_, bool kMasked_, bool kDense_,
           int kActivation_, int kOverlap_, int kVoxel_, bool kSmoothed_, int kClasses_, int kLanes_, int kVecSize_,
           bool kWide_, int kTile_, int kTileWord_, bool kPackedInput_, bool kPackedGradients_, bool kByWarps_>
@@ -204,28 +209,28 @@ struct RegionProgram {
   static constexpr bool kMasked = kMasked_, kDense = kDense_, kSmoothed = kSmoothed_;
   static constexpr bool kWeighted = !kIsAbsent<Weight_>;
   static constexpr int kActivation = kActivation_, kOverlap = kOverlap_, kVoxel = kVoxel_;
-  // Classes of a thread in registers, or 0, and lanes that share a voxel's.
+  // Number of classes that a thread has in registers, or 0; number of lanes that share a voxel.
   static constexpr int kClasses = kClasses_, kLanes = kLanes_, kVecSize = kVecSize_;
   using Lanes = LaneGroup<kLanes_>;
   static constexpr bool kWide = kWide_;
-  // Voxels of a tile whose logits are in shared memory, or 0, and of a word in which they are copied; and whether the
-  // classes of a voxel lie side by side, and its neighbours behind them, in the input and in its gradients.
+  // Number of voxels of a tile whose logits are in shared memory, or 0, and of a word in which they are copied. Packed:
+  // the classes of a voxel are contiguous, and voxels follow each other without gaps, in the input or in its gradients.
   static constexpr int kTile = kTile_, kTileWord = kTileWord_;
   static constexpr bool kPackedInput = kPackedInput_, kPackedGradients = kPackedGradients_;
-  // True if the lanes of a warp move such vectors together (PackedStretch).
+  // True if the lanes of a warp move packed vectors together (PackedStretch).
   static constexpr bool kByWarps = kByWarps_;
   static constexpr int kUnroll = kClasses > 0 ? kClasses : 1;
-  // Classes of a loop without a branch between them.
+  // Unroll factor of loops over classes.
   static constexpr int kLoop = kClasses > 0 ? kClasses : (kTile > 0 ? 4 : 1);
   static constexpr bool kProductOfLabels = !kDense && kActivation == kSoftmax && kOverlap == kProduct;
-  // Of a tile's logits no more than softmax and label is needed. They lie there as they are stored (StoredTile), of 16
-  // bits or with a tangent; or exponentials take their places.
+  // Tiles serve losses that need only the softmax and the label of a voxel. A tile keeps logits of 16 bits, and logits
+  // with a tangent, as they are stored (StoredTile); otherwise exponentials overwrite the logits.
   static_assert(kTile == 0 || (kProductOfLabels && (kVoxel == kNoVoxelLoss || (kVoxel == kRow && !kSmoothed))),
                 "labels alone");
   static constexpr bool kStoredTile = kTile > 0 && (sizeof(Input) == 2 || kHasTangent<Compute>);
   static constexpr bool kKeepsExponentials = kTile > 0 && !kStoredTile;
-  // Labels under a softmax, with classes in registers or shared memory: the label's class is taken apart from the
-  // others, which then need no comparison of their own for each sum.
+  // True for labels under a softmax, with classes in registers or shared memory. The label's class is then handled
+  // apart from the others, which saves a comparison for each class and sum.
   static constexpr bool kLabelApart = kProductOfLabels && kLanes == 1 && (kClasses > 0 || kTile > 0);
   static constexpr bool kNeedsSoftmax = kActivation == kSoftmax || kVoxel == kRow || kVoxel == kTerm;
 
@@ -242,7 +247,7 @@ struct RegionProgram {
   __device__ __forceinline__ int classes() const {
     return kClasses > 0 && kLanes == 1 ? kClasses : static_cast<int>(space.classes);
   }
-  // Those of a thread, the first of them, and true of one that exists.
+  // Number of classes of this thread, its first class, and true if class c of this thread exists.
   __device__ __forceinline__ int own_classes() const {
     return kClasses > 0 ? kClasses : static_cast<int>(space.classes);
   }
@@ -252,22 +257,22 @@ struct RegionProgram {
   __device__ __forceinline__ bool has(int c) const {
     return has(Lanes::place(), c);
   }
-  // Of the lane at a place of a group.
+  // First class, and existence of class c, of the lane at a place of a group.
   __device__ __forceinline__ int first_of(int place) const {
     return kLanes == 1 ? 0 : place * (kClasses - 1) + min(place, full_lanes());
   }
   __device__ __forceinline__ bool has(int place, int c) const {
     return kLanes == 1 || c < kClasses - 1 || place < full_lanes();
   }
-  // Lanes with kClasses classes.
+  // Number of lanes that have kClasses classes.
   __device__ __forceinline__ int full_lanes() const {
     return static_cast<int>(space.classes) - kLanes * (kClasses - 1);
   }
-  // The first class of a voxel in the input or its gradients.
+  // Offset of the first class of voxel i in the input or its gradients.
   static __device__ __forceinline__ int64 first_class(const VectorOffsets<kVecSize, kWide>& offset, int stream, int i) {
     return kPackedInput && kClasses > 0 ? offset.at(stream, 0) + i * kClasses : offset.at(stream, i);
   }
-  // The logit of a class of a voxel.
+  // Returns the logit of class c of voxel i.
   __device__ __forceinline__ Compute logit(const VectorOffsets<kVecSize, kWide>& offset, int i, int64 c) const {
     return widen<Compute>(input[first_class(offset, kInputs, i) + c * space.class_stride[kInputs]]);
   }
@@ -277,12 +282,12 @@ struct RegionProgram {
   }
 };
 
-// Reads kVecSize neighbouring elements: at once, or one by one.
+// Reads kVecSize neighbouring elements of one stream: at once with kWide, otherwise one by one.
 template <bool kLast, class Program, class Storage>
 __device__ __forceinline__ Pack<Storage, Program::kVecSize> load_voxels(
     const Storage* from, const VectorOffsets<Program::kVecSize, Program::kWide>& offset, int stream) {
   if constexpr (Program::kWide) {
-    // Nothing reads again what kernel 2 reads.
+    // Nothing reads again what kernel 2 has read.
     if constexpr (kLast) return load_stream<Program::kVecSize>(from + offset.at(stream, 0));
     return load_pack<Program::kVecSize>(from + offset.at(stream, 0));
   } else {
@@ -293,15 +298,15 @@ __device__ __forceinline__ Pack<Storage, Program::kVecSize> load_voxels(
   }
 }
 
-// Which voxels of a vector count, and what is wrong with the others.
+// Label of a voxel, and if the voxel counts.
 struct VoxelTarget {
-  int label;    // -1, with kLabelApart 0, if it does not count
-  bool sound;   // it counts, and its label is a class
-  bool spoilt;  // it counts, and its label is none
+  int label;    // index among the thread's classes; if not sound, 0 with kLabelApart, otherwise no class
+  bool sound;   // true if it counts and its label is valid
+  bool spoilt;  // true if it counts and its label is invalid
 };
 
-// Zeros in place of the elements of a pack that do not count, in one instruction for each register and without a
-// branch: the compiler interleaves the voxels of a vector.
+// Clears the elements of a pack whose voxels do not count. It takes one instruction per register and no branch, so that
+// the compiler interleaves the voxels of a vector.
 template <class Storage, int kVecSize>
 struct PackMask {
   using Register = typename WordOf<(sizeof(Storage) * kVecSize < 4 ? sizeof(Storage) * kVecSize : 4)>::type;
@@ -325,8 +330,9 @@ struct PackMask {
   }
 };
 
-// The classes of kVecSize neighbouring voxels where they lie side by side, voxel by voxel: words that are as wide as
-// divide them. Neighbouring threads have neighbouring vectors, whose sectors are whole in L1 or L2 between two words.
+// Loads and stores the classes of kVecSize neighbouring voxels that are contiguous, voxel by voxel, in the widest words
+// that divide the vector. Neighbouring threads have neighbouring vectors, so L1 or L2 holds whole sectors between the
+// accesses of two words.
 template <class Program>
 struct PackedVector {
   using Input = typename Program::Input;
@@ -339,7 +345,8 @@ struct PackedVector {
                                : kMost >= 8 && kElements % 2 == 0 ? 2
                                                                   : 1;
 
-  // An odd number of elements of 16 bits, of one voxel: words of 4 bytes, and the element in front of or behind them.
+  // An odd number of 16-bit elements, hence of one voxel: words of 4 bytes, plus the single element before or after
+  // them.
   static constexpr bool kInPairs = kEach == 1 && sizeof(Input) == 2 && kElements > 1;
   static constexpr int kPairs = kElements / 2;
   using Pair = Pack<Input, 2>;
@@ -411,25 +418,25 @@ struct PackedVector {
   }
 };
 
-// Vectors of neighbouring lanes whose classes lie side by side are one stretch of memory. Lanes read and write
-// neighbouring words of it, and find their own vectors in shared memory: where each reads its own words, a request of a
-// warp touches a sector for each lane.
+// Vectors of neighbouring lanes whose classes are contiguous form one stretch of memory. Lanes read and write
+// neighbouring words of the stretch (coalesced) and find their own vectors in shared memory. If each lane accessed its
+// own words directly, a request of a warp would touch one sector per lane.
 //
 //   load     start() of each operand, then wait(), then take() of each
 //   store    put(), then write()
 //
-// Each operand has a place of its own, kPitch words for each thread of the block. Preconditions: the first `lanes`
-// lanes of the warp call together, and have neighbouring vectors; `memory` is aligned to 16 bytes.
+// Each operand has its own place in `memory`, with kPitch words for each thread of the block. Preconditions: the first
+// `lanes` lanes of the warp call together and have neighbouring vectors; `memory` is aligned to 16 bytes.
 template <class Program>
 struct PackedStretch {
   using Vector = PackedVector<Program>;
   using Input = typename Program::Input;
   static constexpr int kVecSize = Program::kVecSize, kClasses = Program::kClasses;
   static constexpr int kEach = Vector::kEach, kWords = Vector::kElements / kEach;
-  // Odd, so that lanes which read their words one after another do not conflict in a bank.
+  // Odd, so that lanes reading one word each of their own vectors do not conflict in a bank.
   static constexpr int kPitch = kWords | 1;
   using Word = Pack<Input, kEach>;
-  Word* words;  // of this warp
+  Word* words;  // place of this warp
   int lanes;
 
   __device__ __forceinline__ PackedStretch(void* memory, int place, int lanes)
@@ -440,7 +447,7 @@ struct PackedStretch {
   static __device__ __forceinline__ int lane() {
     return threadIdx.x % kWarp;
   }
-  // The place of a word of the stretch.
+  // Returns the place of a word of the stretch in `words`.
   static __device__ __forceinline__ int place_of(int word) {
     return word + (kPitch - kWords) * (word / kWords);
   }
@@ -448,7 +455,8 @@ struct PackedStretch {
     __syncwarp(0xffffffffu >> (kWarp - lanes));
   }
 
-  // Starts the copy of the stretch that the lane's vector `from` is part of, when nothing reads the place any more.
+  // Starts the copy of the stretch that contains this lane's vector `from`. Precondition: no lane still reads this
+  // place.
   __device__ __forceinline__ void start(const Input* from) const {
     const Word* const first = reinterpret_cast<const Word*>(from - lane() * Vector::kElements);
 #pragma unroll
@@ -487,7 +495,7 @@ struct PackedStretch {
     }
     synchronize();
   }
-  // Writes the stretch that the lane's vector `to` is part of.
+  // Writes the stretch that contains this lane's vector `to`.
   __device__ __forceinline__ void write(Input* to) const {
     Word* const first = reinterpret_cast<Word*>(to - lane() * Vector::kElements);
 #pragma unroll
@@ -498,8 +506,8 @@ struct PackedStretch {
   }
 };
 
-// Lanes of this thread's warp that have vectors, where `left` vectors are left from that of the thread on; and memory
-// that they may use together.
+// Number of lanes of this thread's warp that have a vector, and memory that they share. `left` is the number of vectors
+// from this thread's on.
 struct WarpOfVectors {
   void* memory;
   int lanes;
@@ -510,6 +518,7 @@ struct WarpOfVectors {
   }
 };
 
+// Stores a packed vector, by warps with kByWarps. Precondition with kByWarps: that of PackedStretch.
 template <class Program>
 __device__ __forceinline__ void store_packed(
     typename Program::Input* to, const WarpOfVectors& warp,
@@ -523,7 +532,7 @@ __device__ __forceinline__ void store_packed(
   }
 }
 
-// The largest logit of voxel i of a vector. Those of 16 bits are compared in pairs of voxels.
+// Returns the largest logit of voxel i of a vector. Logits of 16 bits are compared in pairs of voxels.
 template <class Number, class Storage, int kVecSize, int kClasses>
 __device__ __forceinline__ Number largest_logit(const Pack<Storage, kVecSize> (&x)[kClasses], int i) {
   if constexpr (sizeof(Storage) == 2 && kVecSize % 2 == 0 && kHasPairMax) {
@@ -543,7 +552,7 @@ __device__ __forceinline__ Number largest_logit(const Pack<Storage, kVecSize> (&
   }
 }
 
-// The logits of a class that does not exist: its exponentials are 0.
+// Logits of a class that does not exist; with softmax their exponentials are 0.
 template <class Program>
 __device__ __forceinline__ Pack<typename Program::Input, Program::kVecSize> no_logits() {
   using Scalar = decltype(value_of(typename Program::Compute(0)));
@@ -556,7 +565,7 @@ __device__ __forceinline__ Pack<typename Program::Input, Program::kVecSize> no_l
   return x;
 }
 
-// The targets of kVecSize neighbouring voxels: labels, or a target for each class.
+// Loads the targets of kVecSize neighbouring voxels: labels, or dense targets.
 template <bool kLast, class Program, int kTargets_>
 __device__ __forceinline__ void load_target_vectors(const Program& program,
                                                     const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
@@ -573,8 +582,8 @@ __device__ __forceinline__ void load_target_vectors(const Program& program,
   }
 }
 
-// The classes of kVecSize neighbouring voxels as they are stored. `warp`: the lanes that have such vectors, this one
-// among them.
+// Classes of kVecSize neighbouring voxels, as they are stored. `warp` describes the lanes that have such vectors; this
+// lane is one of them.
 template <class Program, bool kOnChip = (Program::kClasses > 0)>
 struct ClassesOf {
   using Compute = typename Program::Compute;
@@ -587,7 +596,7 @@ struct ClassesOf {
                                        const WarpOfVectors& warp) {
     if constexpr (Program::kPackedInput && Program::kByWarps) {
       const PackedStretch<Program> stretch(warp.memory, 0, warp.lanes);
-      stretch.synchronize();  // what lies there has been read
+      stretch.synchronize();  // all lanes have read the previous vectors
       stretch.start(program.input + offset.at(kInputs, 0));
       stretch.wait();
       stretch.take(x);
@@ -628,14 +637,14 @@ struct ClassesOf {
   __device__ __forceinline__ int64 label(int i) const {
     return static_cast<int64>(t[0].element[i]);
   }
-  // Zeros in place of the logits of voxels that do not count.
+  // Clears the logits of voxels that do not count.
   __device__ __forceinline__ void keep(const PackMask<typename Program::Input, kVecSize>& mask) {
 #pragma unroll
     for (int c = 0; c < Program::kClasses; ++c) mask.apply(x[c]);
   }
 };
 
-// Classes of one voxel, read from memory: logits, and a target per class.
+// Classes of one voxel, read from memory at every use: logits, and a label or dense targets.
 template <class Program>
 struct ClassesOf<Program, false> {
   using Compute = typename Program::Compute;
@@ -663,7 +672,7 @@ struct ClassesOf<Program, false> {
   }
 };
 
-// Classes of one voxel of a tile: logits in shared memory, in which a class's voxels lie side by side.
+// Classes of one voxel of a tile. Logits are in shared memory, where the voxels of a class are contiguous.
 template <class Program>
 struct TileClasses {
   using Compute = typename Program::Compute;
@@ -672,7 +681,7 @@ struct TileClasses {
   static constexpr int kPitch = Program::kTile + 1;
   Compute* x;
   const typename Program::Target* t;
-  int number;  // of classes
+  int number;  // number of classes
 
   __device__ __forceinline__ TileClasses(const Program& program, Compute* tile, int voxel, const Offset& offset)
       : x(tile + voxel), t(program.target + offset.at(kTargets, 0)), number(program.classes()) {
@@ -680,7 +689,7 @@ struct TileClasses {
   __device__ __forceinline__ int count() const {
     return number;
   }
-  // A logit, or, with kKeepsExponentials behind VoxelSoftmax::find_apart, its exponential.
+  // Returns the logit, or with kKeepsExponentials, after VoxelSoftmax::find_apart, its exponential.
   __device__ __forceinline__ Compute input(int c, int) const {
     return x[c * kPitch];
   }
@@ -698,12 +707,12 @@ struct TileClasses {
   }
 };
 
-// Elements of a tile that a thread has in flight, if they pass through its registers.
+// Number of elements of a tile that a thread has in flight where they pass through its registers.
 constexpr int kTileBatch = 16;
 constexpr int kStoredBatch = 8;
 
-// Copies elements to a tile, of which element k of this thread is `from(k)` and belongs to `to(k)`, for k below
-// `count`; `converted` is what a pack of one is stored as. A batch has no loop behind it, whose loads would wait for
+// Copies elements to a tile: for k < `count`, element k of this thread from `from(k)` to `to(k)`. `converted` maps a
+// pack of one element to what is stored. Batches are predicated: there is no remainder loop, whose loads would wait for
 // each other.
 template <int kBatch, class Input, class From, class To, class Converted>
 __device__ __forceinline__ void copy_in_batches(int count, const From& from, const To& to, const Converted& converted) {
@@ -721,7 +730,8 @@ __device__ __forceinline__ void copy_in_batches(int count, const From& from, con
   }
 }
 
-// Version for numbers of the arithmetic. Those that are stored as such go without registers, all at once.
+// Copies elements to a tile of numbers in the arithmetic type. Elements of that type are copied asynchronously,
+// bypassing registers, all at once.
 template <class Input, class Compute, class From, class To>
 __device__ __forceinline__ void copy_to_tile(int count, const From& from, const To& to) {
   if constexpr (kSameType<Input, Compute>) {
@@ -735,7 +745,8 @@ __device__ __forceinline__ void copy_to_tile(int count, const From& from, const 
   }
 }
 
-// i / divisor = i times this number / 2^32: exact for the elements of a tile, as kTile C^2 is below 2^32.
+// Division by multiplication: i / divisor = i * inverse_of(divisor) / 2^32. Exact for the elements of a tile, because
+// kTile C^2 < 2^32.
 __device__ __forceinline__ unsigned inverse_of(int divisor) {
   return 0xffffffffu / static_cast<unsigned>(divisor) + 1u;
 }
@@ -743,14 +754,14 @@ __device__ __forceinline__ int divided(int i, unsigned inverse) {
   return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(i)) * inverse >> 32);
 }
 
-// True if elements of 2 bytes from `first` on are words of 4 bytes in pairs.
+// True if elements of 2 bytes can be accessed from `first` on as pairs, in aligned words of 4 bytes.
 template <class Storage>
 __device__ __forceinline__ bool in_pairs(const Storage* first) {
   return sizeof(Storage) == 2 && reinterpret_cast<unsigned long long>(first) % 4 == 0;
 }
 
-// Places in a tile of elements 2 j and 2 j + 1 of voxels whose classes lie side by side, for every kThreads-th j from
-// that of this thread on, without a division for each.
+// Places in a tile of elements 2 j and 2 j + 1 of packed voxels. j starts at threadIdx.x and advances by kThreads;
+// next() needs no division.
 template <int kThreads, int kPitch>
 struct PairPlaces {
   static constexpr int kApart = 2 * kThreads;
@@ -780,8 +791,9 @@ struct PairPlaces {
   }
 };
 
-// Copies `count` voxels of a sample from `begin` on to a tile. Preconditions: blockDim.x is kThreads, a multiple of
-// kTile; all threads call it, with a barrier before, for what they have read of the tile, and another behind.
+// Copies `count` voxels of a sample, from voxel `begin` on, to a tile. Preconditions: blockDim.x is kThreads, a
+// multiple of kTile; all threads call it; the caller synchronizes the block before the call, because threads may still
+// read the tile, and after it.
 template <int kThreads, class Program>
 __device__ __forceinline__ void load_tile(const Program& program, int64 sample, int64 begin, int count,
                                           typename Program::Compute* tile) {
@@ -814,6 +826,7 @@ __device__ __forceinline__ void load_tile(const Program& program, int64 sample, 
   }
 }
 
+// Returns the target of voxel i of a vector, by mask, ignored label and range.
 template <class Program, class Classes>
 __device__ __forceinline__ VoxelTarget voxel_target(const Program& program, const Classes& classes,
                                                     const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
@@ -822,7 +835,7 @@ __device__ __forceinline__ VoxelTarget voxel_target(const Program& program, cons
   if constexpr (Program::kMasked) counts = program.mask[offset.mask(i)];
   VoxelTarget found{0, counts, false};
   if constexpr (!Program::kDense) {
-    // Labels of up to 16 bits are compared in 32 bits, where none of them is kNoLabel.
+    // Labels of up to 16 bits are compared in 32 bits; none of them equals kNoLabel.
     constexpr bool kShort = sizeof(typename Program::Target) <= 2;
     constexpr int kNoLabel = 1 << 20;
     using Label = Choose<kShort, int, int64>;
@@ -836,7 +849,7 @@ __device__ __forceinline__ VoxelTarget voxel_target(const Program& program, cons
     const bool in_range = static_cast<Unsigned>(label) < classes_count;
     found.sound = counts && in_range;
     found.spoilt = counts && !in_range;
-    // No class of any lane is that of a voxel that does not count.
+    // Without kLabelApart, the label of a voxel that does not count equals no class of any lane.
     const int own = static_cast<int>(label) - program.first_own();
     found.label = found.sound ? own : (Program::kLabelApart ? 0 : -program.classes() - 1);
   }
@@ -846,28 +859,29 @@ __device__ __forceinline__ VoxelTarget voxel_target(const Program& program, cons
 __device__ __forceinline__ float exp2_of_difference(float x, float max_logit) {
   return exp2_ftz(fmaf(x, kLog2E, -max_logit * kLog2E));
 }
-// exp(x - max_logit) of a logit that is stored as `Input`, with kNarrow in two instructions.
+// Returns exp(x - max_logit) of a logit that is stored as `Input`; with kNarrow in two instructions.
 template <class Input, class Compute>
 __device__ __forceinline__ Compute difference_exponential(Compute x, Compute max_logit) {
   if constexpr (kNarrow && kSingle<Compute>) return exp2_of_difference(x, max_logit);
   return exp_of_difference(x - max_logit);
 }
 
-// Softmax of one voxel.
+// Softmax of one voxel. max_logit is the largest logit, and exponentials are relative to it.
 template <class Program, bool kOnChip = (Program::kClasses > 0)>
 struct VoxelSoftmax {
   using Compute = typename Program::Compute;
   Compute max_logit;
   Compute inv_sum;
-  Compute others;  // sum of exponentials without that of `pivot`
+  Compute others;  // sum of exponentials except that of `pivot`
   Compute sum;
-  int pivot;  // the label; the largest class of a target per class
+  int pivot;  // the label, or for dense targets the largest class
   Compute e[kOnChip ? Program::kUnroll : 1];
-  // With kLabelApart: the label's logit and exponential, which is 0 in `e`.
+  // With kLabelApart: the label's logit and exponential. In `e`, the label's exponential is 0.
   Compute label_logit;
   Compute label_e;
 
-  // The logit of the label is read again: to select it among registers takes an instruction for every class.
+  // Computes the softmax of voxel i with kLabelApart. The label's logit is read again, since selecting it among
+  // registers takes an instruction per class.
   template <class Classes>
   __device__ __forceinline__ void find_apart(const Program& program, const Classes& classes,
                                              const VectorOffsets<Program::kVecSize, Program::kWide>& offset, int i,
@@ -881,14 +895,14 @@ struct VoxelSoftmax {
       find_apart<false>(classes, i, target, program.logit(offset, i, label));
     }
   }
-  // With kLabelOut the label's logit is -inf among the classes.
+  // Computes the same, given the label's logit. kLabelOut: among the classes, the label's logit is already -inf.
   template <bool kLabelOut, class Classes>
   __device__ __forceinline__ void find_apart(const Classes& classes, int i, const VoxelTarget& target, Compute logit) {
     const int label = target.label;
     label_logit = target.sound ? logit : Compute(0);
     auto largest = classes.largest(i);
     if constexpr (kLabelOut) largest = max_ignoring_nan(largest, value_of(label_logit));
-    // A tangent of the maximum cancels in all that follows.
+    // The tangent of the maximum cancels in everything that follows.
     max_logit = with_tangent_of(largest, label_logit);
     pivot = label;
     others = Compute(0);
@@ -899,12 +913,13 @@ struct VoxelSoftmax {
       keep(classes, c, y);
       others += y;
     }
-    // As in row_result, for which the compiler then finds it and the sum once.
+    // Same expression as in row_result(), so that the compiler computes it and the sum only once.
     label_e = exp_of_difference(label_logit - max_logit);
     sum = others + label_e;
     inv_sum = scalar_divide_closely(Compute(1), sum);
   }
 
+  // Computes the softmax of voxel i without kLabelApart.
   template <class Classes>
   __device__ __forceinline__ void find(const Program& program, const Classes& classes, int i, int label) {
     using Lanes = typename Program::Lanes;
@@ -914,7 +929,7 @@ struct VoxelSoftmax {
     pivot = label;
     bool found = false;
     if constexpr (Program::kLanes > 1) {
-      // One lane has the largest class and gives its logit, with its tangent, to all.
+      // One lane holds the largest class and broadcasts its logit, with its tangent, to the group.
       const int owner = Lanes::first_lane(value_of(max_logit) == Lanes::largest(value_of(max_logit)));
       max_logit = Lanes::from_lane(max_logit, owner);
       found = owner != Lanes::lane();
@@ -981,7 +996,7 @@ __device__ __forceinline__ Probability<typename Program::Compute> probability(co
   }
 }
 
-// Summands of I, FP and FN, and the derivatives of a I + b FP + c FN.
+// Summands of I, FP and FN; or the coefficients a, b and c of a I + b FP + c FN.
 template <class Compute>
 struct Summands {
   Compute hit;
@@ -989,7 +1004,7 @@ struct Summands {
   Compute false_negative;
 };
 
-// p - t, with the digits of 1 - p.
+// Returns p - t with the accuracy of 1 - p.
 template <class Compute>
 __device__ __forceinline__ Compute apart(const Probability<Compute>& p, Compute t) {
   return t == Compute(1) ? -p.rest : p.p - t;
@@ -1002,7 +1017,7 @@ __device__ __forceinline__ Summands<Compute> summands(const Probability<Compute>
   } else {
     const Compute d = apart(p, t);
     if constexpr (kOverlap == kSquared) return {p.p * t, p.p * d, -t * d};
-    // A NaN is in all three.
+    // All three become NaN if p or t is NaN.
     return {d < Compute(0) ? p.p : t + d * Compute(0), d < Compute(0) ? Compute(0) : d,
             d > Compute(0) ? Compute(0) : -d};
   }
@@ -1034,7 +1049,7 @@ __device__ __forceinline__ Compute derivative_by_t(const Summands<Compute>& g, c
   }
 }
 
-// The target of a class as a number. Labels are compared, and nothing is stored.
+// Returns the target of a class as a number. Labels are compared with the class; no one-hot target is stored.
 template <class Program, class Classes>
 __device__ __forceinline__ typename Program::Compute target_of(const Classes& classes, const VoxelTarget& target, int c,
                                                                int i) {
@@ -1043,14 +1058,15 @@ __device__ __forceinline__ typename Program::Compute target_of(const Classes& cl
   return c == target.label ? Compute(1) : Compute(0);
 }
 
-// The loss of a voxel and its share of the divisor of a mean.
+// Loss of a voxel, and its share of the divisor of the mean.
 template <class Compute>
 struct VoxelCost {
   Compute value;
   Compute count;
 };
 
-// Numbers that the loss of a label under a softmax leaves for its gradient. kMarksLost: that of row_result.
+// Evaluates the row loss of voxel i for a label under a softmax, with the coefficients of its gradient. kMarksLost: see
+// row_result().
 template <bool kMarksLost = true, class Program, class Classes>
 __device__ __forceinline__ RowResult<typename Program::Guarded> voxel_row(const Program& program,
                                                                           const Classes& classes,
@@ -1068,7 +1084,7 @@ __device__ __forceinline__ RowResult<typename Program::Guarded> voxel_row(const 
   } else {
 #pragma unroll(Program::kLoop)
     for (int c = 0; c < program.own_classes(); ++c) {
-      // Read in front of the comparison: behind it the index would be the label, and the array in local memory.
+      // Read before the comparison: otherwise the compiler indexes with the label, and the array moves to local memory.
       const Compute x = force_computed(classes.input(c, i));
       z = c == label && program.has(c) ? x : z;
     }
@@ -1089,7 +1105,7 @@ __device__ __forceinline__ RowResult<typename Program::Guarded> voxel_row(const 
                                                     program.space.classes);
 }
 
-// log p_c, given the softmax.
+// Returns log p_c, given the softmax and the logarithm of its sum (log_of_sum).
 template <class Program, class Classes>
 __device__ __forceinline__ typename Program::Compute log_probability(const Classes& classes,
                                                                      const VoxelSoftmax<Program>& softmax, int c, int i,
@@ -1104,8 +1120,8 @@ __device__ __forceinline__ typename Program::Compute log_of_sum(const VoxelSoftm
   return scalar_log1p(Program::kDense ? softmax.others : softmax.sum - Compute(1));
 }
 
-// The loss of a class of a voxel by its logit. kMode: bit 0 if it is differentiated by the logit, bit 1 by the target;
-// kTentative.
+// Returns the element loss of class c as a function of its logit. kMode: bit 0 if it is differentiated by the logit,
+// bit 1 if by the target, and kTentative.
 template <unsigned kMode, class Program, class Classes>
 __device__ __forceinline__ auto element_loss(const Program& program, const Classes& classes, int c, int i,
                                              typename Program::Compute t) {
@@ -1117,7 +1133,7 @@ __device__ __forceinline__ auto element_loss(const Program& program, const Class
                       variable<kMode, 3>(guarded_if<kGuarded>(Compute(program.space.classes))));
 }
 
-// The sum of these losses over the classes of a thread.
+// Returns the sum of element losses over the classes of this thread.
 template <unsigned kMode, class Program, class Classes>
 __device__ __forceinline__ typename Program::Compute element_sum(const Program& program, const Classes& classes,
                                                                  const VoxelTarget& target, int i) {
@@ -1130,7 +1146,7 @@ __device__ __forceinline__ typename Program::Compute element_sum(const Program& 
   return total;
 }
 
-// Of lanes that share a voxel each has its part.
+// Returns the loss of voxel i. With kLanes > 1, the lanes that share the voxel return parts that add up to it.
 template <class Program, class Classes>
 __device__ __forceinline__ VoxelCost<typename Program::Compute> voxel_cost(const Program& program,
                                                                            const Classes& classes,
@@ -1151,7 +1167,7 @@ __device__ __forceinline__ VoxelCost<typename Program::Compute> voxel_cost(const
         total = element_sum<kTentative>(program, classes, target, i);
         done = all_finite(total);
       }
-      // Opaque, or the compiler has what follows twice.
+      // Opaque; otherwise the compiler duplicates the code that follows.
       if (opaque(static_cast<unsigned>(done)) != 0) return {total, count};
     }
     return {element_sum<0u>(program, classes, target, i), count};
@@ -1171,10 +1187,10 @@ __device__ __forceinline__ VoxelCost<typename Program::Compute> voxel_cost(const
   }
 }
 
-// The next vector of a thread on its way to shared memory while it computes with the one before: two places, each with
-// a pack of logits for each class and thread, and a pack of labels for each thread. A thread reads what it copied
-// itself. There the label's logit is taken out, and -inf left in its place, whose exponential is 0: among registers
-// that would take a comparison and a selection for every class.
+// Double buffer in shared memory: copies the thread's next vector while the thread computes with the current one. Each
+// of the two places holds a pack of logits for each class and thread, and a pack of labels for each thread. A thread
+// reads only what it copied itself. take_label() replaces the label's logit in shared memory by -inf, whose exponential
+// is 0: among registers that would take a comparison and a selection per class.
 template <class Program, int kThreads>
 struct StagedVectors {
   using Compute = typename Program::Compute;
@@ -1183,17 +1199,17 @@ struct StagedVectors {
   static constexpr int kVecSize = Program::kVecSize, kClasses = Program::kClasses;
   using Logits = Pack<Input, kVecSize>;
   using Labels = Pack<Target, kVecSize>;
-  // A copy has 4 bytes at least: two labels of a byte come with their neighbours.
+  // A copy has at least 4 bytes: two labels of one byte are copied together with their neighbours.
   using LabelWord = typename Labels::Word;
   static constexpr int kLabelBytes = sizeof(Labels) < 4 ? 4 : sizeof(Labels);
   static constexpr int kPlaceBytes = kThreads * (kClasses * static_cast<int>(sizeof(Logits)) + kLabelBytes);
   char* places;
-  // The next vector to be copied, and how far the one behind it is.
+  // Next vector to be copied, and the distance to the one after it.
   const Input* input;
   const Target* target;
   int64 input_step, target_step;
   int64 class_stride;
-  int copied = 0, taken = 0;  // places of the next vectors to be copied and taken
+  int copied = 0, taken = 0;  // byte offsets of the next places to copy to and to take
 
   __device__ __forceinline__ StagedVectors(void* places, const Program& program,
                                            const VectorOffsets<kVecSize, Program::kWide>& first, int step)
@@ -1213,7 +1229,7 @@ struct StagedVectors {
   static __device__ __forceinline__ int other(int place) {
     return kPlaceBytes - place;
   }
-  // Starts the copy of the next vector, if `exists`.
+  // Starts the copy of the next vector if `exists`.
   __device__ __forceinline__ void copy(bool exists) {
     if (exists) {
       Logits* const own = logits_of(copied);
@@ -1229,10 +1245,10 @@ struct StagedVectors {
     cp_async_commit();
     copied = other(copied);
   }
-  // Waits for the vector that is taken next, while the one behind it is on its way.
+  // Waits for the vector to be taken next, and returns its labels; the copy of the vector after it stays in flight.
   __device__ __forceinline__ Labels wait() const {
     cp_async_wait_groups<1>();
-    // Labels that came with their neighbours lie as in memory.
+    // Labels that were copied with their neighbours keep their offset within the word.
     const unsigned at = sizeof(Labels) == 2 ? reinterpret_cast<unsigned long long>(target) % 4 : 0;
     Labels labels;
 #pragma unroll
@@ -1241,12 +1257,14 @@ struct StagedVectors {
     }
     return labels;
   }
+  // Returns the label's logit of voxel i, and leaves -inf in its place.
   __device__ __forceinline__ Compute take_label(int label, int i) const {
     Input& element = logits_of(taken)[label * kThreads].element[i];
     const Compute logit = widen<Compute>(element);
     element = Narrow<Input>::from(-scalar_infinity(Compute()));
     return logit;
   }
+  // Loads the logits of the current vector, and moves on to the next place.
   __device__ __forceinline__ void take(Logits (&logits)[kClasses]) {
     const Logits* const own = logits_of(taken);
 #pragma unroll

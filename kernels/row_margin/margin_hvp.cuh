@@ -1,30 +1,33 @@
-// Second derivatives of losses of rows of one label, along a tangent v of the scores:
+// Second derivatives of margin losses of rows of one label, along a tangent v of the scores:
 //
 //   d_i   = v_i - v_y                                     the tangent of z_i, y the label, i another class
 //   hvp[r, i] = factor * h''(z_i) d_i,  z_i > 0           factor = grad_output * scale * w_y / C
 //   hvp[r, y] = -factor * sum over i of h''(z_i) d_i
 //
-// The hinge h is evaluated on nested dual numbers (nested.cuh). Of a hinge that is linear all are 0, without a kernel
-// (engines/row_margin/plan.py).
+// The hinge h is evaluated on nested dual numbers (nested.cuh). For a linear hinge, all products are 0, and no kernel
+// is launched (engines/row_margin/plan.py).
 //
-// 1. A group of threads takes a row: lanes of a warp, or a block. Of rows whose classes lie apart a thread takes one.
-// 2. The threads read scores and tangents as vectors where these are contiguous and aligned, several in flight, and
-//    write the products of each vector at once.
-// 3. The group adds up the products, and thread 0 overwrites that of the label. A row whose value is NaN is written
-//    again.
+// 1. A group of threads processes a row: lanes of a warp, a block, or a cluster of blocks. If classes are not
+//    contiguous, one thread processes a row.
+// 2. The threads read scores and tangents as vectors if these are contiguous and aligned, several in flight, and write
+//    the products of each vector immediately.
+// 3. The group sums the products, and thread 0 overwrites that of the label. If the value of a row is NaN, all its
+//    products are written again.
+//
+// Threads hold vectors of a row in registers; a group owns a row; a worker owns a chunk (softmax/rows.cuh).
 //
 // Traffic: scores and tangents are read once, products are written once. Rows that do not count are not read.
 //
-// Order of additions: as in row_margin.cuh. Preconditions: with kVecSize > 1 the class strides are 1 and vectors divide
-// every row.
+// Order of additions: as in row_margin.cuh. Preconditions: with kVecSize > 1, the class strides are 1 and vectors
+// divide every row.
 #pragma once
 #include "core/nested.cuh"
 #include "row_margin/row_margin.cuh"
 
-// The stream of the tangents: labels have no gradients, so theirs is free.
+// Stream of the tangents: that of the labels' gradients, which do not exist.
 constexpr RowStream kTangents = kTargetGradients;
 
-// `Base` is a MarginProgram, whose hinge takes nested numbers too.
+// `Base` is a MarginProgram whose hinge also accepts nested dual numbers.
 template <class Base>
 struct MarginHvpProgram : Base {
   using Input = typename Base::Input;
@@ -33,7 +36,7 @@ struct MarginHvpProgram : Base {
   __device__ __forceinline__ double tangent(const int64 (&offset)[kRowStreams], int64 c) const {
     return widen<double>(tangents[offset[kTangents] + c * this->space.class_stride[kTangents]]);
   }
-  // Adds the hinge of a pair; the tangent of its derivative. NaN is above 0.
+  // Adds the hinge of a pair to `total`, and returns the tangent of its derivative. NaN counts as above 0.
   __device__ __forceinline__ double add(double z, double along, double& total) const {
     if (z <= 0.0) return 0.0;
     const auto y = this->loss(variable<1u, 0>(NestedDual<double>(z, along)));
@@ -42,6 +45,8 @@ struct MarginHvpProgram : Base {
   }
 };
 
+// Writes the products of a row. Preconditions: every thread of the group calls it together, with a SubwarpGroup every
+// lane of the warp. `exists` is false if the warp has fewer rows left than it processes at once.
 template <int kVecSize, class Group, class Program, class Scale>
 __device__ __forceinline__ void second_row(const Program& program, const Group& group, int64 row, bool exists,
                                            SyncState& sync, Scale& scale) {
@@ -91,7 +96,7 @@ __device__ __forceinline__ void second_row(const Program& program, const Group& 
     }
   }
   sums = group_sum(group, sums, sync);
-  // Other threads have written the product of the label's vector.
+  // Other threads may have written the vector that contains the label.
   group_sync(group);
   if (!exists) return;
   if (!counts || sums.value != sums.value) {
@@ -102,6 +107,7 @@ __device__ __forceinline__ void second_row(const Program& program, const Group& 
   }
 }
 
+// Reader that writes the second derivatives of rows of one label.
 template <int kVecSize>
 struct HvpReader {
   template <class Group, class Program, class Scale>

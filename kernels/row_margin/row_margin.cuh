@@ -1,60 +1,65 @@
-// Losses of rows of scores x (R, C), of which labels are to exceed all other classes by a margin:
+// Margin losses of rows of scores x (R, C), in which labels are to exceed all other classes by a margin:
 //
 //   z_ij  = margin + (x_i - x_j)                               j a label of the row, i a class that is no label
 //   y[r]  = (w_y / C) * sum over i and j of h(z_ij), z_ij > 0
 //   g[r, i] = factor * sum over j of h'(z_ij)                  factor = grad_output * scale * w_y / C
 //   g[r, j] = -factor * sum over i of h'(z_ij)
 //
-// A row has one label, or a list of labels up to the first -1, of which each counts as often as it is listed. The
-// margin is added to the difference, in double, so that it is lost in no large score. A pair with z = 0 is inactive.
+// A row has one label, or a list of labels that ends at the first -1; each label counts as often as it is listed. A
+// pair (i, j) is active if z > 0, and inactive if z = 0. The margin is added to the difference of scores, in double, so
+// that it is not lost in large scores.
 //
-// One label (OneLabelReader): a group of threads takes a row, lanes of a warp, a block, or a cluster of blocks.
-// 1. The label is loaded while the row before is read; its score and the first vectors while the row before is reduced.
-//    The threads read the row as vectors, and write the gradients of each vector at once: that of a class depends on
-//    its own score and the label's alone.
-// 2. The group adds the hinges, and their derivatives; those of z itself follow from the sum of the active scores
-//    (linear_value). Then thread 0 overwrites the label's gradient. A row whose value is NaN is written again.
-// Vectors are those of the gradients. Scores that lie otherwise are shifted to them, or read one by one (VectorAhead).
-// Rows whose classes lie far apart are taken by a thread each (ThreadPerRowReader), in the same way, or by the same
-// lane of each warp of a block (SharedRowReader). Of few classes, so are rows of lists (thread_per_list.cuh).
+// One label (OneLabelReader): a group of threads processes a row: lanes of a warp, a block, or a cluster of blocks.
+// 1. The label is loaded while the previous row is read; its score and the row's first vectors are loaded while the
+//    previous row is reduced. The threads read the row as vectors and write the gradients of each vector immediately:
+//    the gradient of a class depends only on its own score and the label's.
+// 2. The group sums the hinges and their derivatives; if the hinge is z itself, both follow from the sum of the active
+//    scores (linear_value). Then thread 0 overwrites the label's gradient. If the value of a row is NaN, all its
+//    gradients are written again.
+// Vectors are aligned as the gradients are. Scores with a different alignment are shifted to match, or read one by one
+// (VectorAhead). If classes are far apart in memory, one thread processes a row in the same way (ThreadPerRowReader),
+// or the same lane of each warp of a block does (SharedRowReader). Rows of lists with few classes have one thread each
+// too (thread_per_list.cuh).
 //
-// Several labels (ListReader): a warp or a block takes a row, or a warp of a block, whose threads take rows of long
-// lists together (deferred_rows).
-// 1. Lane k of each warp loads label k, while the row before is read. If none of these is the end of the list, the
-//    threads read further labels until one finds it.
-// 2. Fewer labels than lanes, if the hinge is z itself: lane k keeps label k, the smallest score that has an active
-//    pair with it, and how many classes have. A thread reads some vectors, marks the elements that are labels, and
-//    compares all others with the smallest scores, of which it gets each by a shuffle: no double precision is needed
-//    for it. Pairs of five labels are counted in fields of one word. Class i has n active pairs, whose sum follows from
-//    n and the counts of the labels (take_vectors). The threads write the gradients of their vectors, and lane k of the
-//    first warp that of label k at the end.
-// 3. More labels, if the hinge is z itself: the group sorts their scores v_0 <= v_1 <= ... in shared memory, and adds
-//    them up: P_k = sum over l < k of v_l - v_0. Class i has n active pairs, found by binary search, whose sum is
-//    n (margin + (x_i - v_0)) - P_n; and it is counted in a histogram of n. Label k has as many active pairs as there
-//    are classes with n > k.
-// 4. Other hinges, more labels than there is room for, and rows in which a label's score is not finite: threads take
-//    classes in turn and go through the list for each; then they take classes in turn again for each label, and add up
-//    its pairs (list_in_memory).
+// Several labels (ListReader): a warp or a block processes a row. In a block whose warps process a row each, all
+// threads process rows of long lists together (deferred_rows).
+// 1. Lane k of each warp loads label k while the previous row is read. If none of these labels ends the list, the
+//    threads read further labels until one of them finds the end.
+// 2. Fewer labels than lanes, if the hinge is z itself: lane k holds label k, the smallest score that has an active
+//    pair with it, and the number of classes that have one. A thread reads some vectors, marks the elements that are
+//    labels, and compares all others with these smallest scores, which it gets by shuffles: no double precision is
+//    needed for that. Pairs of five labels are counted in bit fields of one word. Class i has n active pairs, whose sum
+//    follows from n and the counts of the labels (take_vectors). The threads write the gradients of their vectors, and
+//    in the end lane k of the first warp writes that of label k.
+// 3. More labels, if the hinge is z itself: the group sorts their scores v_0 <= v_1 <= ... in shared memory, and
+//    computes prefix sums P_k = sum over l < k of v_l - v_0. Binary search finds the number n of active pairs of class
+//    i, whose sum is n (margin + (x_i - v_0)) - P_n. A histogram counts the classes by n. Label k has as many active
+//    pairs as there are classes with n > k.
+// 4. Other hinges, lists that do not fit into shared memory, and rows in which a label's score is not finite: each
+//    thread iterates over some of the classes, and for each over the list; then, for each label, the threads iterate
+//    over the classes again to sum its pairs (list_in_memory).
 //
 // Threads hold vectors of a row in registers; a group owns a row; a worker owns a chunk (softmax/rows.cuh).
 //
-// Traffic: each score is read once, and each gradient written once; labels up to the end of the list. In case 4 the row
-// is read again, from a cache if it fits. Rows that do not count are not read, but by thread_per_list.cuh.
+// Traffic: each score is read once, and each gradient is written once; labels are read up to the end of the list. In
+// case 4, the row is read again, from a cache if it fits. Rows that do not count (masked, ignored, or of weight 0) are
+// not read, except by thread_per_list.cuh.
 //
-// Labels are data and may be wrong: a row with one that is no class has the value NaN and gradients of 0, and is
+// Labels are data and may be wrong: a row with a label that is no class has the value NaN and gradients of 0, and is
 // reported in `status`.
 //
-// Order of additions: within a thread in the order of its vectors, then by the group's fixed tree. Derivatives of z
-// itself are counted in integers.
+// Order of additions: within a thread in the order of its vectors, then by the group's fixed tree. Derivatives of a
+// hinge that is z itself are counted in integers.
 //
-// Preconditions: class stride 1 of gradients, and of scores but with kGathered, unless vectors are single elements;
-// with kShifted the first row is the first of scores in memory, and the last row the last one; a group has a power of
-// two of threads, which take 2 (kVecSize - 1) edges, kEdges each, unless vectors divide every row; for lists a whole
-// warp at least.
+// Preconditions: unless vectors are single elements, gradients have class stride 1, and so do scores except with
+// kGathered. With kShifted, the first row is the first row of scores in memory, and the last row the last one. The
+// number of threads of a group is a power of two, for lists at least 32. Unless vectors divide every row, the threads
+// of a group process up to 2 (kVecSize - 1) edge elements, kEdges each.
 #pragma once
 #include "softmax/rows.cuh"
 
-// A gradient as it waits for the others of its vector: a float that rounds to 16 bits as the double does, or a double.
+// A gradient while it waits in a register for the others of its vector: a double, or a float, which for 16-bit types
+// rounds as the double does.
 template <class Storage>
 struct Waiting {
   using type = float;
@@ -70,22 +75,22 @@ struct Waiting<double> {
   }
 };
 
-// Hinges of some pairs, and the sum of their derivatives.
+// Sum of the hinges of some pairs, and sum of their derivatives.
 template <class Slopes>
 struct HingeSums {
   double value;
   Slopes slopes;
 };
 
-// Placement of rows of scores beside the vectors of their gradients.
+// Alignment of rows of scores relative to the vectors of their gradients.
 enum class ScoresOfRows {
-  kWhole,     // alike, and every row begins and ends with a vector (short_lists.cuh)
-  kAlike,     // as far from an aligned address as their gradients
-  kShifted,   // otherwise; elements of 2 bytes
-  kGathered,  // otherwise, or with their classes apart: elements are read one by one
+  kWhole,     // the same alignment, and every row begins and ends with a vector (short_lists.cuh)
+  kAlike,     // the same alignment: as many elements from an aligned address
+  kShifted,   // a different alignment; elements of 2 bytes
+  kGathered,  // a different alignment, or classes not contiguous: elements are read one by one
 };
 
-// The classes of a row, which lie `step` elements apart with kApart, and are neighbours otherwise.
+// The classes of a row. With kApart they are `step` elements apart, otherwise contiguous.
 template <bool kApart, class T>
 struct ClassesOfRow {
   T* row;
@@ -100,7 +105,7 @@ struct ClassesOfRow {
   __device__ __forceinline__ T& operator[](Index c) const {
     return *(*this + c);
   }
-  // The elements between two classes that are `count` apart.
+  // Returns the number of elements between two classes whose indices differ by `count`.
   template <class Index>
   __device__ __forceinline__ Choose<kApart, int64, Index> between(Index count) const {
     if constexpr (kApart) return count * step;
@@ -108,10 +113,11 @@ struct ClassesOfRow {
   }
 };
 
-// The shift of scores around which nothing may be read: those of the first row in memory, and of the last one.
+// Value of `shift` for scores next to which no memory may be read: those of the first row in memory, and of the last
+// one.
 constexpr int kNothingAround = -1;
 
-// Elements that lie next to each other, read one by one.
+// Loads contiguous elements one by one.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ Pack<Storage, kVecSize> load_elements(const Storage* at) {
   Pack<Storage, kVecSize> pack;
@@ -120,16 +126,15 @@ __device__ __forceinline__ Pack<Storage, kVecSize> load_elements(const Storage* 
   return pack;
 }
 
-// A vector of scores on its way. A shifted one is cut out of the two aligned packs that it overlaps, of which a
-// neighbouring thread reads the second one, too, so that it comes from L1; with kNothingAround elements are read one by
-// one.
+// A vector of scores in flight. A shifted vector is cut out of the two aligned packs that it overlaps; a neighbouring
+// thread reads the second pack too, so that it comes from L1. With kNothingAround, its elements are read one by one.
 template <ScoresOfRows kScores, class Storage, int kVecSize>
 struct VectorAhead {
   static constexpr bool kShifted = kScores == ScoresOfRows::kShifted;
   using P = Pack<Storage, kVecSize>;
   P pack[kShifted ? 2 : 1];
 
-  // `shift` are the elements between an aligned address and `at`, `step` those between classes.
+  // `shift` is the number of elements from the preceding aligned address to `at`, `step` the number between classes.
   __device__ __forceinline__ void load(const Storage* at, int shift, int64 step) {
     if constexpr (kScores == ScoresOfRows::kGathered) {
 #pragma unroll
@@ -149,56 +154,57 @@ struct VectorAhead {
     if constexpr (kShifted) {
       return cut_out(pack, static_cast<unsigned>(max(shift, 0) * static_cast<int>(sizeof(Storage))));
     }
-    // Word by word elements would have to arrive before they are packed, and others would be unpacked.
+    // Gathered elements must not be copied as words: they would have to arrive first, to be packed. Other vectors are
+    // copied as words, or the compiler would unpack them.
     if constexpr (kScores == ScoresOfRows::kGathered) return pack[0];
     return load_words(pack);
   }
 };
 
-// Elements between an aligned address and `at`.
+// Number of elements from the preceding aligned address to `at`.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ int behind_vector(const Storage* at) {
   return static_cast<int>(reinterpret_cast<unsigned long long>(at) / sizeof(Storage)) & (kVecSize - 1);
 }
 
-// `Base` is a RowProgram of softmax/rows.cuh, which knows operands, labels of one class, mask and outputs. Its loss is
-// the hinge: `margin()`, `kLinear` if it is z itself, and on dual numbers h of a positive z.
+// `Base` is a RowProgram of softmax/rows.cuh, which has the operands, one label per row, mask and outputs. Its loss is
+// the hinge: `margin()`, `kLinear` (true if the hinge is z itself), and h of a positive z as a functor on dual numbers.
 template <class Base>
 struct MarginProgram : Base {
   using Hinge = typename Base::Loss;
   using Input = typename Base::Input;
-  // The sum of derivatives of pairs: a count if each is 1.
+  // Sum of the derivatives of pairs: a count if each is 1.
   using Slopes = Choose<Hinge::kLinear, int, double>;
   using Sums = HingeSums<Slopes>;
   using Gradient = typename Waiting<Input>::type;
 
   double inverse;    // 1 / C
-  int64 count;       // labels of a list, the end and what is behind it included
+  int64 count;       // places of a list, including its end and what follows it
   int64 inner;       // rows between neighbouring labels of a list, for reports
-  int64 capacity;    // labels that shared memory holds of a group
-  int64 mask_words;  // words of shared memory with a bit for each class; 0 if there is no room
+  int64 capacity;    // labels of a group that fit into shared memory
+  int64 mask_words;  // words of shared memory with a bit for each class; 0 if they do not fit
 
   __device__ __forceinline__ double excess(double x, double own) const {
     return this->loss.margin() + (x - own);
   }
-  // The hinge of a pair, and its derivative; 0 unless the pair `counts`. NaN is above 0.
+  // Returns the hinge of a pair and its derivative: 0 unless the pair is active and `counts`. NaN counts as above 0.
   __device__ __forceinline__ HingeSums<Slopes> pair(double z, bool counts = true) const {
     const bool is_active = !(z <= 0.0) && counts;
     if constexpr (Hinge::kLinear) {
       return {is_active ? z : 0.0, is_active};
     } else {
-      // Without a branch: it would be taken by some lanes of nearly every warp, and cost more than a hinge.
+      // No branch: some lanes of nearly every warp would take it, and it would cost more than a hinge.
       const auto y = this->loss(variable<1u, 0>(z));
       return {is_active ? y.value : 0.0, is_active ? tangent_or_zero(y, 0) : 0.0};
     }
   }
-  // Adds the hinge of a pair; its derivative.
+  // Adds the hinge of a pair to `total`, and returns its derivative.
   __device__ __forceinline__ Slopes add(double z, double& total) const {
     const auto y = pair(z);
     total += y.value;
     return y.slopes;
   }
-  // A gradient, of which no infinite factor makes 0 anything else.
+  // Returns a gradient. An infinite factor does not change a gradient of 0.
   static __device__ __forceinline__ Gradient gradient(Slopes slopes, double factor) {
     return Waiting<Input>::from(slopes == Slopes(0) ? 0.0 : static_cast<double>(slopes) * factor);
   }
@@ -207,19 +213,20 @@ struct MarginProgram : Base {
     constexpr bool kApart = kVecSize == 1 || kScores == ScoresOfRows::kGathered;
     return ClassesOfRow<kApart, const Input>{this->logits(offset), this->space.class_stride[kLogits]};
   }
-  // Null without kGradient.
+  // The gradients of a row; null without kGradient.
   template <int kVecSize, bool kGradient = true>
   __device__ __forceinline__ ClassesOfRow<kVecSize == 1, Input> gradients_of(const int64 (&offset)[kRowStreams]) const {
     return {kGradient ? this->gradient_pointer(offset) : nullptr, this->space.class_stride[kGradients]};
   }
-  // The vectors of a row: those of its gradients.
+  // Returns the vectors of a row. They are aligned as its gradients are.
   template <int kVecSize, ScoresOfRows kScores, class Index>
   __device__ __forceinline__ RowVectors<Input, kVecSize, Index> vectors(const int64 (&offset)[kRowStreams]) const {
     const Index classes = static_cast<Index>(this->space.classes);
     if constexpr (kScores == ScoresOfRows::kAlike) return {this->input, offset[kLogits], classes};
     return {this->gradients, offset[kGradients], classes};
   }
-  // The shift of the vectors of a row, of which `first` is the first element. `last` is the offset of the last row.
+  // Returns the shift of the vectors of a row. `first` is the first element of one of them, `last` the offset of the
+  // last row.
   template <int kVecSize, ScoresOfRows kScores>
   static __device__ __forceinline__ int shift_of(const Input* first, const int64 (&offset)[kRowStreams], int64 last) {
     if constexpr (kScores != ScoresOfRows::kShifted) return 0;
@@ -240,7 +247,7 @@ struct MarginProgram : Base {
   __device__ __forceinline__ bool is_class(int64 label) const {
     return static_cast<unsigned long long>(label) < static_cast<unsigned long long>(this->space.classes);
   }
-  // The value of a row of one label.
+  // Stores the value of a row of one label, and reports the label if it is invalid.
   __device__ __forceinline__ void store(const RowTarget<double>& t, double value) const {
     if (!t.active) ++this->inactive_rows;
     if (t.invalid_label) report_label(this->status, this->site, t.offset[kResults], t.label, this->space.classes);
@@ -254,8 +261,8 @@ struct MarginProgram : Base {
 // ---------------------------------------------------------------------------------------------------------------------
 // Groups
 
-// The sum over the threads of a group, in each of them. Preconditions: every thread of the group calls it together; all
-// groups of a warp if they are lanes of it.
+// Reduces x over the threads of a group; every thread gets the result. Preconditions: every thread of the group calls
+// it together; if groups are lanes of a warp, all groups of the warp do.
 template <class Group, class Op, class T>
 __device__ __forceinline__ T group_reduce(const Group& group, T x, Op op, SyncState& sync) {
   x = subwarp_reduce(x, group.subwarp_size(), op);
@@ -275,6 +282,7 @@ struct MinOp {
   }
 };
 template <class Group, class Slopes>
+// Sums x over the threads of a group. Preconditions: those of group_reduce.
 __device__ __forceinline__ HingeSums<Slopes> group_sum(const Group& group, HingeSums<Slopes> x, SyncState& sync) {
   x.value = subwarp_reduce(x.value, group.subwarp_size(), AddOp{});
   x.slopes = subwarp_reduce(x.slopes, group.subwarp_size(), AddOp{});
@@ -299,7 +307,7 @@ __device__ __forceinline__ int sum_of_lanes(int x) {
 __device__ __forceinline__ double sum_of_lanes(double x) {
   return warp_sum(x);
 }
-// A barrier of a whole warp, or of the block. What its threads wrote is visible to all of them.
+// Barrier of a whole warp, or of the block. What its threads wrote before is visible to all of them afterwards.
 template <class Group>
 __device__ __forceinline__ void group_sync(const Group&) {
   if constexpr (Group::kMultiWarp) {
@@ -335,15 +343,15 @@ __device__ __forceinline__ void fill_gradients(const Program& program, const Gro
   }
 }
 
-// The exponent of a power of two.
+// Returns the exponent of a power of two.
 __device__ __forceinline__ int exponent_of(int x) {
   return 31 - __clz(x);
 }
-// The type of the index of a class: lanes of a warp share short rows only.
+// Type of a class index. Lanes of a warp share only short rows.
 template <class Group>
 using IndexOf = Choose<Group::kMultiWarp, int64, int>;
-// Loads vectors `step` elements apart: `left` of them, or as many as fit. Each is read once, but evict-first loads
-// are slower (docs/performance/scores.md). The arguments that follow are those of VectorAhead::load.
+// Loads vectors that are `step` elements apart: `left` of them, but no more than kVectors. Each is read only once, but
+// evict-first loads are slower (docs/performance/scores.md). The last two arguments are those of VectorAhead::load.
 template <int kVectors, class Vector, class Input, class Step, class Index>
 __device__ __forceinline__ void load_vectors(const Input* from, Step step, Index left, Vector (&x)[kVectors],
                                              int shift = 0, int64 of_classes = 1) {
@@ -352,11 +360,11 @@ __device__ __forceinline__ void load_vectors(const Input* from, Step step, Index
     if (k < left) x[k].load(from + static_cast<Index>(k) * step, shift, of_classes);
   }
 }
-// An integer from 0 to 2^32 - 1 in double: the mantissa of 2^52 + n, without a conversion.
+// Converts an integer from 0 to 2^32 - 1 to double. n becomes the low mantissa bits of 2^52 + n, without a conversion.
 __device__ __forceinline__ double small_to_double(int n) {
   return __hiloint2double(0x43300000, n) - 4503599627370496.0;
 }
-// A score in double, exactly.
+// Converts a score to double, exactly.
 __device__ __forceinline__ double in_double(float x) {
   return float_to_double(x);
 }
@@ -367,7 +375,7 @@ __device__ __forceinline__ double in_double(double x) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Active pairs
 
-// The next number above x that is not subnormal, as kernels flush these.
+// Returns the next number above x. In float, it skips subnormal numbers, because kernels flush them.
 __device__ __forceinline__ float next_above(float x) {
   const float smallest = 1.17549435e-38f;
   if (x == 0.0f) return smallest;
@@ -379,9 +387,9 @@ __device__ __forceinline__ double next_above(double x) {
   return __longlong_as_double(__double_as_longlong(x) + (x > 0.0 ? 1 : -1));
 }
 
-// The smallest score that has an active pair with a label: the next one above own - margin, of which the difference in
-// double has the error `rest`. Comparing with it is exact, and takes no double precision. Preconditions: both are
-// finite.
+// Returns the smallest score that has an active pair with a label of score `own`: the next one above own - margin.
+// `rest` is the rounding error of that difference in double. Comparing a score with the result is exact, and needs no
+// double precision. Preconditions: `own` and `margin` are finite.
 template <class Score>
 __device__ __forceinline__ Score smallest_active(double own, double margin) {
   const double difference = own - margin, subtracted = difference - own;
@@ -395,10 +403,10 @@ __device__ __forceinline__ Score smallest_active(double own, double margin) {
 // ---------------------------------------------------------------------------------------------------------------------
 // One label
 
-// Some classes of a row against a label with the finite score `own`, if the hinge is linear: their gradients. The label
-// is among them: its pair would be active with z = margin, and adds nothing to the sum of differences. Of scores in
-// double the differences are added, of all others the scores: whatever rounding the sum of scores has is small beside
-// the result (linear_value).
+// Compares some classes of a row with a label of finite score `own`, for a linear hinge, and returns their gradients.
+// The label may be among them: its pair would be active with z = margin, and adds nothing to the sum of differences.
+// For scores in double the differences are added, for all others the scores: any rounding of a sum of scores is small
+// beside the result (linear_value).
 template <int kVecSize, class Program>
 __device__ __forceinline__ Pack<typename Program::Input, kVecSize> linear_classes(
     const Pack<typename Program::Input, kVecSize>& x, typename Program::Gradient smallest, double own,
@@ -410,7 +418,7 @@ __device__ __forceinline__ Pack<typename Program::Input, kVecSize> linear_classe
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
     const Score score = widen_element<Score>(x, i);
-    // The comparison is true of NaN.
+    // The comparison is true for NaN.
     const bool is_active = !(score < smallest);
     if constexpr (sizeof(Score) == sizeof(double)) {
       addend[i] = is_active ? score - own : 0.0;
@@ -433,14 +441,15 @@ __device__ __forceinline__ void take_linear(typename Program::Input* to,
   if constexpr (kGradient) store_pack<kVecSize>(to, g);
 }
 
-// The sum of the hinges, and of their derivatives, from what take_linear() has added over all classes.
+// Returns the sum of the hinges and of their derivatives, from what take_linear() has added over all classes.
 //
-//   sum of z = (n - [label]) margin + (sum of x - n own)      n active classes, the label included if it would be
+//   sum of z = (n - [label]) margin + (sum of x - n own)      n active classes, including the label if active
 //
-// Scores have at most 24 bits, and active ones lie above own - margin. If |own| is at most 4 |margin|, rounding is some
-// 2^-53 of n margin. Otherwise active scores have the sign of own and are at least 3/4 of it, or their differences are
-// at least |own| / 2. So those that are below 2 |own| are multiples of one unit, of which 2^53 are not reached and the
-// difference is exact; and any other one makes the sum of differences as large as its own share of the rounding.
+// Scores have at most 24 significant bits, and active ones are above own - margin. If |own| is at most 4 |margin|,
+// rounding is some 2^-53 of n margin. Otherwise, an active score has the sign of own and at least 3/4 of its magnitude,
+// or differs from it by at least |own| / 2. So scores below 2 |own| are multiples of one unit, and their sum stays
+// below 2^53 units, so the difference is exact. Any other score makes the sum of differences as large as its own share
+// of the rounding.
 template <class Score>
 __device__ __forceinline__ HingeSums<int> linear_value(const HingeSums<int>& sums, Score smallest, double own,
                                                        double margin) {
@@ -450,8 +459,8 @@ __device__ __forceinline__ HingeSums<int> linear_value(const HingeSums<int>& sum
   return {small_to_double(count) * margin + differences, count};
 }
 
-// Adds the pairs of some classes, with kSlopes their derivatives too. Returns their gradients; 0 for the label, which
-// is element `target` (or -1).
+// Adds the hinges of the pairs of some classes, and with kSlopes also their derivatives. Returns the gradients of the
+// classes; that of the label, which is element `target` (-1 if absent), is 0.
 template <int kVecSize, bool kSlopes = true, class Program>
 __device__ __forceinline__ Pack<typename Program::Input, kVecSize> pairs_of_classes(
     const Program& program, const Pack<typename Program::Input, kVecSize>& x, int target, double own, double factor,
@@ -478,22 +487,21 @@ __device__ __forceinline__ void take_classes(const Program& program, typename Pr
   if constexpr (kGradient) store_pack<kVecSize>(to, g);
 }
 
-// A row on its way: its label, and its first vectors and the label's score as loaded. Nothing looks at these until its
-// turn, so that the loads are in flight while the row before is reduced.
+// A row in flight: its label, its first vectors and the label's score, as loaded. They are not used before the row is
+// processed, so that the loads are in flight while the previous row is reduced.
 template <int kVecSize, int kVectors, int kEdges, ScoresOfRows kScores, class Group, class Program>
 struct RowAhead {
   using Input = typename Program::Input;
-  // Lanes of a warp share short rows only.
   using Index = IndexOf<Group>;
 
   typename Program::LabelLoad label;
   RowTarget<double> target;
   bool started;  // false before the first row
   bool counts;
-  Index left;          // vectors of this thread
-  Index first;         // class of its first one
-  Index edge[kEdges];  // classes of its edges, or -1
-  int shift;           // of the vectors
+  Index left;          // number of vectors of this thread
+  Index first;         // class at which the first of them begins
+  Index edge[kEdges];  // classes of its edge elements, or -1
+  int shift;           // shift of the vectors
   int64 last;          // offset of the last row
   VectorAhead<kScores, Input, kVecSize> x[kVectors];
   Pack<Input, 1> of_edge[kEdges];
@@ -504,7 +512,7 @@ struct RowAhead {
     program.space.offsets(next, offset);
     label = program.load_label(offset);
   }
-  // Starts the loads of a row, whose label has been loaded.
+  // Starts the loads of a row whose label has been loaded.
   __device__ __forceinline__ void start(const Program& program, int rank, int threads, int64 next) {
     program.space.offsets(next, target.offset);
     program.validate_label(target, label);
@@ -530,8 +538,9 @@ struct RowAhead {
   }
 };
 
-// Preconditions: every thread of the group calls it together, with a SubwarpGroup every lane of the warp. `exists` is
-// false if the warp has fewer rows left than it takes at once. `rank` is the thread's in its group.
+// Processes a row of one label, starts the loads of row `next`, and returns the row's value. Preconditions: every
+// thread of the group calls it together, with a SubwarpGroup every lane of the warp. `exists` is false if the warp has
+// fewer rows left than it processes at once. `rank` is the thread's rank in its group.
 template <bool kGradient, int kVecSize, int kVectors, int kEdges, ScoresOfRows kScores, class Group, class Program,
           class Scale>
 __device__ __forceinline__ double one_label_row(const Program& program, const Group& group, int rank, int64 row,
@@ -563,7 +572,7 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
       if (is_linear) smallest = smallest_active<Score>(own, margin);
     }
     if constexpr (kGradient) factor = grad_factor(scale, t.offset) * (t.weight * program.inverse);
-    // Opaque, or it is computed again for each vector.
+    // Opaque: otherwise it is computed again for each vector.
     const auto active = opaque(Waiting<Input>::from(factor));
     const auto to = program.template gradients_of<kVecSize, kGradient>(t.offset);
     const auto from = program.template scores<kVecSize, kScores>(t.offset);
@@ -598,7 +607,7 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
         }
       }
     } else if constexpr (Program::Hinge::kLinear) {
-      // The label is not finite. Few rows are like that: they are loaded again, one vector at a time.
+      // The label's score is not finite. Such rows are rare: they are loaded again, one vector at a time.
 #pragma unroll 1
       for (Index left = ahead.left; left > 0; --left, first += step) {
         Pack<Input, kVecSize> again;
@@ -634,7 +643,7 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
   double value = exists && t.invalid_label ? scalar_nan(0.0) : 0.0;
   if (counts) value = t.weight * (sums.value * program.inverse);
   if constexpr (kGradient) {
-    // Other threads have written the gradient of the label's vector.
+    // Other threads may have written the vector that contains the label.
     if constexpr (!Group::kMultiWarp) __syncwarp();
     if (!exists) return 0.0;
     if (!counts) {
@@ -651,7 +660,7 @@ __device__ __forceinline__ double one_label_row(const Program& program, const Gr
   return value;
 }
 
-// The reader of rows of one label. kVectors vectors of a thread are in flight, and all its edges, at most kEdges.
+// Reader of rows of one label. A thread has kVectors vectors in flight, and all its edge elements, at most kEdges.
 template <int kVecSize, int kVectors, int kEdges, ScoresOfRows kScores>
 struct OneLabelReader {
   template <bool kGradient, class Group, class Program, class Scale>
@@ -671,20 +680,20 @@ struct OneLabelReader {
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {
-    // Gradients are written before the first exchange: the scale that thread 0 has read must be there.
+    // Gradients are written before the first exchange: wait until thread 0 has read the scale.
     if constexpr (Group::kMultiWarp) __syncthreads();
     RowAhead<kVecSize, kVectors, kEdges, kScores, Group, Program> ahead;
     ahead.started = false;
     ahead.last = program.last_row();
-    // Opaque, or each row divides by the number of threads.
+    // Opaque: otherwise each row divides by the number of threads.
     const int rank = static_cast<int>(opaque(static_cast<unsigned>(group.thread_rank())));
     for_each_row(group, scale, program.space.rows, chunks, work,
                  Visit<kGradient, Group, Program, Scale>{program, group, scale, rank, ahead});
   }
 };
 
-// A row of one label whose classes lie apart, as a thread takes it: all of its classes, or some. Neighbouring threads
-// take neighbouring rows, so that a warp reads and writes each class of its rows together.
+// A row of one label whose classes are not contiguous, as seen by a thread that processes all of its classes, or some.
+// Neighbouring threads have neighbouring rows, so that a warp's accesses to each class of its rows are coalesced.
 template <bool kGradient, class Program>
 struct RowApart {
   using Input = typename Program::Input;
@@ -708,8 +717,8 @@ struct RowApart {
     }
     if constexpr (kGradient) factor = grad_factor(scale, target.offset) * (target.weight * program.inverse);
   }
-  // Adds kTogether classes from each of first, first + stride, ..., all kTogether in flight, and writes their
-  // gradients. What is added of a linear hinge is for linear_value().
+  // Processes kTogether classes from each of first, first + stride, ..., with all kTogether in flight: adds their
+  // pairs, and writes their gradients. For a linear hinge, the sums are inputs of linear_value().
   template <int kTogether>
   __device__ __forceinline__ Sums add(const Program& program, int64 first, int64 stride) const {
     Sums sums{0.0, typename Program::Slopes(0)};
@@ -718,7 +727,7 @@ struct RowApart {
     const auto to = program.template gradients_of<1, kGradient>(target.offset);
     if constexpr (Program::Hinge::kLinear) {
       if (is_linear) {
-        // Opaque, or it is computed again for each class.
+        // Opaque: otherwise it is computed again for each class.
         const auto active = opaque(Waiting<Input>::from(factor));
         each_batch<kTogether>(from, program.space.classes, first, stride, TakeLinear{to, smallest, own, active, sums});
         return sums;
@@ -727,7 +736,7 @@ struct RowApart {
     each_batch<kTogether>(from, program.space.classes, first, stride, TakePairs{program, *this, to, sums});
     return sums;
   }
-  // The sums of the row, from what add() has returned for all of its classes.
+  // Returns the sums of the row. `added` is the sum of what add() has returned for all of its classes.
   __device__ __forceinline__ Sums total(const Program& program, const Sums& added) const {
     if constexpr (Program::Hinge::kLinear) {
       if (is_linear) return linear_value(added, smallest, own, program.loss.margin());
@@ -738,8 +747,9 @@ struct RowApart {
     if (counts) return target.weight * (sums.value * program.inverse);
     return target.invalid_label ? scalar_nan(0.0) : 0.0;
   }
-  // Writes the gradient of the label; or, if the row has none, that of the classes first, first + stride, ...
-  // Precondition: what add() writes has been written, by all threads that share the row.
+  // Writes the gradient of the label if first = 0. If the row does not count or its value is NaN, overwrites the
+  // gradients of classes first, first + stride, ... instead. Precondition: all threads that share the row have written
+  // what add() writes.
   __device__ __forceinline__ void write_rest(const Program& program, const Sums& sums, double value, int64 first,
                                              int64 stride) const {
     if constexpr (kGradient) {
@@ -793,7 +803,7 @@ struct RowApart {
   }
 };
 
-// The reader of rows of one label whose classes lie apart, by a thread each. The group is a lane.
+// Reader of rows of one label whose classes are not contiguous, with one thread per row. The group is a lane.
 template <int kTogether>
 struct ThreadPerRowReader {
   template <bool kGradient, class Group, class Program, class Scale>
@@ -821,8 +831,8 @@ struct ThreadPerRowReader {
   }
 };
 
-// A block as a worker whose warps share 32 rows: each lane has a row, and so has the same lane of every other warp. Of
-// values, the first warp's are those of the rows, and those of others 0. Precondition: width is 1.
+// A block as a worker whose warps share 32 rows: lane l of every warp has row l. The first warp returns the values of
+// the rows, and the others return 0. Precondition: width is 1.
 struct WarpsShareRows : BlockOfSubwarps {
   __device__ __forceinline__ int rows_at_once() const {
     return kWarp;
@@ -832,10 +842,11 @@ struct WarpsShareRows : BlockOfSubwarps {
   }
 };
 
-// The reader of rows of one label whose classes lie apart, if there are too few for a thread each to keep memory busy.
-// Warp w of W takes kTogether classes from w kTogether, (W + w) kTogether, ... on. Sums go through shared memory, with
-// one barrier for 32 rows: two buffers take turns, so that the sums that a warp still reads are not those that another
-// writes. Preconditions: blockDim.x <= 32 kWarps; the group is WarpsShareRows.
+// Reader of rows of one label whose classes are not contiguous, for fewer rows than it takes to keep memory busy with
+// one thread per row. Warp w of W processes kTogether classes from each of w kTogether, (W + w) kTogether, ... Sums are
+// exchanged through shared memory, with one barrier per 32 rows. It is double-buffered, so that the sums that a warp
+// still reads are not those that another one writes. Preconditions: blockDim.x <= 32 kWarps; the group is
+// WarpsShareRows.
 template <int kTogether, int kWarps>
 struct SharedRowReader {
   template <bool kGradient, class Program, class Scale>
@@ -875,7 +886,7 @@ struct SharedRowReader {
                                                const Workspace& work) {
     __shared__ typename Program::Sums exchanged[2][kWarps][kWarp];
     int turn = 0;
-    // The scale that thread 0 has read must be there: gradients are written before the first exchange.
+    // Gradients are written before the first exchange: wait until thread 0 has read the scale.
     __syncthreads();
     for_each_row(group, scale, program.space.rows, chunks, work,
                  Visit<kGradient, Program, Scale>{program, scale, exchanged, turn});
@@ -885,8 +896,8 @@ struct SharedRowReader {
 // ---------------------------------------------------------------------------------------------------------------------
 // Several labels
 
-// Shared memory of a group: for each label that is sorted, its score and class; sums of scores, which a histogram
-// shares its size with; and a bit for each class that is a label.
+// Shared memory of a group: score and class of each label that is sorted; prefix sums of the scores; a histogram, of
+// the same size; and a bit for each class that is a label.
 template <class Input>
 struct ListMemory {
   using Score = typename Waiting<Input>::type;
@@ -896,7 +907,7 @@ struct ListMemory {
   int* histogram;     // capacity + 1
   unsigned* members;  // mask_words
 
-  // Bytes of the first four.
+  // Returns the size in bytes of all arrays except `members`.
   static __device__ __forceinline__ constexpr int64 sorted_bytes(int64 capacity) {
     return (capacity + 1) * 8 + capacity * static_cast<int64>(sizeof(Score)) + capacity * 4 + (capacity + 1) * 4;
   }
@@ -914,14 +925,14 @@ struct ListMemory {
   }
 };
 
-// Description of a list of labels: its length, or the place of a label before its end that is no class.
+// Extent of a list of labels: its length, and the position of a label before its end that is no class.
 struct ListExtent {
   int64 length;
   int64 bad;  // -1 if there is none
 };
 
-// `label` is label k of the list in lane k of every warp, and -1 behind the end of a list of fewer places.
-// Preconditions: every thread of the group calls it together.
+// Finds the extent of a list. `label` is label k of the list in lane k of every warp, and -1 past the last place of a
+// shorter list. Preconditions: every thread of the group calls it together.
 template <class Group, class Program>
 __device__ __forceinline__ ListExtent list_extent(const Program& program, const Group& group,
                                                   const int64 (&offset)[kRowStreams], int64 label, SyncState& sync) {
@@ -930,7 +941,7 @@ __device__ __forceinline__ ListExtent list_extent(const Program& program, const 
     const int place = __ffs(static_cast<int>(others)) - 1;
     return {place, __shfl_sync(0xffffffffu, label, place) == -1 ? -1 : place};
   }
-  // Twice the place of the first label that is no class, and 1 if that is not the end.
+  // Twice the position of the first label that is no class, plus 1 if it is not the end of the list.
   int64 found = 2 * program.count;
   for (int64 first = kWarp; first < program.count && found == 2 * program.count; first += group.num_threads()) {
     const int64 k = first + group.thread_rank();
@@ -943,8 +954,8 @@ __device__ __forceinline__ ListExtent list_extent(const Program& program, const 
   return {found / 2, found % 2 != 0 ? found / 2 : -1};
 }
 
-// The derivatives of labels that lane k of every warp holds for label k, added over the warps of the block in order.
-// All threads of the group have passed a barrier afterwards.
+// Adds the derivatives of labels over the warps of the block, in order; lane k of every warp holds a part of those of
+// label k. All threads of the group pass a barrier before it returns.
 template <class Group, class Slopes>
 __device__ __forceinline__ Slopes sum_of_warps(const Group& group, Slopes mine) {
   if constexpr (Group::kMultiWarp) {
@@ -960,20 +971,20 @@ __device__ __forceinline__ Slopes sum_of_warps(const Group& group, Slopes mine) 
   return mine;
 }
 
-// A lane's share of a list: the smallest score that is active with its label, and the gradient of a
-// class that is active with as many labels as there are lanes before it.
+// A lane's share of a list: the smallest score that has an active pair with the lane's label, and the gradient of a
+// class that has as many active pairs as there are lanes before this one.
 template <class Program>
 struct LaneOfList {
   typename Program::Gradient smallest;
   typename Program::Gradient gradient;
 };
 
-// Labels whose active pairs are counted in fields of one word, above which it has the number of all labels' pairs of a
-// class. A field has room for the elements that a thread takes at once.
+// Number of labels whose active pairs are counted in bit fields of one word. The bits above the fields count the active
+// pairs of a class with all labels. A field is wide enough for the elements that a thread processes at once.
 constexpr int kFields = 5;
 constexpr int kFieldBits = 5;
-// Elements that a thread takes at once: no more than a field counts, nor than registers hold. Of 16, compilers spill
-// none for compute capability 9.0 alone.
+// Elements that a thread processes at once: no more than a field can count, and no more than registers can hold. With
+// 16, only code for compute capability 9.0 does not spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 constexpr int kTakenWords = 8;
 #else
@@ -982,10 +993,11 @@ constexpr int kTakenWords = 16;
 template <class Input>
 constexpr int kTaken = sizeof(Input) <= 4 ? kTakenWords : 4;
 
-// Some vectors of a thread against labels that the lanes of its warp hold. Bit e of `skipped` is set if element e is a
-// label or does not exist. Adds n x_i to `total` for a class i with n active pairs, without the sum over these labels
-// of x_j, which is subtracted at the end, for each label as often as it is active, and n margin. `origin` is subtracted
-// from each score. Lane j counts the active pairs of label j in `of_label`, over all lanes.
+// Compares some vectors of a thread with the labels that the lanes of its warp hold, and stores their gradients. Bit e
+// of `skipped` is set if element e is a label or does not exist. For a class i with n active pairs, adds n x_i to
+// `total`. Two terms of the pairs' sum are left out: the scores x_j of the labels, which are subtracted at the end, for
+// each label as often as it is active, and n margin. `origin` is subtracted from each score. Lane j adds the active
+// pairs of label j, over all lanes, to `of_label`. Preconditions: all lanes of the warp call it together.
 template <bool kGradient, int kVecSize, int kCount, class Program>
 __device__ __forceinline__ void take_vectors(const Pack<typename Program::Input, kVecSize>* x, unsigned skipped,
                                              typename Program::Input* to, int64 step, int present, int length,
@@ -1012,19 +1024,19 @@ __device__ __forceinline__ void take_vectors(const Pack<typename Program::Input,
     }
 #pragma unroll
     for (int field = 0; field < kFields; ++field) {
-      // Asked of the first, too, a register would be spilled.
+      // Not checked for the first field: the check would spill a register.
       if (field > 0 && first + field >= length) break;
       const Score smallest = __shfl_sync(0xffffffffu, lane.smallest, first + field);
       const unsigned pair = (1u << kAbove) + (1u << field * kFieldBits);
 #pragma unroll
       for (int e = 0; e < kElements; ++e) {
-        // The comparison is true of NaN.
+        // The comparison is true for NaN.
         add_unless_less(score[e], smallest, pair, active[e]);
       }
     }
 #pragma unroll
     for (int e = 0; e < kElements; ++e) counted += active[e];
-    // Each second field, with room for the sums of a warp.
+    // Every second field, so that each has room for the sum over a warp.
     constexpr unsigned kWide = 1u << 2 * kFieldBits, kEven = 0x1fu * (1u + kWide + kWide * kWide);
     static_assert(kFields == 5 && kFieldBits == 5, "three even fields, and two odd ones");
     const unsigned even = warp_sum_int(static_cast<int>(counted & kEven));
@@ -1057,7 +1069,7 @@ __device__ __forceinline__ void take_vectors(const Pack<typename Program::Input,
   }
 }
 
-// The vectors of a batch, of which bit e of `skipped` says which elements are labels.
+// Processes the vectors of a batch. Bit e of `skipped` is set if element e of the batch is a label.
 template <bool kGradient, int kVecSize, int kVectors, ScoresOfRows kScores, class Program>
 __device__ __forceinline__ void take_batch(const VectorAhead<kScores, typename Program::Input, kVecSize> (&x)[kVectors],
                                            int shift, unsigned skipped, typename Program::Input* to, int64 step,
@@ -1080,29 +1092,31 @@ __device__ __forceinline__ void take_batch(const VectorAhead<kScores, typename P
   }
 }
 
-// The threads of a group that takes rows of lists. A constant of a warp is part of the vectors' addresses.
+// Number of threads of a group that processes rows of lists. For a warp it is a constant, so that it is part of the
+// vectors' addresses.
 template <class Group>
 __device__ __forceinline__ int threads_of_list(const Group& group) {
   return Group::kMultiWarp ? group.num_threads() : kWarp;
 }
 
-// A row on its way: the labels that the lanes of each warp hold, its first vectors and the labels' scores as loaded, if
-// the list ends among these labels.
+// A row in flight: the labels that the lanes of each warp hold and, if the list ends among them, the row's first
+// vectors and the labels' scores, as loaded.
 template <int kVecSize, int kVectors, ScoresOfRows kScores, class Group, class Program>
 struct ListAhead {
   using Input = typename Program::Input;
   using Index = IndexOf<Group>;
 
-  int64 next;    // label of this lane in the row behind
-  Index label;   // and of this row, if it is one of `length`
+  int64 next;    // label of this lane in the next row
+  Index label;   // label of this lane in this row, if lane < length
   bool started;  // false before the first row
-  int length;    // of the list; 0 if nothing has been loaded
-  int shift;     // of the vectors
+  int length;    // length of the list; 0 if nothing has been loaded
+  int shift;     // shift of the vectors
   int64 last;    // offset of the last row
   VectorAhead<kScores, Input, kVecSize> x[kVectors];
   Input own;
 
-  // Has a row brought to L2 of which `start` will load a part only: the loads of the others wait for nothing else.
+  // Prefetches a row into L2 if `start` will load only a part of it: the loads of the rest have no work to overlap
+  // with.
   __device__ __forceinline__ void prefetch(const Program& program, const Group& group, int rank,
                                            const int64 (&offset)[kRowStreams]) {
     if constexpr (sizeof(Input) * kVecSize == 16 && !Program::kMasked) {
@@ -1110,13 +1124,13 @@ struct ListAhead {
       if (rank != 0 || view.vectors <= kVectors * threads_of_list(group)) return;
       const auto from = program.template scores<kVecSize, kScores>(offset);
       const Input *first = from + view.head, *end = from + (view.head + view.vectors * kVecSize - 1);
-      // Whole vectors of memory.
+      // Rounded outwards to whole aligned vectors.
       first -= behind_vector<kVecSize>(first);
       end += kVecSize - behind_vector<kVecSize>(end);
       prefetch_l2(first, static_cast<unsigned>(end - first) * static_cast<unsigned>(sizeof(Input)));
     }
   }
-  // Starts the loads of a row, whose labels are `next`. Preconditions: every thread of the group calls it together.
+  // Starts the loads of a row whose labels are in `next`. Preconditions: every thread of the group calls it together.
   __device__ __forceinline__ void start(const Program& program, const Group& group, int rank,
                                         const int64 (&offset)[kRowStreams]) {
     label = static_cast<Index>(next);
@@ -1147,8 +1161,8 @@ struct ListAhead {
   }
 };
 
-// Case 2 of the head, of a row that has been started. Returns false, and has written nothing, if the score of a label
-// is not finite. Preconditions: every thread of the group calls it together; ahead.length > 0.
+// Case 2 of the file header, for a row whose loads have been started. Returns false, and has written nothing, if the
+// score of a label is not finite. Preconditions: every thread of the group calls it together; ahead.length > 0.
 template <bool kGradient, int kVecSize, int kVectors, ScoresOfRows kScores, class Group, class Program>
 __device__ __forceinline__ bool list_in_lanes(const Program& program, const Group& group, int rank,
                                               const int64 (&offset)[kRowStreams],
@@ -1162,7 +1176,7 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
   const double margin = program.loss.margin();
   if (__any_sync(0xffffffffu, (place < length && !is_finite(own)) || !is_finite(margin))) return false;
   const auto view = program.template vectors<kVecSize, kScores, Index>(offset);
-  // Opaque, or they are found again for each vector.
+  // Opaque: otherwise they are computed again for each vector.
   auto from = program.template scores<kVecSize, kScores>(offset);
   auto to = program.template gradients_of<kVecSize, kGradient>(offset);
   from.row = opaque(from.row);
@@ -1172,7 +1186,7 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
   lane.gradient = Program::gradient(place, factor);
   double origin = 0.0;
   if constexpr (sizeof(Score) == sizeof(double)) origin = subwarp_reduce(own, kWarp, MinOp{});
-  // The thread that has the label, and the label's number among that thread's elements.
+  // Rank of the thread whose vectors contain the lane's label, and the label's index among that thread's elements.
   const Index behind = ahead.label - view.head, vector = behind / kVecSize;
   const bool in_vectors = place < length && behind >= 0 && vector < view.vectors;
   const int owner = in_vectors ? static_cast<int>(vector & (threads - 1)) : -1;
@@ -1191,7 +1205,7 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
   const int step = threads * kVecSize;
   const Index mine = ahead.vectors_of(view, rank, threads), most = ahead.vectors_of(view, rank - place, threads);
   Index first = view.first(rank);
-  // All lanes of a warp take as many turns: they hold labels for each other.
+  // All lanes of a warp run the same number of turns, because each holds labels for the others.
 #pragma unroll 1
   for (Index turn = 0; turn < most; turn += kVectors) {
     unsigned skipped = 0;
@@ -1214,7 +1228,7 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
   }
   sums.slopes = of_label;
   if constexpr (kGradient) {
-    // Behind a barrier: other threads have written 0 to the gradients of labels.
+    // Only after a barrier: other threads have written 0 to the gradients of labels.
     of_label = sum_of_warps(group, of_label);
     int times = 0;
     bool is_first = true;
@@ -1229,7 +1243,7 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
   return true;
 }
 
-// Marks the classes of a list. Preconditions: every thread of the group calls it together; there are mask_words.
+// Marks the classes of a list. Preconditions: every thread of the group calls it together; mask_words > 0.
 template <class Group, class Program, class Memory>
 __device__ __forceinline__ void mark_members(const Program& program, const Group& group,
                                              const int64 (&offset)[kRowStreams], int64 length, const Memory& memory) {
@@ -1243,9 +1257,9 @@ __device__ __forceinline__ void mark_members(const Program& program, const Group
   group_sync(group);
 }
 
-// Functors rather than lambdas, which NVRTC 11 takes for functions of the host.
+// Functors rather than lambdas, because NVRTC 11 considers lambdas host functions.
 
-// True of classes that are labels, by their bits, or by the list where there are none.
+// True for classes that are labels: looks at their bits, or searches the list if there are none.
 template <class Program, class Memory>
 struct IsLabel {
   const Program& program;
@@ -1263,7 +1277,7 @@ struct IsLabel {
   }
 };
 
-// Case 4 of the head. Preconditions: every thread of the group calls it together.
+// Case 4 of the file header. Preconditions: every thread of the group calls it together.
 template <bool kGradient, class Group, class Program>
 __device__ __forceinline__ void list_in_memory(const Program& program, const Group& group,
                                                const int64 (&offset)[kRowStreams], int64 length, double factor,
@@ -1317,9 +1331,9 @@ __device__ __forceinline__ void list_in_memory(const Program& program, const Gro
   }
 }
 
-// Sorts the labels of a list by score, then by class: a bitonic network for any length, in which all comparisons have
-// the smaller one first, so that what is missing at the end counts as infinite. Preconditions: every thread of the
-// group calls it together.
+// Sorts the labels of a list by score, then by class. A bitonic network for any length: all comparisons put the smaller
+// element first, so that missing elements at the end count as infinite. Preconditions: every thread of the group calls
+// it together.
 template <class Group, class Memory>
 __device__ __forceinline__ void sort_labels(const Group& group, int length, const Memory& memory) {
   const int rank = group.thread_rank(), threads = group.num_threads();
@@ -1329,7 +1343,7 @@ __device__ __forceinline__ void sort_labels(const Group& group, int length, cons
     for (int step = size / 2; step > 0; step /= 2) {
 #pragma unroll 1
       for (int i = rank; i < length; i += threads) {
-        // The first step of each size mirrors its second half.
+        // The first step of each size compares with the mirrored second half.
         const int other = step == size / 2 ? i ^ (size - 1) : i ^ step;
         if (other <= i || other >= length) continue;
         const auto a = memory.score[i], b = memory.score[other];
@@ -1346,7 +1360,8 @@ __device__ __forceinline__ void sort_labels(const Group& group, int length, cons
   }
 }
 
-// The active pairs of a class, 0 of a label: how many; their sum is added to the total.
+// Returns the number of active pairs of a class, 0 for a label. Adds their sum to `total`, and the class to the
+// histogram.
 template <class Program, class Memory>
 struct SortedList {
   const Program& program;
@@ -1372,8 +1387,8 @@ struct SortedList {
   }
 };
 
-// Case 3 of the head. Returns false, and has written nothing, if the score of a label is not finite. Preconditions:
-// every thread of the group calls it together.
+// Case 3 of the file header. Returns false, and has written nothing, if the score of a label is not finite.
+// Preconditions: every thread of the group calls it together.
 template <bool kGradient, int kVecSize, class Group, class Program>
 __device__ __forceinline__ bool list_sorted(const Program& program, const Group& group,
                                             const int64 (&offset)[kRowStreams], int length, double factor,
@@ -1382,7 +1397,7 @@ __device__ __forceinline__ bool list_sorted(const Program& program, const Group&
   using Memory = ListMemory<Input>;
   const int rank = group.thread_rank(), threads = group.num_threads(), lane = threadIdx.x % kWarp;
   const Memory memory(program, group);
-  // Nothing reads any more what the row before has left.
+  // Wait until no thread reads the shared memory of the previous row.
   group_sync(group);
   bool infinite = false;
 #pragma unroll 1
@@ -1440,7 +1455,7 @@ __device__ __forceinline__ bool list_sorted(const Program& program, const Group&
   }
   if constexpr (!kGradient) return true;
   group_sync(group);
-  // Classes with more than k active pairs, at k.
+  // Suffix sums: histogram[k + 1] becomes the number of classes with more than k active pairs.
   if (rank < kWarp) {
     int sum = 0;
 #pragma unroll 1
@@ -1460,7 +1475,7 @@ __device__ __forceinline__ bool list_sorted(const Program& program, const Group&
   group_sync(group);
 #pragma unroll 1
   for (int k = rank; k < length; k += threads) {
-    // Labels that are listed several times are neighbours.
+    // Places of a label that is listed several times are neighbours.
     const int label = memory.classes[k];
     if (k > 0 && memory.classes[k - 1] == label) continue;
     int times = 1;
@@ -1476,7 +1491,7 @@ __device__ __forceinline__ int64 label_of_lane(const Program& program, const int
   return lane < program.count ? program.label(offset, lane) : -1;
 }
 
-// Reports that place `bad` of the list of a row has a label that is no class.
+// Reports that position `bad` of the list of a row has a label that is no class.
 template <class Program>
 __device__ __forceinline__ void report_list(const Program& program, const int64 (&offset)[kRowStreams], int64 bad) {
   const int64 at = offset[kResults], outer = at / program.inner;
@@ -1484,7 +1499,7 @@ __device__ __forceinline__ void report_list(const Program& program, const int64 
   report_label(program.status, program.site, place, program.label(offset, bad), program.space.classes);
 }
 
-// Ends a row of which `sum` is the sum of the hinges: stores its value, and gradients if they are all alike.
+// Ends a row whose hinges sum to `sum`: stores its value, and its gradients if all of them have the same value.
 template <bool kGradient, int kVecSize, class Group, class Program>
 __device__ __forceinline__ double end_list(const Program& program, const Group& group, int rank,
                                            const int64 (&offset)[kRowStreams], const ListExtent& list, bool counts,
@@ -1493,7 +1508,7 @@ __device__ __forceinline__ double end_list(const Program& program, const Group& 
   const double value = invalid ? scalar_nan(0.0) : sum * program.inverse;
   if constexpr (kGradient) {
     if (!counts || value != value) {
-      // After those that other threads have written.
+      // Only after other threads have written their gradients.
       group_sync(group);
       fill_gradients<kVecSize>(program, group, offset, counts ? value : 0.0);
     }
@@ -1505,8 +1520,8 @@ __device__ __forceinline__ double end_list(const Program& program, const Group& 
   return value;
 }
 
-// A row that list_in_lanes() does not take. Preconditions: every thread of the group calls it together; a group is a
-// warp or a block.
+// Processes a row that list_in_lanes() does not. Preconditions: every thread of the group calls it together; a group is
+// a warp or a block.
 template <bool kGradient, int kVecSize, class Group, class Program>
 __device__ __forceinline__ void list_by_memory(const Program& program, const Group& group,
                                                const int64 (&offset)[kRowStreams], int64 length, double factor,
@@ -1520,12 +1535,13 @@ __device__ __forceinline__ void list_by_memory(const Program& program, const Gro
   if (!done) list_in_memory<kGradient>(program, group, offset, length, factor, total, sync);
 }
 
-// Elements of the vectors of rows that are read again.
+// Vector size in rows that are read again.
 template <int kVecSize, ScoresOfRows kScores>
 constexpr int kAgain = kScores == ScoresOfRows::kAlike || kScores == ScoresOfRows::kWhole ? kVecSize : 1;
 
-// The row of a group, a warp or a block. With kDefers rows of long lists are left to deferred_rows(): `deferred` is
-// set, nothing has been written, and the value is 0. Preconditions: every thread of the group calls it together.
+// Processes the row of a group, which is a warp or a block, and returns its value. With kDefers, rows of long lists are
+// left to deferred_rows(): `deferred` is set, nothing has been written, and the value is 0. Preconditions: every thread
+// of the group calls it together.
 template <bool kGradient, bool kDefers, int kVecSize, int kVectors, ScoresOfRows kScores, class Group, class Program,
           class Scale>
 __device__ __forceinline__ double list_row(const Program& program, const Group& group, int rank, int64 row, bool exists,
@@ -1575,8 +1591,8 @@ __device__ __forceinline__ double list_row(const Program& program, const Group& 
   return end_list<kGradient, kAgain<kVecSize, kScores>>(program, group, rank, offset, list, counts, sums.value);
 }
 
-// A row of which list_in_lanes() has written nothing, by all threads of a group, a warp or a block. Returns its value.
-// Preconditions: every thread of the group calls it together; `sync` is the group's.
+// Processes a row for which list_in_lanes() has written nothing, with all threads of a warp or of a block. Returns its
+// value. Preconditions: every thread of the group calls it together; `sync` is the group's.
 template <bool kGradient, int kVecSize, class Group, class Program, class Scale>
 __device__ __forceinline__ double row_by_memory(const Program& program, const Group& group, int64 row, SyncState& sync,
                                                 Scale& scale) {
@@ -1592,8 +1608,9 @@ __device__ __forceinline__ double row_by_memory(const Program& program, const Gr
   return end_list<kGradient, kVecSize>(program, group, group.thread_rank(), offset, list, counts, sums.value);
 }
 
-// Takes the rows that the warps of a block have left, one after another by all threads. Returns the value of this
-// warp's row, or `value`. Preconditions: every thread of the block calls it together.
+// Processes the rows that the warps of a block have deferred, one after another, with all threads. Returns the value of
+// this warp's row if it was deferred, and otherwise `value`. Preconditions: every thread of the block calls it
+// together.
 template <bool kGradient, int kVecSize, class Program, class Scale>
 __device__ __forceinline__ double deferred_rows(const Program& program, int64 row, bool deferred, SyncState& sync,
                                                 Scale& scale, double value) {
@@ -1611,14 +1628,14 @@ __device__ __forceinline__ double deferred_rows(const Program& program, int64 ro
   return value;
 }
 
-// True of blocks whose warps take rows of their own, but for those of long lists.
+// True for blocks whose warps process a row each, unless its list is long.
 template <class Group>
 constexpr bool kDefersRows = kSameType<Group, BlockOfSubwarps>;
-// The group that takes a row.
+// The group that processes a row.
 template <class Group>
 using RowGroup = Choose<kDefersRows<Group>, SubwarpGroup, Group>;
 
-// The reader of rows of lists of labels. kVectors vectors of a thread are in flight.
+// Reader of rows of lists of labels. A thread has kVectors vectors in flight.
 template <int kVecSize, int kVectors, ScoresOfRows kScores>
 struct ListReader {
   template <bool kGradient, class Group, class Program, class Scale>
@@ -1650,7 +1667,7 @@ struct ListReader {
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {
-    // Gradients are written before the first exchange: the scale that thread 0 has read must be there.
+    // Gradients are written before the first exchange: wait until thread 0 has read the scale.
     if constexpr (Group::kMultiWarp) __syncthreads();
     ListAhead<kVecSize, kVectors, kScores, RowGroup<Group>, Program> ahead;
     ahead.started = false;

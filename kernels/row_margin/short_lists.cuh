@@ -1,78 +1,83 @@
-// Many rows of contiguous scores that neighbouring lanes of a warp share, with a list of labels each, most of them
-// short. Value and gradient of row_margin.cuh, for a hinge that is z itself.
+// Margin losses of many rows of contiguous scores, with a list of labels each, most of them short. Neighbouring lanes
+// of a warp share a row. Formula, value and gradient are those of row_margin.cuh, for a hinge that is z itself.
 //
-// A warp takes 32 rows together (ShortListReader):
-// 1. Each lane reads the list of its row, the scores of the labels, and finds the smallest score that is active with
-//    each of them. All that the row's lanes need lies in shared memory (ListRecord, and a bit for each class).
-// 2. kLanes lanes take a row, 32 / kLanes rows at once. A thread reads vectors of scores, several rows ahead, marks the
-//    elements that are labels, compares all others with the smallest active scores, adds up the hinges, writes the
-//    gradients of its vector, and counts the active pairs of each label in fields of a word, which the lanes add.
+// A warp processes 32 rows together (ShortListReader):
+// 1. Each lane reads the list of its row and the scores of the labels, and finds the smallest score that has an active
+//    pair with each of them. Everything that the lanes of a row need is stored in shared memory (ListRecord, and a bit
+//    for each class).
+// 2. kLanes lanes process a row, 32 / kLanes rows at once. A thread loads vectors of scores several rows ahead. It
+//    marks the elements that are labels, compares all others with the smallest active scores, adds the hinges, and
+//    writes the gradients of its vector. It counts the active pairs of each label in bit fields of a word, which the
+//    lanes of a row add.
 // 3. Each lane adds the labels' share of its row's value, and writes the gradients of the labels.
-// 4. All lanes take the rows that are left, one after another, as list_row does: those of longer lists, with labels
-//    that are no classes, or of which a score or a sum is not finite.
+// 4. All lanes process the rows that are left, one after another, as list_row does: rows with longer lists, with labels
+//    that are no classes, or with a score or a sum that is not finite.
 //
-// A warp for each row pays for the list's length and the label's counts in every row: 142705 rows of 128 classes in 16
-// bits took 0.248 ms on an H200. Lists are read by all lanes at once here.
+// A warp per row pays for the length of the list and the counts of the labels in every row: 142705 rows of 128 classes
+// in 16 bits took 0.248 ms on an H200. Here, all lanes read lists at the same time.
 //
-// A row's value is, of n_i active pairs of class i, a_k of label k, and the least score o of a label,
+// With n_i active pairs of class i, a_k of label k, and o the lowest score of a label, the hinges of a row sum to
 //
 //   sum over i of n_i (x_i - o) + sum over k of a_k (margin - (x_k - o))
 //
-// which is at least the largest active x_i - o + margin: in 16 bits, sums of a vector in float are off by some 2^-24 of
-// the value.
+// which is at least the largest active x_i - o + margin. So in 16 bits, float sums over a vector are off by only some
+// 2^-24 of the value.
 //
-// Rows may begin anywhere (ScoresOfRows). Vectors are those of the gradients, which are written at once but for the
-// first and the last one of a row. What these two have of other rows is marked as labels are, which no class is
-// compared with. The first and the last row of all are left for the end: a vector of them might reach beyond the
-// scores.
+// Rows may begin at any address (ScoresOfRows). Vectors are aligned as the gradients are, and are written as a whole,
+// except the first and last one of a row. Elements of these two that belong to other rows are marked as labels are, and
+// excluded from all comparisons. The first and last row of all are left for step 4: a vector of theirs might reach
+// beyond the scores.
 //
-// Traffic: as in row_margin.cuh. Order of additions: of a lane in the order of its rows, then by the fixed tree of
-// a chunk. Preconditions: vectors have 16 bytes; rows are of one dimension, and have at most 256 classes and kLanes
-// vectors, whole ones or not; if vectors do not divide every row, those of scores do not overlap, and have at least 16
+// A warp owns its rows and its part of shared memory; only __syncwarp separates the steps. Traffic: as in
+// row_margin.cuh. Order of additions: a lane adds in the order of its rows; then the fixed tree of a chunk follows.
+// Preconditions: vectors have 16 bytes; rows have one dimension, at most 256 classes, and at most kLanes vectors,
+// incomplete ones included; unless vectors divide every row, rows of scores do not overlap and have at least 16
 // classes.
 #pragma once
 #include "row_margin/row_margin.cuh"
 
-// Labels of a list that is short, at most, and those that a lane reads together: five and the end, in one turn.
+// Maximum number of labels of a short list, and number of labels that a lane reads together: five and the end, in one
+// turn.
 constexpr int kShortList = 30;
 constexpr int kReadTogether = 6;
 static_assert(kShortList % kReadTogether == 0 && kShortList % kFields == 0, "whole turns");
-// The length of a list that all lanes of the warp take.
+// Length of a list whose row is left for step 4.
 constexpr int kLeft = -1;
 
-// A row's list, and what its lanes find out about it. Records are 60 words: lanes that each access their own meet in
-// banks by fours.
+// A row's list, and what its lanes compute about it. A record has 60 words: lanes that each access their own record
+// have four-way bank conflicts.
 template <class Score>
 struct alignas(16) ListRecord {
-  Score smallest[kShortList];  // the smallest score that is active with each label
+  Score smallest[kShortList];  // the smallest score that has an active pair with each label
   unsigned char classes[kShortList];
-  // The counts of active pairs by label: fields of words, two for each kFields labels.
+  // Counts of active pairs by label, in bit fields: two words for every kFields labels.
   unsigned counts[kShortList / kFields * 2];
-  Score origin;  // the least score of a label
-  Score high;    // the gradient of an active pair is the sum of two numbers
+  Score origin;  // the lowest score of a label
+  Score high;    // the gradient of an active pair is high + low
   Score low;
-  int length;                   // 0: nothing is active; kLeft: all lanes take the row at the end
-  bool left;                    // likewise, found out later
+  int length;                   // 0: nothing is active; kLeft: the row is left for step 4
+  bool left;                    // the row is left for step 4, as found in step 2
   bool repeated;                // a label is listed several times
   unsigned char before, shift;  // ClassPlaces
-  double sum;                   // of the hinges without the labels' share, if values of rows are stored
+  double sum;                   // sum of the hinges without the labels' share, if values of rows are stored
 
   __device__ __forceinline__ bool is_left() const {
     return left || length == kLeft;
   }
 };
 
-// Places of the classes of a row in its vectors.
+// Places of a row's classes in its vectors.
 template <ScoresOfRows kScores, int kVecSize>
 struct ClassPlaces {
   static constexpr bool kWhole = kScores == ScoresOfRows::kWhole;
   static constexpr bool kAlike = kWhole || kScores == ScoresOfRows::kAlike;
-  // Places that are no classes, at most.
+  // Maximum number of places that are no classes.
   static constexpr int kOutside = kWhole ? 0 : 2 * (kVecSize - 1);
-  int before;  // places in front of class 0
-  int shift;   // elements between an aligned address and the scores of each vector
+  int before;  // places before class 0
+  int shift;   // elements from the preceding aligned address to the scores of each vector
 
-  // With kGradient vectors are those of the gradients.
+  // Computes the places of a row. If scores and gradients differ in alignment, vectors are aligned as the gradients
+  // are, or without kGradient begin with class 0.
   template <bool kGradient, class Program>
   static __device__ __forceinline__ ClassPlaces of(const Program& program, const int64 (&offset)[kRowStreams]) {
     if constexpr (kWhole) return {0, 0};
@@ -81,7 +86,7 @@ struct ClassPlaces {
     const int gradients = kGradient ? behind_vector<kVecSize>(program.gradients + offset[kGradients]) : 0;
     return {gradients, (scores - gradients) & (kVecSize - 1)};
   }
-  // The bits of word `w` that are no class.
+  // Returns word `w` of a mask of the places that are no classes.
   __device__ __forceinline__ unsigned outside(int w, int classes) const {
     if constexpr (kWhole) return 0u;
     const int end = before + classes - 32 * w;
@@ -90,11 +95,11 @@ struct ClassPlaces {
   }
 };
 
-// A small count as a float: the mantissa of 2^23 + n, without a conversion.
+// Converts a small count to float. n becomes the low mantissa bits of 2^23 + n, without a conversion.
 __device__ __forceinline__ float small_to_float(unsigned n) {
   return __uint_as_float(0x4b000000u | n) - 8388608.0f;
 }
-// The sum over kLanes neighbouring lanes, in each of them. Precondition: all lanes of the warp call it together.
+// Sum over kLanes neighbouring lanes, in each of them. Precondition: all lanes of the warp call it together.
 template <int kLanes, class T>
 __device__ __forceinline__ T sum_of_neighbours(T x) {
 #pragma unroll
@@ -102,7 +107,7 @@ __device__ __forceinline__ T sum_of_neighbours(T x) {
   return x;
 }
 
-// Shared memory of a warp, behind that of list_by_memory.
+// Shared memory of a warp, after that of list_by_memory.
 template <class Program>
 struct ShortLists {
   using Record = ListRecord<typename Program::Gradient>;
@@ -111,7 +116,7 @@ struct ShortLists {
   unsigned* members;
   int words;  // of a row's members
 
-  // `outside` are the places of a row's vectors that are no classes, at most.
+  // `outside` is the maximum number of places in a row's vectors that are no classes.
   __device__ __forceinline__ ShortLists(const Program& program, int outside)
       : words((static_cast<int>(program.space.classes) + outside + 31) / 32) {
     extern __shared__ uint4 staged[];
@@ -126,7 +131,7 @@ struct ShortLists {
   }
 };
 
-// Step 1, of the row of a lane if it has one. Returns how many of `smallest` have been set.
+// Step 1, for the row of a lane if it exists. Returns the number of elements of `smallest` that have been set.
 template <bool kGradient, class Places, class Program, class Scale>
 __device__ __forceinline__ int read_short_list(const Program& program, const ShortLists<Program>& lists, int64 row,
                                                bool exists, Scale& scale) {
@@ -199,19 +204,20 @@ __device__ __forceinline__ int read_short_list(const Program& program, const Sho
   return first;
 }
 
-// kLanes lanes share a row of vectors of kVecSize.
+// Reader of rows with short lists: kLanes lanes share a row of vectors of kVecSize.
 template <int kVecSize, int kLanes, ScoresOfRows kScores>
 struct ShortListReader {
   using Places = ClassPlaces<kScores, kVecSize>;
   template <class Program>
   using Ahead = VectorAhead<kScores, typename Program::Input, kVecSize>;
-  // Vectors of a thread that are in flight, of as many rows: as many as spill no register.
+  // Vectors that a thread has in flight, each of another row: as many as spill no register.
   static constexpr int kMost = Places::kWhole ? 4 : kScores == ScoresOfRows::kGathered ? 1 : 2;
   static constexpr int kTogether = kLanes < kMost ? kLanes : kMost;
   static constexpr int kRows = kWarp / kLanes;
 
-  // Of the elements of a vector the active pairs in `pairs`, looking at `most` labels, as many in all lanes of the
-  // warp; and of each label, added up by the lanes of the row, in its record.
+  // Counts the active pairs of each element of a vector in `pairs`, and those of each label, over the lanes of the row,
+  // in the row's record if `stores`. Compares with `most` labels, the same number in all lanes of the warp.
+  // Preconditions: all lanes call it together.
   template <class Program>
   static __device__ __forceinline__ void count_pairs(const typename Program::Gradient (&score)[kVecSize],
                                                      ListRecord<typename Program::Gradient>& record, int most,
@@ -250,14 +256,15 @@ struct ShortListReader {
     for (int e = 0; e < kVecSize; ++e) pairs[e] >>= kAbove;
   }
 
-  // The count of active pairs of label k.
+  // Returns the number of active pairs of label k.
   template <class Record>
   static __device__ __forceinline__ int pairs_of_label(const Record& record, int k) {
     const int field = k % kFields;
     return static_cast<int>(record.counts[k / kFields * 2 + field % 2] >> field / 2 * 2 * kFieldBits & 1023u);
   }
 
-  // Step 2, of the vector of a thread in row `at` of the warp's. Returns its share of the value.
+  // Step 2, for a thread's vector in row `at` of the warp's rows. Returns its share of the sum of hinges; 0 if the row
+  // is left.
   template <bool kGradient, class Program>
   static __device__ __forceinline__ double take(const Program& program, const ShortLists<Program>& lists, int64 first,
                                                 int count, int at, int most, const Ahead<Program>& ahead,
@@ -297,11 +304,11 @@ struct ShortListReader {
       Score g[kVecSize];
 #pragma unroll
       for (int e = 0; e < kVecSize; ++e) {
-        // To 16 bits, one factor is enough.
+        // For 16 bits, one of the two numbers is enough.
         const Score rest = sizeof(Input) == 2 ? Score(0) : count_of[e] * record.low;
         g[e] = pairs[e] != 0u ? fmaf(count_of[e], record.high, rest) : Score(0);
       }
-      // Rows that are left are written later; of those that do not count the gradient is 0.
+      // Rows that are left are written later; rows that do not count have gradients of 0.
       if (length != kLeft) {
         store<Program>(program, first + at, place - places.before, NarrowPack<Input, kVecSize>::from(g));
       }
@@ -318,11 +325,11 @@ struct ShortListReader {
     return left ? 0.0 : sum;
   }
 
-  // Stores the gradients of a vector of which class `c` is the first; there may be fewer classes, or none.
+  // Stores the gradients of a vector whose first class is `c`. It may hold fewer classes than elements, or none.
   template <class Program>
   static __device__ __forceinline__ void store(const Program& program, int64 row, int c,
                                                const Pack<typename Program::Input, kVecSize>& g) {
-    // Compared in 32 bits, registers would be spilled.
+    // A comparison in 32 bits would spill registers.
     const int64 classes = program.space.classes;
     if (c >= classes) return;
     int64 offset[kRowStreams];
@@ -345,7 +352,8 @@ struct ShortListReader {
     return {record.before, record.shift};
   }
 
-  // Starts the load of the vector of a thread in row `at` of the warp's, if there is one of a row with labels.
+  // Starts the load of a thread's vector in row `at` of the warp's rows. Returns false if there is none, or if the row
+  // has no labels.
   template <class Program>
   static __device__ __forceinline__ bool load(const Program& program, const ShortLists<Program>& lists, int64 first,
                                               int count, int at, Ahead<Program>& ahead) {
@@ -359,7 +367,7 @@ struct ShortListReader {
     return true;
   }
 
-  // Step 3, of the row of a lane. Returns the labels' share of its value.
+  // Step 3, for the row of a lane. Returns the labels' share of its value.
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ double end(const Program& program, const ShortLists<Program>& lists, int64 row,
                                                bool exists, Scale& scale) {
@@ -400,7 +408,7 @@ struct ShortListReader {
     return sum * program.inverse;
   }
 
-  // Visits `count` rows from `first` on, at most 32. Returns the lane's share of the sum of their values.
+  // Visits at most 32 rows: `count` rows from `first` on. Returns the lane's share of the sum of their values.
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ double visit(const Program& program, int64 first, int count, Scale& scale) {
     const ShortLists<Program> lists(program, Places::kOutside);
@@ -409,7 +417,8 @@ struct ShortListReader {
     __syncwarp();
     const int set = read_short_list<kGradient, Places>(program, lists, first + lane, exists, scale);
     const int most = -subwarp_reduce(min(-lists.records[lane].length, 0), kWarp, MinOp{});
-    // No score but infinity is active with what stands for labels that are none; then the row is left.
+    // Infinity stands for labels that a shorter list lacks. Only an infinite score has active pairs with it, and such a
+    // row is left.
     for (int k = set; k < most; ++k) lists.records[lane].smallest[k] = scalar_infinity(typename Program::Gradient());
     __syncwarp();
     double total = 0.0;
@@ -426,12 +435,12 @@ struct ShortListReader {
         present[j] = load(program, lists, first, count, at + kTogether * kRows, x[j]);
       }
     }
-    // Behind the gradients that other lanes have written for the labels.
+    // After the gradients that other lanes have written in the places of labels.
     __syncwarp();
     return total * program.inverse + end<kGradient>(program, lists, first + lane, exists, scale);
   }
 
-  // Step 4. Returns the sum of the values of these rows, in lane 0.
+  // Step 4. Returns the sum of the values of these rows in lane 0, and 0 in all others.
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ double take_left(const Program& program, int64 first, int count, Scale& scale) {
     const ShortLists<Program> lists(program, Places::kOutside);

@@ -1,37 +1,38 @@
-// Many rows of few contiguous classes, with a list of labels each, or one label: a thread takes a row. Value and
-// gradient of row_margin.cuh.
+// Margin losses of many rows of few contiguous classes, with a list of labels each, or one label: one thread per row.
+// Formula, value and gradient are those of row_margin.cuh.
 //
 // Lists (ThreadPerListReader):
-// 1. The warp starts copies of its rows to shared memory, coalesced. Meanwhile each lane reads the labels of its row up
-//    to the end of the list, the first ones together.
-// 2. A lane goes through the classes that are no labels, and for each through the list. The gradient of a class takes
-//    the place of its score. Few labels and their active pairs are in registers; the derivatives of others are added up
-//    in shared memory.
+// 1. The warp starts coalesced copies of its rows to shared memory. Meanwhile, each lane reads the labels of its row up
+//    to the end of the list, several at a time.
+// 2. A lane iterates over the classes that are no labels, and for each over the list. The gradient of a class
+//    overwrites its score. Few labels and the counts of their active pairs are held in registers; the derivatives of
+//    longer lists are added in shared memory.
 // 3. The lane writes the gradients of its labels over their scores, and the warp writes the rows back, coalesced.
 //
-// A warp for each row has most of its lanes idle, and pays for the list's length, its reductions and its row in every
-// one of them: 2^20 rows of 20 classes with five labels took 1.84 ms on an H100, and take 0.25.
+// With a warp per row, most lanes are idle, and every row pays for the length of its list, its reductions and the row
+// itself: 2^20 rows of 20 classes with five labels took 1.84 ms on an H100, and take 0.25.
 //
-// A warp owns its rows and lists; only __syncwarp separates the steps. Traffic: scores are read once and gradients
-// written once; of labels the sectors up to the end of the list. Order of additions: by class, then by label.
-// One label (ThreadPerLabelReader): a warp has two places for rows. The next ones are on their way to one of them while
-// each lane goes through its row in the other one as one_label_row does, two classes of 16 bits at a time where their
-// number is even.
+// One label (ThreadPerLabelReader): a warp has two buffers for rows. The next rows are copied to one of them while each
+// lane processes its row in the other one as one_label_row does, two classes of 16 bits at a time if their number is
+// even.
 //
-// Preconditions: rows are of one dimension; they are contiguous, but with ThreadPerListReader<true>; of lists C <= 128,
-// and as many labels as program.capacity.
+// A warp owns its rows and lists; only __syncwarp separates the steps. Traffic: scores are read once and gradients are
+// written once; of labels, the sectors up to the end of the list are read. Order of additions: by class, then by label.
+//
+// Preconditions: rows have one dimension, and are contiguous except with ThreadPerListReader<true>; lists have at most
+// program.capacity labels, and their rows C <= 128.
 #pragma once
 #include "row_margin/row_margin.cuh"
 #include "softmax/rows_of_warp.cuh"
 
 // Labels that a lane reads together.
 constexpr int kLabelsTogether = 4;
-// Labels of a list at most that a lane has in registers.
+// Maximum number of labels of a list that a lane holds in registers.
 constexpr int kFewLabels = 8;
 
-// Shared memory of a lane about its list: a bit for each class that is a label; of label k the derivatives of its
-// pairs, of which a count has a byte, and its class. Those of a block's threads lie side by side, behind the scores of
-// all rows.
+// Shared memory of a lane for its list: a bit for each class that is a label; and for label k, its class and the
+// derivatives of its pairs, in a byte if they are a count. The threads of a block have theirs interleaved, after the
+// scores of all rows.
 template <class Program>
 struct LaneList {
   using Slopes = Choose<Program::Hinge::kLinear, unsigned char, double>;
@@ -56,7 +57,7 @@ struct LaneList {
   __device__ __forceinline__ void clear() const {
     for (int w = 0; w < words; ++w) members[place(w)] = 0;
   }
-  // Takes label k of the list.
+  // Sets label k of the list.
   __device__ __forceinline__ void put(int k, int label) const {
     classes[place(k)] = static_cast<unsigned char>(label);
     members[place(label / 32)] |= 1u << label % 32;
@@ -64,7 +65,7 @@ struct LaneList {
   __device__ __forceinline__ bool has(int c) const {
     return (members[place(c / 32)] >> c % 32 & 1u) != 0;
   }
-  // The number of classes that are labels.
+  // Returns the number of classes that are labels.
   __device__ __forceinline__ int distinct() const {
     int found = 0;
     for (int w = 0; w < words; ++w) found += __popc(members[place(w)]);
@@ -74,7 +75,7 @@ struct LaneList {
   __device__ __forceinline__ typename Program::Gradient score(const Source& source, int k) const {
     return widen<typename Program::Gradient>(source.read(classes[place(k)]).element[0]);
   }
-  // The number of places of the list of so many labels that hold label k.
+  // Returns how often label k occurs in the list, which has `length` labels.
   __device__ __forceinline__ int times(int k, int length) const {
     int found = 0;
 #pragma unroll 1
@@ -83,7 +84,7 @@ struct LaneList {
   }
 };
 
-// The list of a row, read to its end.
+// Reads the list of a row to its end.
 template <class Program>
 __device__ __forceinline__ ListExtent read_list(const Program& program, const int64 (&offset)[kRowStreams],
                                                 const LaneList<Program>& list) {
@@ -103,10 +104,10 @@ __device__ __forceinline__ ListExtent read_list(const Program& program, const in
   return {places, -1};
 }
 
-// list_of_thread of at most kFewLabels labels and a hinge that is z itself: pairs are counted, by comparisons in
-// registers as in list_in_lanes, for each class and each label. The scores of labels, which are kept, make room for
-// -inf, which has no active pair; of other dtypes than float32 registers have no room for them. Returns false, and has
-// written nothing, if the score of a label is not finite.
+// Does what list_of_thread does, for at most kFewLabels labels and a hinge that is z itself. Counts the active pairs of
+// each class and each label, by comparisons in registers as in list_in_lanes. In float32, the scores of labels are kept
+// in registers, and -inf, which has no active pair, takes their places in the row; other dtypes leave no registers for
+// them. Returns false, and has written nothing, if the score of a label is not finite.
 template <bool kGradient, class Program, class Source>
 __device__ __forceinline__ bool few_labels_of_thread(const Program& program, const Source& source,
                                                      const LaneList<Program>& list, int length, double factor,
@@ -114,12 +115,12 @@ __device__ __forceinline__ bool few_labels_of_thread(const Program& program, con
   using Input = typename Program::Input;
   using Score = typename Program::Gradient;
   const double margin = program.loss.margin();
-  // A byte for each label has the number of its active pairs: there are no more than 255.
+  // The number of active pairs of each label has a byte: it is at most 255.
   constexpr int kBytes = 4, kCounters = kFewLabels / kBytes;
   constexpr bool kMasks = sizeof(Input) == 4;
   Score smallest[kFewLabels], own[kMasks ? kFewLabels : 1];
   unsigned active[kCounters] = {};
-  // Scores in double are added up by their differences to one of the labels'.
+  // Scores in double are added as differences from the lowest score of a label.
   double origin = 0.0;
   bool finite = is_finite(margin);
 #pragma unroll
@@ -153,13 +154,13 @@ __device__ __forceinline__ bool few_labels_of_thread(const Program& program, con
       unsigned of_class = 0;
 #pragma unroll
       for (int i = 0; i < kBytes; ++i) {
-        // The comparison is true of NaN.
+        // The comparison is true for NaN.
         if (!(x < smallest[j * kBytes + i])) of_class += 1u << 8 * i;
       }
       active[j] += of_class;
       count += static_cast<int>(of_class * 0x01010101u >> 24);
     }
-    // An infinite score is above what stands for labels that are none.
+    // An infinite score is also active with the infinity that stands for missing labels.
     count = min(count, length);
     if (count > 0) sum += small_to_double(count) * (in_double(x) - origin);
     if constexpr (kGradient) {
@@ -188,7 +189,8 @@ __device__ __forceinline__ bool few_labels_of_thread(const Program& program, con
   return true;
 }
 
-// The row of a lane, whose scores are in `source`, which receives the gradients. Returns the sum of the hinges.
+// Processes the row of a lane, whose scores are in `source`, and overwrites them with the gradients. Returns the sum of
+// the hinges.
 template <bool kGradient, class Program, class Source>
 __device__ __forceinline__ double list_of_thread(const Program& program, const Source& source,
                                                  const LaneList<Program>& list, int length, double factor) {
@@ -213,7 +215,7 @@ __device__ __forceinline__ double list_of_thread(const Program& program, const S
     Slopes of_class(0);
 #pragma unroll 2
     for (int k = 0; k < length; ++k) {
-      // The scores of labels are in their places to the end.
+      // The scores of labels stay in place until the end.
       const Slopes slope = program.add(program.excess(x, in_double(list.score(source, k))), total);
       of_class += slope;
       if constexpr (kGradient) list.slopes[list.place(k)] += static_cast<Kept>(slope);
@@ -232,7 +234,7 @@ __device__ __forceinline__ double list_of_thread(const Program& program, const S
   return total;
 }
 
-// Visits every row once by Reader::visit. The members of `work` may be null.
+// Visits every row once, by Reader::visit. The members of `work` may be null.
 template <bool kGradient, class Reader, class Program, class Scale>
 __device__ __forceinline__ void sweep_rows_of_warps(const Program& program, const SubwarpGroup& group, Scale& scale,
                                                     int64 chunks, const Workspace& work) {
@@ -254,7 +256,7 @@ __device__ __forceinline__ void sweep_rows_of_warps(const Program& program, cons
   });
 }
 
-// The reader of rows of lists, with kApart of rows next to each other whose classes lie apart. The group is a lane.
+// Reader of rows of lists. With kApart, rows are next to each other and their classes are not. The group is a lane.
 template <bool kApart>
 struct ThreadPerListReader {
   template <class Program>
@@ -268,7 +270,7 @@ struct ThreadPerListReader {
     using Input = typename Program::Input;
     const LaneList<Program> list(program);
     const PackedRows<Input, true, kApart> source(program, first);
-    // On their way while the list is read.
+    // In flight while the list is read.
     source.start(0xffffffffu);
     bool counts = exists;
     int length = 0, bad = -1;
@@ -295,7 +297,7 @@ struct ThreadPerListReader {
       if (!counts || value != value) {
         for (int c = 0; c < source.classes(); ++c) source.overwrite(c, {{Narrow<Input>::from(counts ? value : 0.0)}});
       }
-      // The places of the rows are computed again, as below: kept, they would take registers meanwhile.
+      // Addresses of the rows are computed again, here and below: kept, they would take registers in the meantime.
       PackedRows<Input, true, kApart>(program, first + opaque_zero()).flush();
     } else {
       __syncwarp();
@@ -315,7 +317,7 @@ struct ThreadPerListReader {
   }
 };
 
-// linear_classes of the row of a lane, kCount classes at once.
+// Applies linear_classes to the row of a lane, kCount classes at a time.
 template <bool kGradient, int kCount, class Program, class Source>
 __device__ __forceinline__ void linear_row(const Source& source, typename Program::Gradient smallest, double own,
                                            typename Program::Gradient active, typename Program::Sums& sums) {
@@ -326,8 +328,8 @@ __device__ __forceinline__ void linear_row(const Source& source, typename Progra
   }
 }
 
-// The row of a lane with one label, of which the score is `own`. Gradients take the places of the scores but for the
-// label's. Returns the sums of the hinges and of their derivatives.
+// Processes the row of a lane that has one label. Gradients overwrite the scores, except the label's, which is left to
+// the caller. Returns the sums of the hinges and of their derivatives.
 template <bool kGradient, class Program, class Source>
 __device__ __forceinline__ typename Program::Sums label_of_thread(const Program& program, const Source& source,
                                                                   const RowTarget<double>& t, double factor) {
@@ -356,11 +358,11 @@ __device__ __forceinline__ typename Program::Sums label_of_thread(const Program&
   return sums;
 }
 
-// The reader of rows of one label. The group is a lane.
+// Reader of rows of one label. The group is a lane.
 struct ThreadPerLabelReader {
   static constexpr int kBuffers = 2;
 
-  // The rows and labels behind these, which are on their way while these are read.
+  // The next rows and their labels, in flight while the current rows are processed.
   template <class Program>
   struct Ahead {
     typename Program::LabelLoad label;

@@ -1,25 +1,27 @@
-// The derivative of a loss of row statistics along tangents v of its operands, which is a loss of row statistics again:
+// Derivative of a row-statistics loss along tangents v of its operands (JVP), which is a row-statistics loss again:
 //
 //   D[r] = sum over k of a_k s'_k + sum over l of b_l t'_l      a_k = d f / d s_k,  b_l = d f / d t_l
 //   s'_k = sum over i of v_i d e_k / d x_i                      t': tangents of labels
 //
-// Its statistics are the s_k and then the s'_k, its vectors the x and then their tangents, and its labels likewise. Its
-// gradient with respect to x is the product of the second derivatives with the tangents:
+// Its statistics are the s_k followed by the s'_k. Its vectors are the x followed by their tangents, and likewise its
+// labels. Its gradient with respect to x is the Hessian-vector product:
 //
 //   hvp_i = sum over k of d D / d s_k  d e_k / d x_i  +  a_k  d (v_i d e_k / d x_i) / d x_i
 //
-// so kernels of rows take it as they take any loss. Both functors evaluate those of the loss on nested numbers.
+// So the kernels of row_statistics.cuh process D like any loss. The functors of D, SummandsAlong and ValueAlong,
+// evaluate those of the loss on nested numbers. Threads, traffic and preconditions are those of row_statistics.cuh.
 //
-// A norm of small degree is a function of a sum here. Of other degrees n and n' are statistics themselves, added up
-// beside a scale, so that no power overflows, and their derivatives are written with n:
+// Here a norm of small degree is a function of a sum. For other degrees the norm n and its derivative n' are statistics
+// themselves. They are accumulated relative to a scale, so that no power overflows, and their derivatives are expressed
+// by n:
 //
 //   n' = sum over i of w_i e'_i          w_i = d n / d e_i = sign(e_i) (|e_i| / n)^(p - 1)
-//   d n' / d e_i = (p - 1) ((|e_i| / n)^(p - 2) e'_i - n' w_i) / n,   of which the second part is a factor of the row
+//   d n' / d e_i = (p - 1) ((|e_i| / n)^(p - 2) e'_i - n' w_i) / n,   where the factor of w_i is uniform over the row
 #pragma once
 #include "core/nested.cuh"
 #include "row_statistics/row_statistics.cuh"
 
-// |e|^exponent. Where e is 0, so are its derivatives, also where they are infinite.
+// Returns |e|^exponent. Its derivatives are 0 where e is 0, even where they would be infinite.
 template <unsigned kMask>
 __device__ __forceinline__ auto power_of_length(const Dual<NestedDual<double>, kMask>& e, double exponent) {
   const double x = e.value.value;
@@ -28,7 +30,7 @@ __device__ __forceinline__ auto power_of_length(const Dual<NestedDual<double>, k
   return chain(e, NestedDual<double>(power * x * x / exponent), slope);
 }
 
-// The term that is summed for a statistic that is a norm.
+// Returns the term that is summed for a statistic: e for a sum, |e|^p for a norm.
 template <int kForm, unsigned kMask>
 __device__ __forceinline__ auto summed_for_norm(const Dual<NestedDual<double>, kMask>& e, double exponent) {
   static_assert(kForm < kMaximum, "norms of other degrees are not functions of a sum");
@@ -45,6 +47,7 @@ __device__ __forceinline__ auto summed_for_norm(const Dual<NestedDual<double>, k
   }
 }
 
+// Returns x^(1 / kDegree). The tangent of a root of 0 is 0.
 template <int kDegree, class T>
 __device__ __forceinline__ NestedDual<T> scalar_root(NestedDual<T> x) {
   if constexpr (kDegree == 1) {
@@ -55,8 +58,9 @@ __device__ __forceinline__ NestedDual<T> scalar_root(NestedDual<T> x) {
   }
 }
 
-// That term; of a norm that is no function of a sum, one that has its derivatives with n as a constant, but for the
-// part that all features share: n^(1 - p) |e|^p / p. Its value is not used.
+// Returns a term with a feature's derivatives of the statistic. For a norm that is a function of a sum it is
+// summed_for_norm(e). For other norms it has the derivatives of n^(1 - p) |e|^p / p with n as a constant, without the
+// factor that all features share; its value is not used. `kept` is n, or its scale if that is a power of two.
 template <int kForm, unsigned kMask>
 __device__ __forceinline__ auto own_part_along(const Dual<NestedDual<double>, kMask>& e, double kept, double exponent) {
   if constexpr (kForm < kMaximum) {
@@ -75,7 +79,8 @@ __device__ __forceinline__ auto own_part_along(const Dual<NestedDual<double>, kM
   }
 }
 
-// The norm of that sum, or of itself. A norm of 0, or an infinite one, has no direction: its derivatives are 0.
+// Returns the norm as a function of that sum, or `sum` itself if it is already the norm. A norm of 0 or infinity has no
+// direction: its derivatives are 0.
 template <int kForm, class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> norm_of_sum(const Dual<T, kMask>& sum, double exponent) {
   if constexpr (kForm == kSum) {
@@ -103,7 +108,8 @@ __device__ __forceinline__ Dual<T, kMask> norm_of_sum(const Dual<T, kMask>& sum,
   }
 }
 
-// The value of a nested number as a dual number, and its tangent.
+// Split a dual number over nested numbers into two over doubles: without_tangent() returns its values, tangent_of() its
+// tangents along v.
 template <unsigned kMask>
 __device__ __forceinline__ Dual<double, kMask> without_tangent(const Dual<NestedDual<double>, kMask>& x) {
   Dual<double, kMask> y;
@@ -125,13 +131,14 @@ __device__ __forceinline__ Dual<double, kMask> tangent_of(const Dual<NestedDual<
   return y;
 }
 
-// A number in slot kSlot with a tangent, differentiated if x is.
+// Returns x with `tangent` along v, as the variable of slot kSlot. It is differentiated if x is.
 template <int kSlot, unsigned kMask>
 __device__ __forceinline__ auto with_tangent(const Dual<double, kMask>& x, double tangent) {
   return variable<kMask == 0u ? 0u : 1u << kSlot, kSlot>(NestedDual<double>{x.value, tangent});
 }
 
-// The tangent of operand kSlot of kOwn, of which those in kHasTangent have one behind them all, from kFirst on; else 0.
+// Returns the tangent of operand kSlot, or 0 if it has none. From index kFirst on `arguments` has kOwn operands,
+// followed by the tangents of those in kHasTangent.
 template <unsigned kHasTangent, int kFirst, int kOwn, int kSlot, class Arguments>
 __device__ __forceinline__ double tangent_in(const Arguments& arguments) {
   if constexpr (has<kHasTangent>(kSlot)) {
@@ -141,10 +148,10 @@ __device__ __forceinline__ double tangent_in(const Arguments& arguments) {
   }
 }
 
-// A statistic of the loss and its derivative along the tangents, of some features of a row. Of a norm of small degree
-// these are the sum that it is a function of, and its derivative. Of others they are sums beside a scale, that of
-// `Statistic`: of (|e| / scale)^p, and of sign(e) (|e| / scale)^(p - 1) e'; or, of infinite degree, of 1 and of
-// sign(e) e' over the terms that share the largest |e|.
+// Partial result of a statistic of the loss and of its derivative along the tangents, over some features of a row. For
+// a norm of small degree it has the sum that the norm is a function of, and the derivative of that sum. For other norms
+// it has two sums relative to the scale of `Statistic`: of (|e| / scale)^p, and of sign(e) (|e| / scale)^(p - 1) e'.
+// For the norm of infinite degree these are the sums of 1 and of sign(e) e' over the terms that share the largest |e|.
 template <int kForm>
 struct StatisticAlong {
   static constexpr int kNumbers = kForm < kMaximum ? 2 : 3;
@@ -167,7 +174,7 @@ struct StatisticAlong {
         merge(StatisticAlong{{1.0, along, size}}, exponent);
       } else {
         const int step = scale_step(exponent);
-        // Also of NaN.
+        // Also true for NaN.
         if (!(size <= number[2] * power_of_two(step))) {
           merge(StatisticAlong{{0.0, 0.0, scale_next_to(size, step)}}, exponent);
         }
@@ -212,11 +219,12 @@ struct StatisticAlong {
       return number[1] * factor_of_row(value);
     }
   }
-  // The number that `own_part_along` depends on.
+  // Returns `kept` of own_part_along(): the scale if it is a power of two, the norm otherwise.
   __device__ __forceinline__ double kept(double value) const {
     return kForm > kScaledPowers ? number[2] : value;
   }
-  // The part of both derivatives that all features share, times `slope`, which is 0 of a norm of 0 or infinity.
+  // Returns `slope` times the factor of both derivatives that all features share. `slope` is 0 for a norm of 0 or
+  // infinity.
   __device__ __forceinline__ double shared_part(double slope, double value) const {
     if constexpr (kForm == kMaximum || kForm > kScaledPowers) {
       return scaled_tangent(slope, factor_of_row(value));
@@ -226,7 +234,7 @@ struct StatisticAlong {
   }
 
  private:
-  // (scale / n)^(p - 1), or 1 of the terms that share the largest |e|.
+  // Returns (scale / n)^(p - 1), or for the norm of infinite degree 1 / the number of terms that share the largest |e|.
   __device__ __forceinline__ double factor_of_row(double value) const {
     if constexpr (kForm == kMaximum) {
       return 1.0 / number[0];
@@ -234,15 +242,17 @@ struct StatisticAlong {
       return (kForm > kScaledPowers ? value * inverse_scale(number[2]) : value / number[2]) / number[0];
     }
   }
-  // The factor of a derivative at the scale of another term.
+  // Returns the factor that brings a derivative from one scale to a larger one: ratio^(p - 1), where ratio is the
+  // quotient of the scales.
   __device__ __forceinline__ static double factor_of(double ratio, double exponent) {
     if (ratio == 0.0 || ratio == 1.0 || kForm == kMaximum) return ratio == 1.0 ? 1.0 : 0.0;
     return uniform_power<kForm>(ratio, exponent - 1.0);
   }
 };
 
-// The terms of the statistics of the loss on nested numbers, which have those of D: `Base` takes kOwn vectors.
-// Arguments are the vectors, the tangents of those in kHasTangent, and with kFirsts the first elements of all of these.
+// Functor of the terms of D's statistics. It evaluates those of the loss, `Base` of kOwn vectors, on nested numbers,
+// whose values are the terms of the s and whose tangents are the terms of the s'. Arguments are the vectors, the
+// tangents of those in kHasTangent, and with kFirsts the first elements of all of these.
 template <class Base, int kOwn, unsigned kHasTangent>
 struct SummandsAlong {
   static constexpr int kStatistics = 2 * Base::kStatistics, kForm = Base::kForm;
@@ -277,7 +287,7 @@ struct SummandsAlong {
   }
 };
 
-// All statistics of D: those of the loss, and then their derivatives.
+// All statistics of D: those of the loss, followed by their derivatives.
 template <class Base, class Slots>
 struct StatisticsAlong;
 template <class Base, int... k>
@@ -306,8 +316,9 @@ template <class Base, int kOwn, unsigned kHasTangent, int... kAll>
 struct StatisticsOf<SummandsAlong<Base, kOwn, kHasTangent>, Indices<kAll...>>
     : StatisticsAlong<Base, typename MakeIndices<Base::kStatistics>::type> {};
 
-// D from its statistics and labels, from the value of the loss: `Base` takes as many statistics as `Summands` has,
-// kLabels labels, and with kFirsts the first elements of kOwn vectors. D is NaN where the value is.
+// Functor of D from its statistics and labels. It evaluates the value of the loss on nested numbers: `Base` takes the
+// statistics of `Summands`, kLabels labels, and with kFirsts the first elements of kOwn vectors. D is NaN where the
+// value of the loss is.
 template <class Base, class Summands, int kOwn, unsigned kHasTangent, int kLabels, unsigned kLabelHasTangent>
 struct ValueAlong {
   Base base;

@@ -1,46 +1,48 @@
-// Losses of rows that are a formula of statistics, sums over the features of a row:
+// Losses of rows that are a function of statistics, which are sums over the features of a row:
 //
 //   s_k[r] = sum over i of e_k(x[r, i])              x: vectors, operands of shape (rows, features)
 //            or a norm of e_k over i, of degree p; e_k may depend on the first elements x[r, 0] too
 //   y[r]   = f(s[r], t[r])                           t: labels, operands of shape (rows)
 //   g[r, i] = factor[r] * sum over k of a_k[r] * d e_k / d x [r, i]    with a_k = d f / d s_k
 //
-// 1. A group of threads takes a row: neighbouring lanes of a warp where rows are short, a block otherwise, or a cluster
-//    of blocks (BlocksOfRow). Its threads read vectors of kVecSize features in turn and add the terms of every
-//    statistic in double; the group adds these.
-// 2. The lanes of a group, or the first warp of each block, evaluate f on dual numbers in double: value and
-//    coefficients.
-//    Of a norm n of degree p the derivative at feature i is sign(e) (|e| / n)^(p - 1), of which the coefficient has the
-//    part that all features share. A norm of 0, or an infinite one, has no direction: its derivative is 0.
-// 3. The threads go through the same features again and write the gradients. A thread keeps its vectors of the row in
-//    its own part of shared memory if there is room (kHeld): registers would hold them as doubles beside those of step
-//    2, and leave room for half as many rows. Elements of 16 bits are kept as the upper words of doubles, so that they
-//    are converted once (upper_t). With kCopied all vectors of a thread are copied there asynchronously at once, where
-//    otherwise kAhead of each operand are in flight. The second read of a longer row mostly comes from a cache. The
-//    blocks of a row prefetch their next one to L2 before step 2, so that memory has work meanwhile.
-// 4. A chunk of rows leaves one partial sum of values, and the block that arrives last adds them.
+// 1. A group of threads processes a row: neighbouring lanes of a warp for short rows (LanesOfRow), otherwise a block or
+//    a cluster of blocks (BlocksOfRow). The threads read vectors of kVecSize features in turn, and each accumulates the
+//    terms of every statistic in double. The group combines these partial results.
+// 2. The lanes of a group, or the first warp of each block, evaluate f on dual numbers in double, which yields the
+//    value and the coefficients a_k. For a norm n of degree p the derivative at feature i is sign(e) (|e| / n)^(p - 1);
+//    the coefficient includes the factor that all features share. A norm of 0 or infinity has no direction: its
+//    derivative is 0.
+// 3. The threads traverse the same features again and write the gradients. If shared memory has room (kHeld), a thread
+//    keeps its vectors of the row there, in its own part: in registers they would be held as doubles beside those of
+//    step 2, and half as many rows would fit. Elements of 16 bits are kept as the upper words of doubles, so that they
+//    are converted once (upper_t). With kCopied a thread copies all its vectors there at once with cp.async; otherwise
+//    kAhead vectors of each operand are in flight. The second read of a longer row mostly hits a cache. The blocks of a
+//    row prefetch their next row into L2 before step 2, so that memory is busy meanwhile.
+// 4. Each chunk of rows yields one partial sum of values, and the block that arrives last adds the partial sums.
 //
-// Rows that no cluster has room for are kept by as many blocks as it takes where gradients are written with the value,
-// or their first vectors if more rows are then under way: speculate_apart. Where rows are too few for a GPU, blocks
-// also share those that not even they have room for, and other kernels: each adds up its part of a row and leaves its
-// statistics in memory.
+// Where gradients are written with the value, a row that does not fit into a cluster is kept by as many blocks as it
+// needs (speculate_apart). They keep only its first vectors if more rows are then in flight. Where rows are too few for
+// a GPU, blocks also share rows that do not fit even then, and they share rows in the other kernels too: each block
+// sums its part of a row and stores its statistics in memory.
 //
-// Each element is read once (twice if not kHeld), and each gradient written once. Which features a thread takes follows
-// from dtypes and sizes alone, so strides and grids change no bit. A coefficient of 0 leaves out its derivative, even
-// if that is infinite: what does not count has the gradient 0.
+// Traffic: each element is read once (twice if not kHeld), and each gradient is written once. The assignment of
+// features to threads follows from dtypes and sizes alone, so strides and grids change no bit. A coefficient of 0 skips
+// its derivative, even if that is infinite: what does not contribute to the value has gradient 0.
 //
-// The gradient of an operand that is broadcast is a sum over rows or features: `write_coefficients` stores a_k, and
-// sum_over.cuh adds sum over k of a_k * d e_k / d x, in which coefficients are operands of their own.
+// The gradient of a broadcast operand is a sum over rows or features: `write_coefficients` stores a_k, and sum_over.cuh
+// sums (sum over k of a_k * d e_k / d x), with the coefficients as additional operands. Preconditions: stated at each
+// function.
 #pragma once
 #include "pointwise/sum_over.cuh"
 #include "primitives/primitives.cuh"
 #include "softmax/row_ptx.cuh"
 
-// The upper word of an element of 16 bits in double, whose lower word is 0. A conversion has a slow unit, which such
-// rows keep busy most of the time: what is kept of them is converted already.
+// Upper word of a 16-bit element in double, whose lower word is 0. Conversions run on a slow unit, which rows of such
+// elements keep busy most of the time. Kept elements are therefore stored converted.
 struct upper_t {
   int word;
 };
+// Type of an element of `Storage` while it is kept in shared memory.
 template <class Storage>
 struct KeptAs {
   using type = Storage;
@@ -54,7 +56,7 @@ struct KeptAs<bfloat16_t> {
   using type = upper_t;
 };
 
-// Elements in double, exactly: also subnormal ones.
+// Converts an element to double exactly, including subnormal ones.
 template <class Storage>
 __device__ __forceinline__ double exactly(Storage x) {
   return widen<double>(x);
@@ -72,7 +74,7 @@ __device__ __forceinline__ double exactly(upper_t x) {
   return __hiloint2double(x.word, 0);
 }
 
-// Element i of a pack in double. Two bfloat16 are taken from their register by an instruction each.
+// Returns element i of a pack in double. Each bfloat16 is extracted from its register by one instruction.
 template <class Storage, int kVecSize>
 __device__ __forceinline__ double exactly_at(const Pack<Storage, kVecSize>& pack, int i) {
   return exactly(pack.element[i]);
@@ -87,7 +89,7 @@ __device__ __forceinline__ double exactly_at(const Pack<bfloat16_t, kVecSize>& p
   }
 }
 
-// A pack as it is kept.
+// Converts a pack to the type that it is kept as.
 template <class Storage, int kVecSize>
 __device__ __forceinline__ Pack<typename KeptAs<Storage>::type, kVecSize> to_keep(const Pack<Storage, kVecSize>& pack) {
   if constexpr (sizeof(Storage) == 2) {
@@ -100,7 +102,8 @@ __device__ __forceinline__ Pack<typename KeptAs<Storage>::type, kVecSize> to_kee
   }
 }
 
-// A term that is a product. Of elements of at most 32 bits it is exact in double, and `fma` adds it in one instruction.
+// A term that is a product x y. For elements of at most 32 bits it is exact in double, and `fma` adds it in one
+// instruction.
 template <class X, class Y>
 struct Product {
   X x;
@@ -119,13 +122,19 @@ __device__ __forceinline__ const Dual<T, kMask>& as_dual(const Dual<T, kMask>& e
   return e;
 }
 
-// The form of a statistic of terms e: their sum; or their norm, of a small integral degree, which is the number of its
-// form, of another small degree p, of infinite degree, of any other degree, of one up to 256, or of one up to 64 of
-// elements of at most 32 bits.
+// Form of a statistic of terms e. kNorms and the degree of the loss select it at compile time:
+//
+//   kSum                       the sum
+//   kAbsolute to kMostDegree   norm of a small integral degree, which is the number of the form
+//   kPowers                    norm of another small degree
+//   kMaximum                   norm of infinite degree
+//   kScaledPowers              norm of any other degree
+//   kShiftedPowers             norm of any other degree up to 256
+//   kNarrowPowers              norm of any other degree up to 64, for elements of at most 32 bits
 constexpr int kSum = 0, kAbsolute = 1, kEuclidean = 2, kMostDegree = 6, kPowers = 7, kMaximum = 8, kScaledPowers = 9;
 constexpr int kShiftedPowers = 10, kNarrowPowers = 11;
 
-// x^kDegree.
+// Returns x^kDegree.
 template <int kDegree, class T>
 __device__ __forceinline__ auto integral_power(const T& x) {
   if constexpr (kDegree == 1) {
@@ -138,7 +147,7 @@ __device__ __forceinline__ auto integral_power(const T& x) {
   }
 }
 
-// x^(1 / kDegree).
+// Returns x^(1 / kDegree).
 template <int kDegree>
 __device__ __forceinline__ double scalar_root(double x) {
   if constexpr (kDegree == 1) {
@@ -152,12 +161,13 @@ __device__ __forceinline__ double scalar_root(double x) {
   }
 }
 
-// `narrow_power` out of line: inlined in a kernel of bfloat16, it took 13000 instructions in place of 8240.
+// Calls `narrow_power` out of line: inlined in a kernel of bfloat16, it took 13000 instructions instead of 8240.
 __device__ __noinline__ double power_of_ratio(double x, double exponent) {
   return narrow_power<true>(x, exponent);
 }
 
-// x^exponent for x >= 0. The whole grid has one exponent; an integral one up to 64 takes products in place of pow.
+// Returns x^exponent. The exponent is uniform over the grid; an integral one up to 64 takes products instead of pow.
+// Precondition: x >= 0.
 template <int kForm>
 __device__ __forceinline__ double uniform_power(double x, double exponent) {
   const int degree = static_cast<int>(exponent);
@@ -173,51 +183,53 @@ __device__ __forceinline__ double uniform_power(double x, double exponent) {
   return power;
 }
 
-// The binary digits between the scales of components: powers of those that exceed a scale by as many do not overflow,
-// nor do those vanish that are below it by half as many.
+// Returns the number of binary digits between neighbouring scales. The power of a component that exceeds a scale by
+// that many digits does not overflow, and the power of one that is below it by half as many does not underflow to 0.
 __device__ __forceinline__ int scale_step(double exponent) {
   return static_cast<int>(900.0 / (exponent < 3.0 ? 3.0 : exponent));
 }
 __device__ __forceinline__ double power_of_two(int exponent) {
   return __hiloint2double((exponent + 1023) << 20, 0);
 }
-// The scale that is next to `size`: the parts of a row mostly have the same one. Infinity and NaN have the largest.
+// Returns the scale nearest to `size`. The parts of a row mostly have the same scale. Infinity and NaN have the
+// largest.
 __device__ __forceinline__ double scale_next_to(double size, int step) {
   const int digits = (__double2hiint(size) >> 20) - 1023;
   const int next = (digits + 2048 * step + step / 2) / step * step - 2048 * step;
   return power_of_two(next < -1022 ? -1022 : next > 1022 ? 1022 : next);
 }
-// The exact inverse of a power of two; 2^1023 of 0.
+// Returns the exact inverse of a power of two, and 2^1023 for 0.
 __device__ __forceinline__ double inverse_scale(double x) {
   return __hiloint2double(0x7fe00000 - __double2hiint(x), 0);
 }
 
-// The larger scale of two, and the ratio of the smaller one to it. The lanes of a warp differ in which is the larger:
-// one power serves either case.
+// The larger of two scales, and the ratio of the smaller scale to it. The lanes of a warp differ in which scale is
+// larger; with the ratio, one power serves both cases.
 template <int kForm>
 struct CommonScale {
   bool of_other;
   double scale, ratio;
 
   __device__ __forceinline__ CommonScale(double own, double other) {
-    // NaN is larger than all others, and stays.
+    // NaN counts as larger than all numbers, and stays.
     of_other = other > own || other != other;
     scale = of_other ? other : own;
     const double smaller = of_other ? own : other;
     if constexpr (kForm > kScaledPowers) {
       ratio = smaller * inverse_scale(scale);
     } else {
-      // The exact quotient of two infinities is 1 here.
+      // Equal scales have ratio 1, even if both are infinite.
       ratio = smaller == scale ? 1.0 : smaller / scale;
     }
   }
 };
 
-// A statistic of some features of a row. A sum is one number, and so is a norm of small degree: the sum of |e|^p, in
-// which no power of a float32 overflows or vanishes. kMaximum has the largest |e|, and how many terms share it. Others
-// have a scale, and the sum of (|e| / scale)^p, so that no power overflows. The scale of kScaledPowers is the largest
-// |e|. That of kShiftedPowers and kNarrowPowers is a power of two, so that there is no division, and seldom changes:
-// powers beside two scales took a second power for most components. Only subnormal float64 may vanish there.
+// Partial result of a statistic over some features of a row. A sum is one number. A norm of small degree is one number
+// too, the sum of |e|^p, in which no power of a float32 overflows or underflows to 0. kMaximum has the largest |e| and
+// the number of terms that share it. Other norms have a scale and the sum of (|e| / scale)^p, so that no power
+// overflows. The scale of kScaledPowers is the largest |e|. The scale of kShiftedPowers and kNarrowPowers is a power of
+// two, so that no division is needed, and it seldom changes: powers relative to two scales needed a second power for
+// most components. Only subnormal float64 may underflow to 0 there.
 template <int kForm>
 struct Statistic {
   static constexpr int kNumbers = kForm < kMaximum ? 1 : 2;
@@ -242,7 +254,7 @@ struct Statistic {
     if constexpr (kForm == kMaximum || kForm == kScaledPowers) merge(Statistic{{fabs(e), 1.0}}, exponent);
     if constexpr (kForm > kScaledPowers) {
       const int step = scale_step(exponent);
-      // Also of NaN.
+      // Also true for NaN.
       if (!(fabs(e) <= number[0] * power_of_two(step))) merge(Statistic{{scale_next_to(fabs(e), step), 0.0}}, exponent);
       number[1] += uniform_power<kForm>(fabs(e) * inverse_scale(number[0]), exponent);
     }
@@ -251,7 +263,7 @@ struct Statistic {
     if constexpr (kForm < kMaximum) {
       number[0] += x.number[0];
     } else if constexpr (kForm == kMaximum) {
-      // NaN is larger than all others, and stays.
+      // NaN counts as larger than all numbers, and stays.
       const bool larger = x.number[0] > number[0] || x.number[0] != x.number[0];
       const double shared = x.number[0] == number[0] ? number[1] + x.number[1] : number[1];
       number[1] = larger ? x.number[1] : shared;
@@ -280,11 +292,11 @@ struct Statistic {
       return number[0];
     }
   }
-  // The number that `own_part` depends on.
+  // Returns `kept` of own_part(): the scale if it is a power of two, the norm otherwise.
   __device__ __forceinline__ double kept(double value) const {
     return kForm > kScaledPowers ? number[0] : value;
   }
-  // The part of the derivative of `value` that all features share, times `slope`.
+  // Returns `slope` times the factor of the derivative of `value` that all features share.
   __device__ __forceinline__ double shared_part(double slope, double value, double exponent) const {
     const bool nowhere = value == 0.0 || value > scalar_max(double());
     if constexpr (kForm == kSum) {
@@ -308,8 +320,8 @@ struct Statistic {
   }
 };
 
-// A term with the derivative of its statistic, but for the part that all features share. The value is not used. `kept`
-// is the norm, or its scale if that is a power of two.
+// Returns a term with the derivative of its statistic, without the factor that all features share. Its value is not
+// used. `kept` is the norm, or its scale if that is a power of two.
 template <int kForm, class Term>
 __device__ __forceinline__ auto own_part(const Term& term, double kept, double exponent) {
   const auto e = as_dual(term);
@@ -337,13 +349,13 @@ __device__ __forceinline__ auto own_part(const Term& term, double kept, double e
   }
 }
 
-// The form of statistic k: kNorms has a bit for each that is a norm.
+// Returns the form of statistic k. kNorms has a bit for each statistic that is a norm.
 template <class Summands, int k>
 __device__ constexpr int form_of() {
   return (Summands::kNorms >> k) & 1u ? Summands::kForm : kSum;
 }
 
-// Several statistics of some features of a row.
+// Partial results of several statistics over some features of a row.
 template <class Slots, class... S>
 struct EachStatistic;
 template <int... k, class... S>
@@ -365,7 +377,8 @@ struct EachStatistic<Indices<k...>, S...> {
   }
 };
 
-// All statistics of some features of a row. `own_parts` takes what is kept of those of the row.
+// Partial results of all statistics over some features of a row. The argument `kept` of own_parts() has the kept
+// numbers of the whole row's statistics.
 template <class Summands, class Slots>
 struct StatisticsOf;
 template <class Summands, int... k>
@@ -388,19 +401,19 @@ struct StatisticsOf<Summands, Indices<k...>> : EachStatistic<Indices<k...>, Stat
   }
 };
 
-// Rows and features of every stream: vectors, labels, gradients of both, mask, and result. `step` is the distance of
-// neighbouring features.
+// Rows and features of every stream: vectors, labels, gradients of both, mask, and result. `step` is the distance
+// between neighbouring features, in elements.
 template <int kStreams, int kRank>
 struct RowsOfFeatures {
   int64 rows;
   int64 features;
-  int64 kept;  // vectors that a thread keeps of a row that is not held: whole batches
+  int64 kept;  // vectors that a thread keeps of a row that is not held; whole batches
   int64 step[kStreams];
   Dimensions<kStreams, kRank> outer;
 };
 
-// kWidth neighbouring lanes of a warp share a row. The width and the threads of a block are constants, so that the
-// compiler adds the distance of two vectors to an address of shared memory.
+// kWidth neighbouring lanes of a warp share a row. The width and the number of threads of a block are compile-time
+// constants, so that the compiler advances shared-memory addresses from vector to vector by a constant.
 template <int kWidth, int kThreads>
 struct LanesOfRow {
   static constexpr bool kBlockWide = false;
@@ -428,8 +441,8 @@ struct LanesOfRow {
   template <class Statistics>
   __device__ __forceinline__ void contribute(Statistics&, int, double) const {
   }
-  // `evaluate` of the statistics of the group, in all of its threads. Preconditions: all lanes of the warp call it
-  // together.
+  // Combines the statistics of the group's threads and returns `evaluate(statistics)` in all of them. Precondition: all
+  // lanes of the warp call it together.
   template <class Evaluate, class Statistics>
   __device__ __forceinline__ auto finish(const Evaluate& evaluate, Statistics& statistics, double exponent) const {
 #pragma unroll
@@ -438,8 +451,8 @@ struct LanesOfRow {
   }
 };
 
-// Stores x at `place` in each of `blocks` blocks of the cluster, and reports its bytes to their `barrier`.
-// Preconditions: those of store_dsmem_async; all lanes of a warp call it together.
+// Stores x at `place` in each of `blocks` blocks of the cluster, and reports its bytes to each block's `barrier`.
+// Preconditions: those of store_dsmem_async; all lanes of a warp call it together, with the same x.
 template <class T>
 __device__ __forceinline__ void store_everywhere(T& place, const T& x, int blocks, BytesBarrier& barrier) {
   using Word = unsigned long long;
@@ -452,16 +465,16 @@ __device__ __forceinline__ void store_everywhere(T& place, const T& x, int block
   }
 }
 
-// Blocks of a cluster at most.
+// Maximum number of blocks of a cluster.
 constexpr int kMaxBlocks = 8;
 
-// The statistics of each team of kTeamWarps warps of a block, added up in order, in all of its threads. Preconditions:
-// all threads of the block call it together, and those of a warp have the same statistics.
+// Returns the statistics of each team of kTeamWarps warps of a block in all of its threads, added in the order of the
+// warps. Preconditions: all threads of the block call it together; the threads of a warp have the same statistics.
 template <int kWarps, int kTeamWarps, class Statistics>
 __device__ __forceinline__ Statistics sum_of_warps(const Statistics& of_warp, double exponent) {
   __shared__ Statistics found[kWarps];
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  __syncthreads();  // those of the round before may still be read
+  __syncthreads();  // the statistics of the previous round may still be read
   if (threadIdx.x % 32 == 0) found[warp] = of_warp;
   __syncthreads();
   const Statistics* const own = found + warp / kTeamWarps * kTeamWarps;
@@ -471,25 +484,25 @@ __device__ __forceinline__ Statistics sum_of_warps(const Statistics& of_warp, do
   return sum;
 }
 
-// A row is cut into kParts parts, of which a team of threads takes each. With kCluster a team is a block, and a row has
-// a cluster of blocks, each of which keeps its own part on chip; otherwise a block has the teams of all parts, or takes
-// them in kRounds. The order of additions depends on kParts and the size of a team alone.
+// A row is split into kParts parts, and a team of threads processes each part. With kCluster a row has a cluster of
+// blocks; a team is a block, which keeps its part on chip. Otherwise one block has the teams of all parts, or processes
+// them in kRounds. The order of additions depends only on kParts and the size of a team.
 //
-// 1. A warp adds up its statistics, and shows them to all blocks of the row (`contribute`).
-// 2. The first warp of each block adds up those of all warps, and evaluates for the block (`finish`): double precision
-//    is dear, and other warps leave their issue slots to the rows of other blocks.
+// 1. Each warp adds up its statistics and publishes them to all blocks of the row (`contribute`).
+// 2. The first warp of each block adds up the statistics of all warps and evaluates the loss for the block (`finish`).
+//    Double precision is expensive, and other warps leave their issue slots to the rows of other blocks.
 //
-// In a cluster the statistics of a row arrive by asynchronous stores, which a barrier in each block counts. A barrier
-// of the cluster would release all writes of its threads, and so wait for their gradients. Rows take two places for
-// statistics in turn: a warp shows those of the next row once it has its coefficients of this one, so when a block has
-// all statistics of the next row, every block has read those of this one.
+// In a cluster the statistics of a row arrive by asynchronous stores, which a barrier in each block counts. A cluster
+// barrier would release all writes of its threads, and thus wait for their gradients. Statistics are double-buffered by
+// row: a warp publishes those of the next row only once it has its coefficients of this row. So when a block has all
+// statistics of the next row, every block has read those of this row.
 //
-// A row of more parts than a cluster has blocks (kMany) takes rounds there too, and a team adds up the statistics of
-// its part before it shows them.
+// A row with more parts than a cluster has blocks (kMany) is processed in rounds in a cluster too, and each team adds
+// up the statistics of its part before it publishes them.
 //
-// Preconditions: all threads of all blocks of the row call each function together; kParts divides 32, or is a multiple
-// of it; blocks have kThreads threads. `kRecords_` are the records of a row if other blocks write them
-// (speculate_apart).
+// Preconditions: all threads of all blocks of the row call each function together; kParts divides 32 or is a multiple
+// of 32; blocks have kThreads threads. If other blocks write the records of a row (speculate_apart), `kRecords_` is
+// their number, otherwise 0.
 template <int kParts, int kRounds_, bool kCluster, int kThreads, int kRecords_ = 0>
 struct BlocksOfRow {
   static constexpr bool kBlockWide = true, kMany = kParts > kMaxBlocks;
@@ -498,7 +511,7 @@ struct BlocksOfRow {
   static constexpr int kTeamWarps = kTeamSize / 32, kShown = kMany ? 1 : kTeamWarps, kWarps = kParts * kShown;
   static constexpr int kRecords = kRecords_ > 0 ? kRecords_ : kBlocks;
 
-  mutable unsigned turn;  // number of the row among those of this block
+  mutable unsigned turn;  // index of the row among the rows of this block
 
   __device__ __forceinline__ static int rank() {
     return kCluster ? static_cast<int>(cluster_rank()) : 0;
@@ -518,7 +531,8 @@ struct BlocksOfRow {
   __device__ __forceinline__ int groups() const {
     return 1;
   }
-  // Shared memory of another block must not be written before that block has started: the first row waits for it.
+  // Initializes the barriers and arrives at the cluster barrier. Shared memory of another block must not be written
+  // before that block has started, so the first row waits for this barrier.
   __device__ __forceinline__ void enter() const {
     if constexpr (kCluster) {
       if (threadIdx.x == 0) {
@@ -528,14 +542,15 @@ struct BlocksOfRow {
       cluster_arrive_relaxed();
     }
   }
-  // Nor after it has ended: with its last row a block has all that the others write.
+  // Called before the block ends: its shared memory must not be written after that. With its last row a block has
+  // received everything that the others write; a block without a row waits for the barrier of enter().
   __device__ __forceinline__ void leave() const {
     if constexpr (kCluster) {
       if (turn == 0) cluster_wait();
     }
   }
 
-  // Adds what the threads have found in a round.
+  // Combines the statistics that the threads have accumulated in a round, and publishes them to all blocks of the row.
   template <class Statistics>
   __device__ __forceinline__ void contribute(Statistics& statistics, int round, double exponent) const {
     for (int offset = 16; offset > 0; offset /= 2) statistics.merge_lanes(offset, exponent);
@@ -556,7 +571,7 @@ struct BlocksOfRow {
       place = statistics;
     }
   }
-  // `evaluate` of the statistics of the row, in all threads.
+  // Combines the statistics of the row and returns `evaluate(statistics)` in all threads.
   template <class Evaluate, class Statistics>
   __device__ __forceinline__ auto finish(const Evaluate& evaluate, Statistics& statistics, double exponent) const {
     using Row = decltype(evaluate(statistics));
@@ -578,14 +593,14 @@ struct BlocksOfRow {
       const Row found = evaluate(statistics);
       if (threadIdx.x == 0) row = found;
     }
-    // Also keeps the next row from being contributed to too early.
+    // This barrier also keeps threads from contributing to the next row too early.
     __syncthreads();
     ++turn;
     return row;
   }
 
  private:
-  // Statistics of the warps of all parts, in order.
+  // Returns the buffer of row `turn` for the statistics of the warps of all parts, in order.
   template <class Statistics>
   __device__ __forceinline__ static Statistics* of_warps(unsigned turn) {
     __shared__ Statistics found[kCluster ? 2 : 1][kWarps];
@@ -597,6 +612,7 @@ struct BlocksOfRow {
   }
 };
 
+// True unless a gradient is Absent.
 template <class T>
 struct IsWritten {
   static constexpr bool value = true;
@@ -606,7 +622,7 @@ struct IsWritten<Absent> {
   static constexpr bool value = false;
 };
 
-// One bit for each pointer that is written.
+// Returns a mask with a bit for each gradient that is written.
 template <class... S>
 __device__ constexpr unsigned written_mask(const Tuple<S...>*) {
   unsigned mask = 0, bit = 1;
@@ -640,8 +656,8 @@ struct PackTuple<kVecSize, Tuple<P...>> {
   using Kept = Tuple<Pack<typename KeptAs<typename Pointee<P>::type>::type, kVecSize>...>;
 };
 
-// A gradient as it waits for the others of its vector, in fewer registers: a float that rounds to an operand of 16 bits
-// as the double does, the float itself, or the double.
+// Converts a gradient to the form in which it waits for the others of its vector, in fewer registers: a float that
+// rounds to a 16-bit operand as the double does, the float itself, or the double if operands have 64 bits.
 template <class Rounded, class Storage>
 __device__ __forceinline__ Rounded round_for(const Storage*, double x) {
   if constexpr (sizeof(Storage) == 2) {
@@ -660,7 +676,7 @@ __device__ constexpr int largest_size(const Tuple<P...>*) {
   return largest;
 }
 
-// Value of a row; its coefficients, what is kept of the statistics that they belong to, and the derivatives by labels.
+// Value of a row, its coefficients, the kept numbers of their statistics, and the derivatives with respect to labels.
 template <int kStatistics, int kLabels>
 struct RowResult {
   double value;
@@ -669,13 +685,24 @@ struct RowResult {
   double of_label[kLabels + 1];
 };
 
-// `Summands` gives the terms of all statistics for the vectors' elements, and `Value` the value of a row from
-// statistics and labels, both on dual numbers. `Vectors` and `Labels` are tuples of pointers; `VectorSinks` and
-// `LabelSinks` have a pointer for each gradient to write, Absent for the others. Streams are numbered in this order.
-// Value is differentiated with respect to the statistics if kOfStatistics, and to the labels of kLabelMask. kVecSize
-// divides the features; kWide has a bit for each of Vectors and then VectorSinks whose vectors are loaded or stored at
-// once, not element by element; kPaired one for each of Vectors of which they are every second element of two of these.
-// kFeatures_ are those of short rows that lanes take alone, in registers; 0 of others, whose features are the layout's.
+// A loss with the arrays of a launch. Parameters:
+//
+//   Summands                   functor on dual numbers: the terms of all statistics from the vectors' elements
+//   Value                      functor on dual numbers: the value of a row from statistics and labels
+//   Vectors, Labels            tuples of pointers
+//   VectorSinks, LabelSinks    tuples with a pointer for each gradient to write, Absent for the others
+//   Mask                       pointer to the mask of rows, or Absent
+//   kOfStatistics, kLabelMask  Value is differentiated with respect to the statistics, and to these labels
+//   kVecSize                   features of a vector; divides the number of features
+//   kWide                      a bit for each of Vectors, then VectorSinks, whose vectors are loaded or stored whole,
+//                              not element by element
+//   kPaired                    a bit for each of Vectors whose vectors are every second element of two whole vectors
+//   kHeld, kCopied, kAhead     step 3 above
+//   kThreads                   threads of a block
+//   kFeatures                  number of features of short rows that single lanes process, in registers; 0 for other
+//                              rows, whose number of features is in the layout
+//
+// Streams are numbered in this order: vectors, labels, gradients of vectors, gradients of labels, mask, result.
 template <class Summands_, class Value_, class Vectors_, class Labels_, class VectorSinks_, class LabelSinks_,
           class Mask_, class Layout_, bool kOfStatistics, unsigned kLabelMask, int kVecSize_, unsigned kWide_,
           unsigned kPaired_, bool kHeld_, bool kCopied_, int kAhead_, int kThreads_, int kFeatures_>
@@ -694,15 +721,15 @@ struct RowStatistics {
   using StatisticSlots = typename MakeIndices<kStatistics>::type;
   using Packs = typename PackTuple<kVecSize, Vectors_>::type;
   using KeptPacks = typename PackTuple<kVecSize, Vectors_>::Kept;
-  // Bytes of the largest vector, and of the largest one that is kept.
+  // Bytes of the largest vector, and of the largest kept vector.
   static constexpr int kVectorBytes = largest_size(static_cast<const Packs*>(nullptr));
   static constexpr int kKeptBytes = largest_size(static_cast<const KeptPacks*>(nullptr));
-  // True if vectors are copied to where they are kept, as they are: no element has 16 bits.
+  // True if vectors are copied to shared memory as they are. No element has 16 bits then.
   static constexpr bool kCopied = kCopied_ && kHasCpAsync;
   static constexpr unsigned kAllVectors = (1u << kVectors) - 1u;
   static_assert(!kCopied_ || ((kWide_ & kAllVectors) == kAllVectors && kHeld_),
                 "only whole vectors that are kept are copied");
-  // Kept vectors that a thread takes together: more of them take registers that rows need.
+  // Number of kept vectors that a thread reads together. More vectors would take registers that rows need.
   static constexpr int kTogether = kVectorBytes < 16 ? 4 : 1;
   static constexpr int kTogetherOfLong = kKeptBytes < 16 ? kTogether : 1;
   static constexpr int kTogetherInBlocks = kCopied || kVecSize > 4 ? kTogether : kHeld_ ? 2 : kTogetherOfLong;
@@ -710,12 +737,12 @@ struct RowStatistics {
   using Rounded = Choose<kVectorBytes == 8 * kVecSize, double, float>;
   using Row = RowResult<kStatistics, kLabels>;
   static constexpr bool kFirsts = Summands_::kFirsts;
-  // True if the vectors of a row are in the registers of a lane.
+  // True if a lane keeps all vectors of a row in registers.
   static constexpr bool kInRegisters = kFeatures_ > 0;
   struct OwnVectors {
     Packs of[kInRegisters ? kFeatures_ / kVecSize : 1];
   };
-  // The first elements of a row in all vectors: with kFirsts expressions have these after their own arguments.
+  // First elements of a row in all vectors. With kFirsts the functors take them after their own arguments.
   struct Firsts {
     double of[kVectors];
   };
@@ -729,37 +756,39 @@ struct RowStatistics {
   Mask_ mask;
   const Layout_& layout;
 
-  // Offsets of a row in all streams. Groups behind the last row take the first, of which they read no feature.
+  // Computes the offsets of a row in all streams. Returns false for groups past the last row, which are assigned row 0
+  // but read no features.
   __device__ __forceinline__ bool locate(int64 row, int64 (&at)[kStreams]) const {
     const bool exists = row < layout.rows;
     layout.outer.offsets(exists ? row : 0, at);
     return exists;
   }
 
+  // Returns the first elements of a row. They are 0 without kFirsts and for a row that does not count.
   __device__ __forceinline__ Firsts firsts(const int64 (&at)[kStreams], bool counts) const {
     Firsts found = {};
     if (kFirsts && counts && layout.features > 0) load_firsts(at, found, VectorSlots{});
     return found;
   }
-  // Those of a row in registers.
+  // Overload for a row in registers.
   __device__ __forceinline__ Firsts firsts(const OwnVectors& own, bool counts) const {
     Firsts found = {};
     if (kFirsts && counts) take_firsts(own.of[0], found, VectorSlots{});
     return found;
   }
 
-  // The labels of a row as loaded, of which nothing has been asked yet.
+  // Labels of a row as loaded. Nothing has used them yet, so the loads may still be in flight.
   using LoadedLabels = typename ElementTuple<Labels_>::type;
   __device__ __forceinline__ void load_labels(const int64 (&at)[kStreams], LoadedLabels& loaded) const {
     load_labels(at, loaded, LabelSlots{});
   }
 
-  // True if a thread keeps vectors of a row.
+  // True if a thread keeps vectors of a row in shared memory.
   __device__ __forceinline__ bool keeps() const {
     return kHeld || layout.kept > 0;
   }
 
-  // True if the row counts.
+  // True if no mask excludes the row.
   __device__ __forceinline__ bool counts(const int64 (&at)[kStreams]) const {
     if constexpr (IsWritten<Mask_>::value) {
       return mask[at[kMaskStream]];
@@ -768,8 +797,8 @@ struct RowStatistics {
     }
   }
 
-  // The statistics of what a thread reads of a row, which it keeps with kKeeps. `features` is 0 of a row that is not
-  // read.
+  // Sets `total` to the statistics of the features that the thread reads of a row. With kKeeps the thread keeps their
+  // vectors. `features` is 0 for a row that is not read.
   template <bool kKeeps, class Group>
   __device__ __forceinline__ void add_up(const Group& group, int round, const int64 (&at)[kStreams], int64 features,
                                          const Firsts& firsts, Statistics& total) const {
@@ -781,7 +810,7 @@ struct RowStatistics {
       int kept = first_kept(group, round), vector = kept;
 #pragma unroll 4
       for (int64 i = first; i < features; i += step, ++vector) copy(vector, i, at, VectorSlots{});
-      // A thread reads none but its own copies, so that they need no barrier.
+      // A thread reads only its own copies, so no barrier is needed.
       cp_async_wait_all();
 #pragma unroll kUnroll
       for (; first < features; first += step, ++kept) {
@@ -801,7 +830,7 @@ struct RowStatistics {
       add_batches<false, Group::kBlockWide>(0, first, step, features, at, features, firsts, total);
     }
   }
-  // Of the batches of vectors from `first` to `end`.
+  // Adds the batches of vectors from feature `first` to `end`.
   template <bool kKeeps, bool kLong>
   __device__ __forceinline__ void add_batches(int kept, int64 first, int64 step, int64 end, const int64 (&at)[kStreams],
                                               int64 features, const Firsts& firsts, Statistics& total) const {
@@ -814,8 +843,8 @@ struct RowStatistics {
       kept += kAhead;
     }
   }
-  // True if all vectors of a batch are known to lie within the row: then no condition stands between their loads. Asked
-  // of long rows alone: in short ones registers for it left room for fewer rows.
+  // True if all vectors of a batch are known to be within the row, so that no condition separates their loads. Only
+  // long rows are checked: in short rows the registers of the check left room for fewer rows.
   __device__ __forceinline__ static bool is_whole(int64 first, int64 step, int64 features) {
     return first + (kAhead - 1) * step < features;
   }
@@ -836,14 +865,14 @@ struct RowStatistics {
     }
   }
 
-  // Loads the vectors of a row that a lane takes alone.
+  // Loads the vectors of a row that a single lane processes.
   __device__ __forceinline__ void load_own(const int64 (&at)[kStreams], OwnVectors& own) const {
 #pragma unroll
     for (int v = 0; v < kFeatures_ / kVecSize; ++v) {
       load<false, true>(at, v * kVecSize, kFeatures_, own.of[v], VectorSlots{});
     }
   }
-  // Adds their terms, in the order of add_up().
+  // Adds their terms to `total`, in the order of add_up().
   __device__ __forceinline__ void add_own(const OwnVectors& own, const Firsts& firsts, Statistics& total) const {
 #pragma unroll
     for (int i = 0; i < kFeatures_; ++i) {
@@ -851,7 +880,7 @@ struct RowStatistics {
     }
   }
 
-  // Has the vectors of a row brought to L2. Precondition: one thread calls it.
+  // Prefetches the vectors of a row into L2. Precondition: one thread calls it.
   __device__ __forceinline__ void prefetch(int64 index) const {
     int64 at[kStreams];
     if (locate(index, at)) prefetch(at, 0, layout.features);
@@ -859,25 +888,25 @@ struct RowStatistics {
   __device__ __forceinline__ void prefetch(const int64 (&at)[kStreams], int64 first, int64 features) const {
     prefetch(at, first, features, VectorSlots{});
   }
-  // `count` features from `first`, if they begin and end at a multiple of 16 bytes in memory.
+  // Prefetches `count` features from `first` on, if they begin and end at a multiple of 16 bytes in memory.
   __device__ __forceinline__ void prefetch_aligned(const int64 (&at)[kStreams], int64 first, int count) const {
     prefetch_aligned(at, first, count, VectorSlots{});
   }
-  // A block's share of them. Precondition: one thread of each block of the row calls it.
+  // Prefetches a block's share of the row. Precondition: one thread of each block of the row calls it.
   template <class Group>
   __device__ __forceinline__ void prefetch_share(const Group& group, const int64 (&at)[kStreams]) const {
     const int64 share = layout.features / (kVecSize * Group::kBlocks) * kVecSize, first = group.rank() * share;
     prefetch(at, first, group.rank() == Group::kBlocks - 1 ? layout.features - first : share);
   }
 
-  // Value and coefficients from the statistics of a row. A row whose value is NaN has gradients that are NaN.
+  // Returns the value and coefficients of a row from its statistics. If the value is NaN, the gradients are NaN.
   template <bool kGradients>
   __device__ __forceinline__ Row evaluate(const LoadedLabels& loaded, const Firsts& firsts,
                                           const Statistics& total) const {
     return evaluate<kGradients>(loaded, firsts, total, StatisticSlots{}, LabelSlots{}, VectorSlots{});
   }
 
-  // Writes the gradients of the vectors of a row by its coefficients, the factor included. A row that does not count
+  // Writes the gradients of a row's vectors from its coefficients, which include the factor. A row that does not count
   // has coefficients of 0.
   template <class Group>
   __device__ __forceinline__ void write(const Group& group, const int64 (&at)[kStreams], int64 features,
@@ -888,7 +917,7 @@ struct RowStatistics {
       write<true>(group, at, features, firsts, row, counts);
     }
   }
-  // Those of a row that a lane takes alone.
+  // Writes the gradients of a row that a single lane processes.
   __device__ __forceinline__ void write_own(const OwnVectors& own, const int64 (&at)[kStreams], const Firsts& firsts,
                                             const Row& row, bool counts) const {
     if (has_no_zero(row)) {
@@ -898,7 +927,7 @@ struct RowStatistics {
     }
   }
 
-  // With kSomeAreZero coefficients of 0 leave out their derivatives.
+  // With kSomeAreZero, derivatives whose coefficient is 0 are skipped.
   template <bool kSomeAreZero, class Group>
   __device__ __forceinline__ void write(const Group& group, const int64 (&at)[kStreams], int64 features,
                                         const Firsts& firsts, const Row& row, bool counts) const {
@@ -915,7 +944,7 @@ struct RowStatistics {
     if constexpr (kHeld_) {
       write_kept<kSomeAreZero, Group>(first_kept(group, round), first, step, features, at, firsts, row, counts);
     } else {
-      // From the end back: caches have what was read last.
+      // Backwards from the end, because caches have what was read last.
       const int64 batch_step = kAhead * step, begin = first + layout.kept * step;
       int64 last = first < features ? first + (features - 1 - first) / batch_step * batch_step : -1;
 #pragma unroll 1
@@ -943,7 +972,7 @@ struct RowStatistics {
       write_pack<kSomeAreZero>(at, first + j * step, firsts, batch[j], row, counts, VectorSlots{});
     }
   }
-  // The vectors from `first` to `end` that a thread has kept.
+  // Writes the gradients of the vectors from feature `first` to `end`, which the thread has kept.
   template <bool kSomeAreZero, class Group>
   __device__ __forceinline__ void write_kept(int kept, int64 first, int64 step, int64 end, const int64 (&at)[kStreams],
                                              const Firsts& firsts, const Row& row, bool counts) const {
@@ -979,7 +1008,8 @@ struct RowStatistics {
     }
   }
 
-  // With kAgain these vectors are read for the second time; with kWhole they lie within the row.
+  // Loads the vectors at feature `first`. With kAgain they are read for the second time; with kWhole they are within
+  // the row.
   template <bool kAgain, bool kWhole, int... kSlot>
   __device__ __forceinline__ void load(const int64 (&at)[kStreams], int64 first, int64 features, Packs& packs,
                                        Indices<kSlot...>) const {
@@ -990,13 +1020,13 @@ struct RowStatistics {
   template <bool kAtOnce, bool kEverySecond, bool kAgain, bool kWhole, class Storage>
   __device__ __forceinline__ void load_one(const Storage* row, int64 step, int64 first, int64 features,
                                            Pack<Storage, kVecSize>& pack) const {
-    // Vectors are whole: kVecSize divides the features.
+    // No vector is partial: kVecSize divides the number of features.
     if (!kWhole && first >= features) return;
     if constexpr (kAtOnce) {
       if constexpr (kAgain) {
         pack = load_stream<kVecSize>(row + first);
       } else {
-        // Also of rows that are read once: loads that are evict-first take longer.
+        // Also for rows that are read only once: evict-first loads take longer.
         pack = load_pack<kVecSize>(row + first);
       }
     } else if constexpr (kEverySecond) {
@@ -1009,8 +1039,9 @@ struct RowStatistics {
     }
   }
 
-  // Every second element from `from` on, of two whole vectors. The element behind the last one of a row may be no part
-  // of the operand: of a vector that is not `followed` by another of the row, the second half is read by element.
+  // Loads every second element from `from` on, as two whole vectors. The element after the last one of a row need not
+  // belong to the operand. So if no further vector of the row follows (`followed`), the second half is read element by
+  // element.
   template <class Storage>
   __device__ __forceinline__ static void load_every_second(const Storage* from, bool followed,
                                                            Pack<Storage, kVecSize>& pack) {
@@ -1025,14 +1056,15 @@ struct RowStatistics {
     for (int i = 0; i < kVecSize; ++i) pack.element[i] = pair[2 * i / kVecSize].element[2 * i % kVecSize];
   }
 
-  // The place of the first vector that a thread keeps in a round: it has whole batches of vectors in each.
+  // Returns the index of the first vector that a thread keeps in a round. Each round has whole batches of vectors.
   template <class Group>
   __device__ __forceinline__ int first_kept(const Group& group, int round) const {
     if (Group::kRounds == 1) return 0;
     const int64 batch = static_cast<int64>(group.lanes()) * kVecSize * kAhead;
     return round * static_cast<int>((layout.features + batch - 1) / batch) * kAhead;
   }
-  // Word i of the vectors that a thread keeps, next to those of its neighbours. No other thread reads them.
+  // Returns the address of word i of a kept vector. It is next to the words of neighbouring threads. No other thread
+  // reads it.
   static constexpr int kKeptWord = kKeptBytes < 16 ? kKeptBytes : 16, kKeptWords = kKeptBytes / kKeptWord;
   __device__ __forceinline__ char* kept_word(int vector, int slot, int i) const {
     extern __shared__ uint4 staged[];
@@ -1117,7 +1149,7 @@ struct RowStatistics {
     ((found.of[kSlot] = exactly_at(get<kSlot>(packs), 0)), ...);
   }
 
-  // The terms of element i of each pack.
+  // Returns the terms of element i of each pack.
   template <unsigned kMask, class Elements, int... kSlot>
   __device__ __forceinline__ auto terms(const Elements& packs, int i, const Firsts& firsts, Indices<kSlot...>) const {
     if constexpr (kFirsts) {
@@ -1200,7 +1232,7 @@ struct RowStatistics {
   __device__ __forceinline__ void store_one(Storage* sink, int64 row, int64 step, int64 first,
                                             const Rounded (&gradient)[kVecSize]) const {
     if constexpr (kAtOnce) {
-      // L2 keeps the elements that are to be read, again or as prefetched, instead.
+      // A streaming store, so that L2 keeps the elements that are to be read: again, or because they were prefetched.
       store_stream<kVecSize>(sink + row + first, NarrowPack<Storage, kVecSize>::from(gradient));
     } else {
 #pragma unroll
@@ -1222,12 +1254,13 @@ struct RowStatistics {
   }
 };
 
-// A derivative times the factor of its row; 0 stays 0, even if the factor is infinite.
+// Multiplies a derivative by the factor of its row. 0 stays 0, even if the factor is infinite.
 __device__ __forceinline__ void scale_slope(double& slope, double factor) {
   slope = slope == 0.0 ? 0.0 : slope * factor;
 }
 
-// Value and coefficients of a row that counts, 0 of others. With kGradients they have the factor that `scale(at)` is.
+// Functor that returns the value and coefficients of a row, or zeros for a row that does not count. With kGradients the
+// coefficients include the factor `scale(at)`.
 template <bool kGradients, bool kLabelsLoaded, class Program, class Scale>
 struct EvaluateRow {
   const Program& program;
@@ -1254,9 +1287,10 @@ struct EvaluateRow {
   }
 };
 
-// Takes a row: `finish(at, row)` gets its value and coefficients in all threads of its group. With kGradients these
-// have the factor that `scale(at)` is, and gradients are written. `next` is the row after it, if there is one; `alone`
-// if the group takes no other. Preconditions: all threads of the group call it together.
+// Processes a row. `finish(at, row, firsts)` gets its value and coefficients in all threads of its group. With
+// kGradients the coefficients include the factor `scale(at)`, and gradients are written. `next` is the group's next
+// row, if there is one; `alone` is true if the group processes no other row. Precondition: all threads of the group
+// call it together.
 template <bool kGradients, class Program, class Group, class Scale, class Finish>
 __device__ __forceinline__ void take_row(const Program& program, const Group& group, int64 index, int64 next,
                                          bool alone, const Scale& scale, const Finish& finish) {
@@ -1272,12 +1306,14 @@ __device__ __forceinline__ void take_row(const Program& program, const Group& gr
   } else {
     firsts = program.firsts(at, counts);
   }
-  // On their way while the features are read. Only the first warp of a block wants them, and others need the registers.
+  // The labels are in flight while the features are read. In a block only the first warp needs them, and the other
+  // warps need the registers, so a block loads them later.
   constexpr bool kLoadsLabels = !Group::kBlockWide;
   typename Program::LoadedLabels loaded;
   if (kLoadsLabels && counts) program.load_labels(at, loaded);
   constexpr bool kWrites = kGradients && Program::kVectorMask != 0u;
-  // No blocks have brought it to L2 before. More is on its way than threads have registers for.
+  // The only row of a group has not been prefetched into L2 before. This prefetch has more in flight than threads have
+  // registers for.
   constexpr bool kShares = kWrites && Program::kHeld && !Program::kCopied && Group::kBlocks > 1;
   if (kShares && alone && counts && threadIdx.x == 0) program.prefetch_share(group, at);
   if constexpr (Program::kInRegisters) {
@@ -1290,7 +1326,7 @@ __device__ __forceinline__ void take_row(const Program& program, const Group& gr
       group.contribute(total, round, program.summands.exponent());
     }
   }
-  // A row that is not kept is read twice from L2, which has no room for the next one.
+  // Only kept rows prefetch the next one: a row that is not kept is read twice from L2, which has no room for another.
   if (Group::kBlockWide && Program::kHeld && group.lane(0) == 0) program.prefetch(next);
   const EvaluateRow<kGradients, kLoadsLabels, Program, Scale> evaluate{program, scale, at, firsts, loaded, counts};
   const typename Program::Row row = group.finish(evaluate, total, program.summands.exponent());
@@ -1305,7 +1341,7 @@ __device__ __forceinline__ void take_row(const Program& program, const Group& gr
   finish(at, row, firsts);
 }
 
-// Functors rather than lambdas, which NVRTC 11 takes for functions of the host.
+// Functors rather than lambdas, which NVRTC 11 treats as host functions.
 
 // A factor that all rows share.
 struct SharedFactor {
@@ -1317,7 +1353,7 @@ struct SharedFactor {
   }
 };
 
-// The grad_output of a row times `scale`: one number for all rows unless kPerRow.
+// The grad_output of a row times `scale`. It is one number for all rows unless kPerRow.
 template <bool kPerRow, class Program, class Result>
 struct UpstreamOfRow {
   const Result* grad_output;
@@ -1334,9 +1370,9 @@ struct KeepNothing {
   }
 };
 
-// Adds the value to that of the thread's other rows.
+// Adds the value of a row to the sum of the thread's rows.
 struct AddValue {
-  bool first;  // of its group
+  bool first;  // true in the first thread of a group
   double& total;
 
   template <class Offsets, class Row, class Firsts>
@@ -1357,9 +1393,9 @@ struct StoreValue {
   }
 };
 
-// Number k of row r at k * rows + r, where rows are numbered as in the result: coefficients, derivatives by labels, and
-// with kKeepsNorms what is kept of the statistics, which derivatives of norms depend on; with kFirsts the first
-// elements.
+// Stores number k of row r at k * rows + r, where rows are numbered as in the result. The numbers are the coefficients,
+// the derivatives with respect to labels, with kKeepsNorms the kept numbers of the statistics, which derivatives of
+// norms depend on, and with kFirsts the first elements.
 template <class Program>
 struct StoreCoefficients {
   bool first;
@@ -1388,7 +1424,7 @@ struct StoreCoefficients {
   }
 };
 
-// Chunks of rows: the blocks of a row take one, and then every `workers`-th.
+// Assignment of chunks of rows: the blocks of a row start with chunk worker(), and continue with every workers()-th.
 template <class Group>
 __device__ __forceinline__ int64 worker() {
   return blockIdx.x / Group::kBlocks;
@@ -1398,7 +1434,7 @@ __device__ __forceinline__ int64 workers() {
   return gridDim.x / Group::kBlocks;
 }
 
-// The row that a group takes after its row r of a chunk.
+// Returns the row that a group processes after its row r of a chunk.
 template <class Group>
 __device__ __forceinline__ int64 next_row(const Group& group, int64 chunk, int64 r, int64 rows_per_chunk) {
   const int64 following = r + group.groups();
@@ -1406,9 +1442,9 @@ __device__ __forceinline__ int64 next_row(const Group& group, int64 chunk, int64
   return (same ? chunk : chunk + workers<Group>()) * rows_per_chunk + (same ? following : 0) + group.group();
 }
 
-// The speculative scale of core/speculative_grad.cuh, of which each warp that evaluates rows leaves a record for each
-// of its chunks: of a block that shares a row it is the first. A grid that only looks for stale records need not be as
-// large as one that takes rows.
+// Records of the speculative scale of core/speculative_grad.cuh. Each warp that evaluates rows leaves a record for each
+// of its chunks; in a block that shares a row this is the first warp. A grid that only checks for stale records need
+// not be as large as one that processes rows.
 template <class Group>
 __device__ __forceinline__ int64 records_of_chunk() {
   if constexpr (Group::kBlockWide) return Group::kRecords;
@@ -1432,18 +1468,18 @@ struct Record {
   }
 };
 
-// True if a warp has written gradients of this block's chunks with another grad_output than the true one: the same in
-// all blocks that share its rows. Preconditions: every thread of the block calls it.
+// True if a warp has written gradients of this block's chunks with a grad_output other than the true one. The result is
+// the same in all blocks that share its rows. Precondition: every thread of the block calls it.
 template <class Group>
 __device__ __forceinline__ bool chunks_are_stale(int64 chunks, double true_grad_output, const double* used_grad_output,
                                                  double* expected_grad_output) {
-  // A power of two.
+  // The number of records is a power of two, so shifts replace divisions.
   const int64 records = records_of_chunk<Group>(), first = worker<Group>(), step = workers<Group>();
   const int64 count = first < chunks ? (chunks - first + step - 1) / step * records : 0;
   const int shift = __ffs(static_cast<int>(records)) - 1;
   bool stale = used_grad_output == nullptr;
   if (!stale) {
-    // Most kernels end here: all loads are in flight together.
+    // Most launches end after this loop, so all loads of an iteration are in flight together.
     constexpr int kAhead = 4;
     const long long expected = __double_as_longlong(true_grad_output);
     for (int64 i = threadIdx.x; i < count; i += kAhead * blockDim.x) {
@@ -1463,9 +1499,10 @@ __device__ __forceinline__ bool chunks_are_stale(int64 chunks, double true_grad_
   return stale;
 }
 
-// value = sum of all rows / divisor, and the gradients with kGradients. In backward there is no value: other launches
-// may have the workspace then. A chunk has `rows_per_chunk` rows, a multiple of those that a block takes at once.
-// Preconditions: every thread of every block calls it; blockDim.x is a power of two from 32 on.
+// Computes value = sum of all rows / divisor, and with kGradients writes the gradients. In backward there is no value,
+// because other launches may use the workspace then. Preconditions: every thread of every block calls it; blockDim.x is
+// a power of two and at least 32; `rows_per_chunk`, the number of rows of a chunk, is a multiple of the number that a
+// block processes at once.
 template <bool kGradients, class Program, class Group, class Result, class Kept>
 __device__ __forceinline__ void reduce_rows(const Program& program, const Group& group, int64 chunks,
                                             int64 rows_per_chunk, double* memory, double divisor, Result* value,
@@ -1492,7 +1529,7 @@ __device__ __forceinline__ void reduce_rows(const Program& program, const Group&
   if (threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
 }
 
-// Each row by itself. Preconditions: those of take_row.
+// Processes each row by itself, without a sum over rows. Preconditions: those of take_row.
 template <bool kGradients, class Program, class Group, class Scale, class Finish>
 __device__ __forceinline__ void map_rows(const Program& program, const Group& group, int64 chunks, int64 rows_per_chunk,
                                          const Scale& scale, const Finish& finish) {
@@ -1506,7 +1543,7 @@ __device__ __forceinline__ void map_rows(const Program& program, const Group& gr
   group.leave();
 }
 
-// The value of each row, without a reduction.
+// Stores the value of each row, times `scale`.
 template <class Program, class Group, class Result>
 __device__ __forceinline__ void value_of_rows(const Program& program, const Group& group, int64 chunks,
                                               int64 rows_per_chunk, double scale, Result* values) {
@@ -1514,8 +1551,8 @@ __device__ __forceinline__ void value_of_rows(const Program& program, const Grou
   map_rows<false>(program, group, chunks, rows_per_chunk, SharedFactor{1.0}, store);
 }
 
-// The value of all rows, and their gradients for the expected grad_output. In backward, where grad_output is not null,
-// the gradients alone, for the true one, unless they are there.
+// Computes the value of all rows, and writes their gradients for the expected grad_output. In backward, where
+// grad_output is not null, it only writes the gradients for the true grad_output, unless they are in place.
 template <class Program, class Group, class Result>
 __device__ __forceinline__ void speculate(const Program& program, const Group& group, int64 chunks,
                                           int64 rows_per_chunk, double* memory, double divisor, double scale,
@@ -1524,13 +1561,14 @@ __device__ __forceinline__ void speculate(const Program& program, const Group& g
   const bool backward = grad_output != nullptr;
   const double loaded = given_or_expected(grad_output, expected_grad_output);
   if (backward && !chunks_are_stale<Group>(chunks, loaded, used_grad_output, expected_grad_output)) return;
-  // Every lane takes lane 0's value: the slot may change between two reads.
+  // Every lane uses lane 0's value: the slot may change between two reads.
   const double used = __shfl_sync(0xffffffffu, loaded, 0);
   reduce_rows<true>(program, group, chunks, rows_per_chunk, memory, divisor, value, used * scale,
                     Record{used, backward ? nullptr : used_grad_output}, backward);
 }
 
-// The gradients for the true grad_output, unless they are there. In forward each part of a row had a block of its own.
+// Writes the gradients for the true grad_output, unless they are in place. In forward each part of a row had a block of
+// its own (speculate_apart).
 template <class Program, class Group, class Result>
 __device__ __forceinline__ void verify(const Program& program, const Group& group, int64 chunks, int64 rows_per_chunk,
                                        double scale, const Result* grad_output, const double* used_grad_output,
@@ -1540,7 +1578,7 @@ __device__ __forceinline__ void verify(const Program& program, const Group& grou
   map_rows<true>(program, group, chunks, rows_per_chunk, SharedFactor{given * scale}, KeepNothing{});
 }
 
-// The gradients of operands that are not broadcast.
+// Writes the gradients of operands that are not broadcast.
 template <bool kPerRow, class Program, class Group, class Result>
 __device__ __forceinline__ void gradients_of_rows(const Program& program, const Group& group, int64 chunks,
                                                   int64 rows_per_chunk, double scale, const Result* grad_output) {
@@ -1548,7 +1586,7 @@ __device__ __forceinline__ void gradients_of_rows(const Program& program, const 
   map_rows<true>(program, group, chunks, rows_per_chunk, upstream, KeepNothing{});
 }
 
-// The coefficients of each row, and its derivatives by labels.
+// Stores the coefficients of each row, and its derivatives with respect to labels.
 template <bool kPerRow, class Program, class Group, class Result>
 __device__ __forceinline__ void write_coefficients(const Program& program, const Group& group, int64 chunks,
                                                    int64 rows_per_chunk, double scale, const Result* grad_output,
@@ -1559,9 +1597,10 @@ __device__ __forceinline__ void write_coefficients(const Program& program, const
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Rows that kParts blocks share, each of which has a part of it. They meet in memory.
+// Rows that kParts blocks share. Each block processes a part of a row, and the blocks exchange statistics through
+// memory.
 
-// One part of a row, of one block.
+// One part of a row, which one block processes.
 template <int kParts, int kThreads>
 struct PartOfRow {
   static constexpr bool kBlockWide = true;
@@ -1576,16 +1615,17 @@ struct PartOfRow {
   }
 };
 
-// Memory that the blocks of all rows share, behind the records of `used_grad_output`: statistics of each part, a mark
-// of each part that is left to another block, and a counter for each row, whose lower half counts the parts that are
-// there and whose upper half those that are left. Marks and counters are 0 between launches.
+// Memory that the blocks of all rows share, after the records of `used_grad_output`: the statistics of each part, a
+// mark for each part that is left to another block, and a counter for each row. The lower half of a counter is the
+// number of parts that have arrived, the upper half the number of parts that are left. Marks and counters are 0 between
+// launches.
 template <class Statistics>
 struct PartsInMemory {
   Statistics* statistics;
   unsigned* left;
   unsigned* counters;
 
-  // `numbers` of a part: engines/row_statistics/layout.py
+  // `numbers` is the number of doubles of a part: `part_numbers` of engines/row_statistics/layout.py.
   __device__ __forceinline__ PartsInMemory(double* records, int64 parts, int numbers) {
     double* const behind = records + parts;
     statistics = reinterpret_cast<Statistics*>(behind);
@@ -1594,7 +1634,7 @@ struct PartsInMemory {
   }
 };
 
-// Statistics that another block has stored.
+// Loads statistics that another block has stored, bypassing L1.
 template <class Statistics>
 __device__ __forceinline__ Statistics load_statistics(const Statistics* from) {
   Statistics x;
@@ -1605,8 +1645,8 @@ __device__ __forceinline__ Statistics load_statistics(const Statistics* from) {
   return x;
 }
 
-// The statistics of a part, in all threads of its block, in the order of BlocksOfRow. Preconditions: all threads of the
-// block call it together.
+// Returns the statistics of a part in all threads of its block, added in the order of BlocksOfRow. Precondition: all
+// threads of the block call it together.
 template <bool kKeeps, int kParts, int kThreads, class Program>
 __device__ __forceinline__ typename Program::Statistics sum_of_part(const Program& program,
                                                                     const PartOfRow<kParts, kThreads>& group,
@@ -1620,8 +1660,8 @@ __device__ __forceinline__ typename Program::Statistics sum_of_part(const Progra
   return sum_of_warps<kWarps, kWarps>(total, exponent);
 }
 
-// Value and coefficients of a row from the statistics of its parts, in the order of BlocksOfRow. Preconditions: all
-// lanes of a warp call it together; kParts divides 32, or is a multiple of it.
+// Returns the value and coefficients of a row from the statistics of its parts, added in the order of BlocksOfRow.
+// Preconditions: all lanes of a warp call it together; kParts divides 32 or is a multiple of 32.
 template <bool kGradients, int kParts, class Program, class Scale>
 __device__ __forceinline__ typename Program::Row row_of_parts(const Program& program,
                                                               const typename Program::Statistics* parts,
@@ -1640,8 +1680,8 @@ __device__ __forceinline__ typename Program::Row row_of_parts(const Program& pro
   return evaluate(all);
 }
 
-// Stores the statistics of each part in `statistics`: block b has part b % kParts of row b / kParts. Preconditions: a
-// block of kThreads threads for each part.
+// Stores the statistics of each part in `statistics`. Block b processes part b % kParts of row b / kParts.
+// Precondition: the launch has a block of kThreads threads for each part.
 template <int kParts, int kThreads, class Program>
 __device__ __forceinline__ void sum_parts(const Program& program, typename Program::Statistics* statistics) {
   int64 at[Program::kStreams];
@@ -1653,8 +1693,8 @@ __device__ __forceinline__ void sum_parts(const Program& program, typename Progr
   if (threadIdx.x == 0) statistics[blockIdx.x] = total;
 }
 
-// The value of all rows: the block that arrives last evaluates them, by a warp each. Preconditions: those of sum_parts;
-// `memory` has room for the statistics behind a partial sum for each row.
+// Computes the value of all rows. The block that arrives last evaluates them, each row by a warp. Preconditions: those
+// of sum_parts; `memory` has room for one partial sum per row, followed by the statistics.
 template <int kParts, int kThreads, class Program, class Result>
 __device__ __forceinline__ void value_of_parts(const Program& program, double* memory, double divisor, Result* value) {
   using Statistics = typename Program::Statistics;
@@ -1677,7 +1717,8 @@ __device__ __forceinline__ void value_of_parts(const Program& program, double* m
   if (threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
 }
 
-// The value of each row from the statistics that sum_parts has left. Preconditions: blocks of 32 threads.
+// Stores the value of each row, times `scale`, from the statistics that sum_parts has stored. Precondition: the launch
+// has a block of 32 threads for each row.
 template <int kParts, class Program, class Result>
 __device__ __forceinline__ void values_of_sums(const Program& program, const typename Program::Statistics* statistics,
                                                double scale, Result* values) {
@@ -1690,7 +1731,7 @@ __device__ __forceinline__ void values_of_sums(const Program& program, const typ
   StoreValue<Program, Result>{threadIdx.x == 0, scale, values}(at, row, firsts);
 }
 
-// The gradients from them. Preconditions: those of sum_parts.
+// Writes the gradients from the statistics that sum_parts has stored. Preconditions: those of sum_parts.
 template <bool kPerRow, int kParts, int kThreads, class Program, class Result>
 __device__ __forceinline__ void gradients_of_sums(const Program& program,
                                                   const typename Program::Statistics* statistics, double scale,
@@ -1716,18 +1757,18 @@ __device__ __forceinline__ void gradients_of_sums(const Program& program,
   if (group.part == 0 && threadIdx.x == 0) program.write_labels(at, row);
 }
 
-// Looks of a block for the other parts of its row, of which each takes some 0.4 us; and the times as many where parts
-// are not kept, which take longer.
+// Number of times that a block polls for the other parts of its row; a poll takes some 0.4 us. Parts that are not kept
+// take longer, so their blocks poll kLongerLooks times as many times.
 constexpr int kLooks = 128, kLongerLooks = 16;
 
-// Has a quarter of the part of a block that is yet to run brought to L2, if there is such a block: memory then has work
-// while the parts of a row wait for each other. More of it takes longer than they wait. Precondition: all threads of
-// the block call it.
+// Prefetches into L2 a quarter of the part of `block`, a block that is yet to run, if there is such a block. Memory
+// then has work while the parts of a row wait for each other. Prefetching more takes longer than they wait.
+// Precondition: all threads of the block call it.
 template <int kParts, int kThreads, class Program>
 __device__ __forceinline__ void prefetch_part(const Program& program, int64 block) {
   constexpr int kEach = kThreads * Program::kVecSize;
   const int64 row = block / kParts, features = program.layout.features;
-  // The first warp has the other parts to look for.
+  // The first warp polls for the other parts.
   const int vector = static_cast<int>(threadIdx.x) - 32;
   if (vector < 0 || row >= program.layout.rows) return;
   const int64 first = (static_cast<int64>(vector) * kParts + block % kParts) * kEach;
@@ -1737,18 +1778,19 @@ __device__ __forceinline__ void prefetch_part(const Program& program, int64 bloc
   program.prefetch_aligned(at, first, kEach);
 }
 
-// The value of all rows and their gradients, as speculate(). Block b has part b % kParts of row b / kParts; some
-// `resident` blocks run at once, so that block b + resident is likely to follow it.
+// Computes the value of all rows and writes their gradients, as speculate() does in forward. Block b processes part
+// number b % kParts of row b / kParts. About `resident` blocks run at once, so that block b + resident is likely to
+// follow it.
 //
-// 1. A block adds up its part, stores its statistics and counts itself.
-// 2. It waits until all parts of the row are there, adds them up in order, evaluates the row and writes the gradients
+// 1. Each block sums its part, stores the statistics and increments the counter of its row.
+// 2. It waits until all parts of the row have arrived, adds them in order, evaluates the row and writes the gradients
 //    of its part.
-// 3. Blocks of a row need not run at the same time: one that has waited for long marks its part as left, and ends. The
-//    last block of the row reads such parts again and writes their gradients. It alone waits for a mark, which a
-//    running block is about to make.
+// 3. The blocks of a row need not run at the same time. A block that has waited too long marks its part as left, and
+//    ends. The last block of the row reads such parts again and writes their gradients. It alone waits for a mark,
+//    which a running block is about to set.
 //
-// Order of additions: that of BlocksOfRow. Preconditions: kParts divides 32, or is a multiple of it; a block for each
-// part; blocks have kThreads threads.
+// Order of additions: that of BlocksOfRow. Preconditions: kParts divides 32 or is a multiple of 32; the launch has a
+// block of kThreads threads for each part.
 template <int kParts, int kThreads, class Program, class Result>
 __device__ __forceinline__ void speculate_apart(const Program& program, int64 resident, double* memory, double divisor,
                                                 double scale, Result* value, const double* expected_grad_output,
@@ -1759,13 +1801,13 @@ __device__ __forceinline__ void speculate_apart(const Program& program, int64 re
   constexpr int kMostLooks = Program::kHeld ? kLooks : kLongerLooks * kLooks;
   static_assert(kParts < static_cast<int>(kLeft), "half a counter for the parts of a row");
   __shared__ Row shared_row;
-  __shared__ unsigned shared_state[2];  // 1 if the row is complete, and parts that are left to this block
+  __shared__ unsigned shared_state[2];  // 1 if the row is complete, 2 in its last block; parts left to this block
   __shared__ int shared_part;
   const Workspace work = workspace(memory);
   const int64 rows = program.layout.rows, row_index = blockIdx.x / kParts, first_part = row_index * kParts;
   const PartsInMemory<Statistics> parts(used_grad_output, rows * kParts, numbers);
   unsigned* const counter = parts.counters + row_index;
-  // Read by all, but only the first warp evaluates with it.
+  // All warps read it, but only the first warp evaluates with it.
   const double loaded = expected_grad_output == nullptr ? 1.0 : __ldcg(expected_grad_output);
   const double grad_output = __shfl_sync(0xffffffffu, loaded, 0);
   int64 at[Program::kStreams];
@@ -1777,7 +1819,7 @@ __device__ __forceinline__ void speculate_apart(const Program& program, int64 re
   unsigned left = 0;
 #pragma unroll 1
   while (true) {
-    // Of a part that is left only what is kept is wanted.
+    // A part that another block has left is read only to keep its vectors, not for its statistics.
     Statistics total;
     if (is_first || program.keeps()) total = sum_of_part<true>(program, group, at, counts, firsts);
     if (is_first) {
@@ -1791,7 +1833,8 @@ __device__ __forceinline__ void speculate_apart(const Program& program, int64 re
           let_others_run();
           there = load_and_synchronize(counter) % kLeft;
         }
-        // Of a row that is complete after all the last block has not seen this.
+        // If the row is complete after all, its last block arrived before this addition and has not counted this part
+        // as left.
         if (there < kParts) there = add_and_synchronize(counter, kLeft) % kLeft;
         const bool complete = there == kParts;
         if (!complete) add_and_synchronize(parts.left + first_part + group.part, 1);
@@ -1814,7 +1857,7 @@ __device__ __forceinline__ void speculate_apart(const Program& program, int64 re
     program.write(group, at, program.layout.features, firsts, row, counts);
     if (threadIdx.x == 0) used_grad_output[first_part + group.part] = grad_output;
     if (left == 0) break;
-    // A part that is left.
+    // Continue with a part that another block has left.
     --left;
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -1,29 +1,30 @@
-// The most probable alignment of a target to the frames of a sample (Viterbi), as class and position of every frame.
+// The most probable alignment of a target to the frames of a sample (Viterbi): the class and target position of each
+// frame.
 //
-//   y[t, c]  log-probability of class c in frame t, of one sample: T frames, S labels
-//   b_j, l_j logarithms of the most probable path that ends in the blank before label j, or in label j
+//   y[t, c]   log-probability of class c in frame t of one sample with T frames and S labels
+//   b_j, l_j  log-probability of the best path that ends in the blank before label j, or in label j
 //   b_j <- y[t, blank] + max(b_j, l_(j-1))
 //   l_j <- y[t, label_j] + max(l_j, b_j, l_(j-1) if label_j differs from label_(j-1))
 //
-// A block takes a sample, and a lane one position j: both of its states. Sums are doubles, and are not rounded before
-// the end: no two paths are mistaken for one another where a float has lost the digits that tell them apart.
+// A block aligns one sample, and each lane owns one position j: the blank before label j, and label j. Sums are doubles
+// and are rounded only at the end, so paths that differ only in digits that a float loses are still told apart.
 //
-// 1. Forward, in sweeps of blockDim.x positions. l_(j-1) comes from the lane before by a shuffle, and in lane 0 from
-//    the warp before through shared memory. That dependence runs one way, so warps are skewed: in round r warp w takes
-//    chunk r - w of kChunk frames, and reads what warp w - 1 left in round r - 1 in one of two buffers. One barrier
-//    stands for kChunk frames. A later sweep reads the last column of the one before from memory.
-// 2. Each frame leaves where every state came from: three ballots of a warp, 12 bytes for 64 states. Lane i of a warp
-//    keeps word i of a chunk, and writes it with the others.
-// 3. Backward, by the first warp: each lane holds the words of one of 32 frames. All lanes know the state of the path;
-//    the lane of the frame says by a shuffle where it came from. In 32 frames a path crosses at most into the group of
-//    32 positions before.
+// 1. Forward pass, in sweeps of blockDim.x positions. l_(j-1) comes from the preceding lane by a shuffle, and in lane 0
+//    from the preceding warp through shared memory. This dependence runs one way, so warps are skewed: in round r, warp
+//    w processes chunk r - w of kChunk frames, and reads what warp w - 1 left in round r - 1 in one of two buffers. One
+//    barrier serves kChunk frames. A later sweep reads the last column of the preceding sweep from memory.
+// 2. Backpointers. For each frame, three ballots per warp record where every state came from: 12 bytes for 64 states.
+//    Lane i of a warp keeps word i of a chunk, and the lanes write these words together.
+// 3. Backtrace, by the first warp. Each lane holds the words of one of 32 frames. All lanes track the state of the
+//    path; the lane that holds a frame broadcasts by a shuffle where the state came from. In 32 frames a path moves at
+//    most into the preceding group of 32 positions.
 //
-// Of equal sums the path stays in its state; else it prefers the blank to the label before. It ends in the last label
-// if the last blank is no better. Where a path is NaN, or there is none, no frame has a class.
+// Among equal sums the path stays in its state; otherwise it prefers the blank to the preceding label. It ends in the
+// last label if the last blank is no better. If the best path is NaN, or there is none, no frame has a class.
 //
-// Traffic: T (S + 1) elements read, in sectors of 32 bytes each; T (S + 1) 3 / 8 bytes of ballots written, of which the
-// way back reads 24 bytes per frame. Preconditions: blockDim.x is a multiple of 32, at most 512; a block per
-// sample, which sequences.cuh has prepared.
+// Traffic: T (S + 1) elements read, each from a sector of 32 bytes; T (S + 1) 3 / 8 bytes of ballots written, of which
+// the backtrace reads 24 bytes per frame. Preconditions: blockDim.x is a multiple of 32, at most 512; one block per
+// sample; prepare_sample (sequences.cuh) has run.
 #pragma once
 #include "core/scalars.cuh"
 #include "core/types.cuh"
@@ -31,11 +32,11 @@
 
 constexpr int kChunk = 8;
 constexpr int kLanes = 32;
-// Ballots of a frame: a blank that was reached from the label before; a label from its blank, and from the label
-// before.
+// Number of ballots per frame, with a bit per position: the blank was entered from the preceding label; the label was
+// entered from its blank; the label was entered from the preceding label.
 constexpr int kBallots = 3;
 
-// Results of frames lie as `Sequences` says of a gradient.
+// Kernel arguments. Per-frame results have the gradient strides of `Sequences`.
 template <class Input_, class Compute_>
 struct AlignmentProgram {
   using Input = Input_;
@@ -47,12 +48,12 @@ struct AlignmentProgram {
   int64* positions;
   Compute* log_probs;
   Compute* scores;
-  unsigned* came_from;  // per sample, group of 32 positions and frame: the ballots
-  double* columns;      // per sample two of one double per frame: the last label of a sweep, before the frame
+  unsigned* came_from;  // ballots by sample, group of 32 positions, and frame
+  double* columns;      // two per sample, a double per frame: sum of a sweep's last label before that frame
   Sequences shape;
 };
 
-// The arrays of one sample.
+// Addresses and sizes of one sample.
 template <class Input>
 struct AlignedSample {
   const Input* input;
@@ -61,25 +62,27 @@ struct AlignedSample {
   unsigned* came_from;
   double* columns;
 
-  // Ballots of a group of 32 positions.
+  // Number of ballot words per group of 32 positions.
   __device__ __forceinline__ int64 words() const {
     return (frames + kChunk - 1) / kChunk * (kChunk * kBallots);
   }
 };
 
-// True if a path of sum `x` is taken in the place of one of sum `best`. NaN is taken, and stays.
+// True if a path with sum `x` replaces one with sum `best`. NaN replaces any number, and no number replaces NaN.
 __device__ __forceinline__ bool is_better(double x, double best) {
   return x > best || x != x;
 }
 
-// A sum with the emission of the frame. No path leads through -inf, one of NaN neither; +inf is NaN, as in the loss.
+// Returns the sum of a path extended by the emission `y` of a frame. -inf if either is -inf, even if the other is NaN:
+// no path leads through it. +inf counts as NaN, as in the loss.
 __device__ __forceinline__ double extended(double sum, double y) {
   const double largest = scalar_max(double());
   const double total = sum + (y > largest ? scalar_nan(double()) : y);
   return sum < -largest || y < -largest ? -scalar_infinity(double()) : total;
 }
 
-// The emissions of a chunk: of the lane's own label as they lie in memory, and in lane f of the blank of frame f.
+// Emissions (log-probabilities) of a chunk: those of the lane's own label as stored, and in lane f that of the blank in
+// frame f.
 template <class Input, class Compute>
 struct ChunkEmissions {
   Input label[kChunk];
@@ -98,14 +101,14 @@ struct ChunkEmissions {
   }
 };
 
-// Step 1 for the positions from `base` on. The sums of the last two states are left in `ends`, the blank's first.
-// Preconditions: the whole block calls it; it ends in a barrier.
+// Steps 1 and 2 for the blockDim.x positions from `base` on. Stores the sums of the sample's last two states in `ends`,
+// the blank's first, if the sweep has them. Precondition: all threads of the block call it. Ends in a barrier.
 template <class Program, class Sample>
 __device__ __forceinline__ void align_positions(const Program& program, const Sample& sample, int64 base,
                                                 double (&ends)[2]) {
   using Input = typename Program::Input;
   using Compute = typename Program::Compute;
-  __shared__ double passed[2][kLanes][kChunk];  // the last label of a warp before each frame, by parity of rounds
+  __shared__ double passed[2][kLanes][kChunk];  // a warp's last label sum before each frame, by parity of rounds
   const Sequences& shape = program.shape;
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
   const int64 j = base + threadIdx.x, frames = sample.frames, chunks = (frames + kChunk - 1) / kChunk;
@@ -115,7 +118,7 @@ __device__ __forceinline__ void align_positions(const Program& program, const Sa
   const int64 own = label * shape.x_class, of_blank = shape.blank * shape.x_class;
   const int64 behind = sample.length + 1 - base, most = blockDim.x;
   const int64 warps = ((behind < most ? behind : most) + kLanes - 1) / kLanes;
-  // Columns alternate from sweep to sweep: one is read while the other is written.
+  // The two columns alternate: a sweep writes one while it reads the other.
   const int64 sweep = base / most;
   const double* read = sample.columns + (sweep + 1) % 2 * shape.frames;
   double* written = sample.columns + sweep % 2 * shape.frames;
@@ -163,15 +166,16 @@ __device__ __forceinline__ void align_positions(const Program& program, const Sa
   __syncthreads();
 }
 
-// Steps between the state s = 2 j + (1 in a label) of a frame and that of the frame before, as its ballots say.
+// Returns by how many states the path moved into state s, as the ballots of the frame say. States are numbered s = 2 j
+// for the blank before label j, and 2 j + 1 for label j.
 __device__ __forceinline__ int steps_back(unsigned entered, unsigned from_blank, unsigned skipped, int64 s) {
   const int bit = static_cast<int>(s / 2 % kLanes);
   if (s % 2 == 0) return static_cast<int>(entered >> bit & 1u);
   return skipped >> bit & 1u ? 2 : static_cast<int>(from_blank >> bit & 1u);
 }
 
-// Step 3: writes class, position and log-probability of every frame, from the last state `s` on. Precondition: one warp
-// calls it, behind a barrier.
+// Step 3: writes class, position (-1 for the blank) and log-probability of each frame, backwards from the last state
+// `s`. Preconditions: one whole warp calls it, after a barrier.
 template <class Program, class Sample>
 __device__ __forceinline__ void walk_back(const Program& program, const Sample& sample, int64 n, int64 s) {
   using Compute = typename Program::Compute;
@@ -208,7 +212,7 @@ __device__ __forceinline__ void walk_back(const Program& program, const Sample& 
   }
 }
 
-// Aligns sample blockIdx.x. Precondition: its samples and labels are prepared.
+// Aligns sample blockIdx.x. Preconditions: those of the header; all threads of the block call it.
 template <class Program>
 __device__ __forceinline__ void align(const Program& program) {
   __shared__ double ends[2];
@@ -223,7 +227,7 @@ __device__ __forceinline__ void align(const Program& program) {
   sample.length = given.labels;
   sample.came_from = program.came_from + n * groups * ((shape.frames + kChunk - 1) / kChunk * (kChunk * kBallots));
   sample.columns = program.columns + n * 2 * shape.frames;
-  // Of no frames the empty target is the only alignment.
+  // Without frames, only the empty target has an alignment.
   if (threadIdx.x == 0) {
     ends[0] = given.outcome == kTrivial && sample.length == 0 ? 0.0 : -scalar_infinity(double());
     ends[1] = -scalar_infinity(double());

@@ -1,33 +1,38 @@
-// Extended numbers m 2^e, with a floating mantissa m and an integer exponent e of their own: products and sums of
-// probabilities over any number of frames, without logarithms, and without underflow.
+// Extended-range numbers m 2^e: a floating-point mantissa m with an integer exponent e of its own. They hold products
+// and sums of probabilities over any number of frames, without logarithms and without underflow.
 //
 //   product    m m' 2^(e + e')
-//   sum        E = largest e_i,    m = sum_i m_i 2^(e_i - E), with powers of two made of bits
-//   e^x        2^f 2^k, with k = rint(x log2 e) and f the rest; 2^f by a polynomial
+//   sum        E = largest e_i,    m = sum_i m_i 2^(e_i - E), where the powers of two are assembled from their bits
+//   e^x        2^f 2^k, with k = rint(x log2 e) and f the remainder; 2^f by a polynomial
 //
-// 1. A number that counts has m within 2^-4 and 2^18 between two renormalisations, which are at most 8 frames apart:
-//    nothing is flushed that counts. `renormalised` brings m back to [1, 2), an exponent below kLowest to zero, and one
-//    above -kLowest to NaN.
-// 2. Zero is m = 0, with an exponent so low that no number that counts has less, whatever ordinary factors either has
-//    been multiplied by since. `product` keeps a zero as it is, whatever it is multiplied by, NaN too: where no path
-//    passes, nothing is read. `ordinary_product` does not look, and is for ordinary factors.
-// 3. Ordinary are logits below 2^21 in size: |e| of their exponentials is below 2^22. Beyond, `exponential` is slower,
-//    and numbers have to be renormalised after each product.
-// 4. Differences of exponents fit unsigned integers of 32 bits.
+// 1. Renormalising. The mantissa of a number that counts stays within 2^-4 and 2^18 between two renormalisations, which
+//    are at most 8 frames apart, so nothing that counts is flushed to zero. `renormalised` returns the mantissa to [1,
+//    2). It turns a number with an exponent below kLowest into zero, and one with an exponent above -kLowest into NaN.
+// 2. Zero is m = 0 with exponent kZero. kZero is so low that no nonzero number has a lower exponent, whatever ordinary
+//    factors either has been multiplied by since. `product` returns zero if either factor is zero, even if the other is
+//    NaN: where no path passes, emissions have no effect. `ordinary_product` omits that test and requires ordinary
+//    factors.
+// 3. Ordinary logits have a magnitude below 2^21, so |e| of their exponentials is below 2^22. For other logits
+//    `exponential` is slower, and numbers must be renormalised after each product.
+// 4. Differences of exponents fit in 32-bit unsigned integers.
 //
-// In memory, numbers that follow one another share an exponent (block floating point): `pack`. A word of the mantissa's
-// size holds the fraction of a number and its exponent above the shared one, in 9 bits for float and 12 for double:
+// In memory, consecutive numbers share an exponent (block floating point, see `pack`). A word of the mantissa's size
+// holds the fraction of a number, and its exponent relative to the shared one in 9 bits for float and 12 bits for
+// double:
 //
 //   word     [exponent of m 2^e - shared | fraction],   0 for zero;   shared = largest exponent - 511 (4095)
 //
-// Numbers of which one is NaN, or too small beside the largest, do not share: `SharedExponent` says kApart, and each
-// needs an exponent of its own beside the mantissa.
+// Numbers cannot share an exponent if one of them is NaN, or too small compared with the largest. SharedExponent then
+// returns kApart, and each number needs an exponent of its own, stored beside its mantissa.
 //
-// Arithmetic is IEEE's alone, so results have the same bits on every GPU and on the host.
+// All arithmetic is IEEE arithmetic, so results have the same bits on every GPU and on the host.
+//
+// Each thread computes its own numbers in registers. Only load_number and store_number access memory: 8 bytes per
+// number, 16 in double. Preconditions: stated at each function.
 #pragma once
 #include "core/scalars.cuh"
 
-// Bound of what counts as infinite: logits and log-probabilities beyond it.
+// Logits and log-probabilities of a larger magnitude count as infinite.
 constexpr double kLargestLogit = 67108864.0;  // 2^26
 constexpr double kOrdinaryLogit = 2097152.0;  // 2^21
 constexpr int kLowest = -(1 << 29);
@@ -39,7 +44,7 @@ struct Extended {
   int e;
 };
 
-// As it lies in memory with an exponent of its own: two words of the mantissa's size.
+// An extended number in memory with an exponent of its own: two words of the mantissa's size.
 template <class Mantissa>
 struct StoredNumber;
 template <>
@@ -73,11 +78,11 @@ __device__ __forceinline__ Extended<Mantissa> zero_number() {
   return {Mantissa(0), kZero};
 }
 
-// 2^-by, 0 from 127 on.
+// Returns 2^-by; 0 if `by` is 127 or more.
 __device__ __forceinline__ float power_below(unsigned by, float) {
   return __uint_as_float((127u - min(by, 127u)) << 23);
 }
-// 2^-by, 0 from 1023 on.
+// Returns 2^-by; 0 if `by` is 1023 or more.
 __device__ __forceinline__ double power_below(unsigned by, double) {
   return __longlong_as_double(static_cast<int64>(1023u - min(by, 1023u)) << 52);
 }
@@ -86,7 +91,7 @@ template <class Mantissa>
 __device__ __forceinline__ Extended<Mantissa> sum(const Extended<Mantissa>& a, const Extended<Mantissa>& b) {
   const int e = max(a.e, b.e);
   const unsigned top = static_cast<unsigned>(e);
-  // Products by powers of two are exact, so this rounds as a sum does.
+  // Scaling by a power of two is exact, so the fma rounds like a plain addition.
   return {scalar_fma(b.m, power_below(top - static_cast<unsigned>(b.e), Mantissa(0)),
                      a.m * power_below(top - static_cast<unsigned>(a.e), Mantissa(0))),
           e};
@@ -101,19 +106,22 @@ __device__ __forceinline__ Extended<Mantissa> sum(const Extended<Mantissa>& a, c
   return {scalar_fma(c.m, power_below(top - static_cast<unsigned>(c.e), Mantissa(0)), two), e};
 }
 
+// Returns a b; zero if either factor is zero, even if the other is NaN.
 template <class Mantissa>
 __device__ __forceinline__ Extended<Mantissa> product(const Extended<Mantissa>& a, const Extended<Mantissa>& b) {
   const bool zero = a.m == Mantissa(0) || b.m == Mantissa(0);
   return {zero ? Mantissa(0) : a.m * b.m, zero ? kZero : a.e + b.e};
 }
 
+// Returns a b without testing for zero. Precondition: `b` is the exponential of an ordinary logit.
 template <class Mantissa>
 __device__ __forceinline__ Extended<Mantissa> ordinary_product(const Extended<Mantissa>& a,
                                                                const Extended<Mantissa>& b) {
   return {a.m * b.m, a.e + b.e};
 }
 
-// Selects, not branches, in the chain from chunk to chunk.
+// Returns `a` with its mantissa in [1, 2), or zero, or NaN (item 1 of the header). Uses selects, not branches, because
+// it is part of the dependency chain from chunk to chunk.
 __device__ __forceinline__ Extended<float> renormalised(const Extended<float>& a) {
   const unsigned bits = __float_as_uint(a.m), field = bits >> 23 & 0xffu;
   const int e = a.e + static_cast<int>(field) - 127;
@@ -129,13 +137,13 @@ __device__ __forceinline__ Extended<double> renormalised(const Extended<double>&
   return {__longlong_as_double(zero ? 0 : m), zero ? kZero : nan ? 0 : e};
 }
 
-// The word of a number that shares its exponent: no number is negative, so the sign's bit is one of the exponent.
+// The word of a number that shares its exponent. No number is negative, so the sign bit serves as an exponent bit.
 template <class Mantissa>
 struct PackedNumber;
 template <>
 struct PackedNumber<float> {
   using Word = unsigned;
-  static constexpr int kFraction = 23, kBias = 127, kLargest = 511;  // bits; of a float's exponent; of a word's
+  static constexpr int kFraction = 23, kBias = 127, kLargest = 511;  // fraction bits; bias; largest exponent of a word
   static constexpr Word kOne = 127u << 23;
 };
 template <>
@@ -158,18 +166,19 @@ __device__ __forceinline__ double from_bits(unsigned long long bits) {
   return __longlong_as_double(static_cast<int64>(bits));
 }
 
-// In place of a shared exponent.
+// Returned instead of a shared exponent if the numbers have none.
 constexpr int kApart = -2147483647 - 1;
-// Within two renormalisations, exponents of zeros stay below, and those of other numbers above.
+// Between two renormalisations, exponents of zeros stay below this bound, and those of other numbers above it.
 constexpr int kAboveZero = kLowest - (1 << 26);
 
-// The exponent that a few numbers share. Precondition: no zero of them has an exponent that another number could have.
+// Accumulates the shared exponent of a few numbers. Precondition: the exponents of zeros among them are below
+// kAboveZero, and those of other numbers above it.
 template <class Mantissa>
 struct SharedExponent {
   using Packed = PackedNumber<Mantissa>;
   int largest = kAboveZero + Packed::kLargest;
-  unsigned least = 0xffffffffu;  // above kAboveZero: zeros wrap around
-  Mantissa total = Mantissa(0);  // NaN if one of them is
+  unsigned least = 0xffffffffu;  // above kAboveZero; zeros wrap around to large values
+  Mantissa total = Mantissa(0);  // NaN if a number is NaN
 
   __device__ __forceinline__ void add(const Extended<Mantissa>& a) {
     const int e = a.e + static_cast<int>(bits_of(a.m) >> Packed::kFraction);
@@ -183,7 +192,7 @@ struct SharedExponent {
   }
 };
 
-// Precondition: `shared` is not kApart.
+// Returns the word of a number that shares exponent `shared`. Precondition: `shared` is not kApart.
 template <class Mantissa>
 __device__ __forceinline__ typename PackedNumber<Mantissa>::Word pack(const Extended<Mantissa>& a, int shared) {
   using Packed = PackedNumber<Mantissa>;
@@ -192,7 +201,7 @@ __device__ __forceinline__ typename PackedNumber<Mantissa>::Word pack(const Exte
   const int e = static_cast<int>(bits >> Packed::kFraction) + (a.e - (shared + Packed::kBias));
   return static_cast<Word>(max(e, 0)) << Packed::kFraction | fraction;
 }
-// The number of a word other than 0, with a mantissa in [1, 2).
+// Returns the number of a nonzero word, with its mantissa in [1, 2).
 template <class Mantissa>
 __device__ __forceinline__ Extended<Mantissa> unpack_nonzero(typename PackedNumber<Mantissa>::Word word, int shared) {
   using Packed = PackedNumber<Mantissa>;
@@ -200,8 +209,8 @@ __device__ __forceinline__ Extended<Mantissa> unpack_nonzero(typename PackedNumb
   return {from_bits((word & ((Word(1) << Packed::kFraction) - 1)) | Packed::kOne),
           shared + static_cast<int>(word >> Packed::kFraction)};
 }
-// A word's number times 2^by, as a float; 0 below the smallest power that is not subnormal. Precondition: unless it is
-// 0, it is not beyond the largest.
+// Returns the number of a word times 2^by in plain floating point; 0 for the word 0, and if the result is below the
+// smallest normal number. Precondition: the result does not overflow.
 __device__ __forceinline__ float scaled_word(unsigned word, int by, float) {
   const int field = static_cast<int>(word >> 23) + (by + 127);
   return word != 0u && field > 0 ? __uint_as_float(word + (static_cast<unsigned>(by + 127) << 23)) : 0.0f;
@@ -212,7 +221,7 @@ __device__ __forceinline__ double scaled_word(unsigned long long word, int by, d
   return word != 0u && field > 0 ? __longlong_as_double(static_cast<int64>(scaled)) : 0.0;
 }
 
-// True if a logit is ordinary; NaN is not.
+// True if the logit is ordinary. False for NaN.
 __device__ __forceinline__ bool is_ordinary(float x) {
   return fabsf(x) < static_cast<float>(kOrdinaryLogit);
 }
@@ -220,7 +229,7 @@ __device__ __forceinline__ bool is_ordinary(double x) {
   return fabs(x) < kOrdinaryLogit;
 }
 
-// 2^f for |f| up to a half, with a relative error of 1.9e-9.
+// Returns 2^f for |f| up to 0.5, with a relative error of 1.9e-9.
 __device__ __forceinline__ float power_of_fraction(float f) {
   float y = 1.53458118e-04f;
   y = fmaf(y, f, 1.33999314e-03f);
@@ -230,7 +239,7 @@ __device__ __forceinline__ float power_of_fraction(float f) {
   y = fmaf(y, f, 6.93147206e-01f);
   return fmaf(y, f, 1.0f);
 }
-// e^r for |r| up to ln(2) / 2: a Taylor series of degree 13, with a relative error of 4e-18.
+// Returns e^r for |r| up to ln(2) / 2 by a Taylor series of degree 13, with a relative error of 4e-18.
 __device__ __forceinline__ double exp_of_rest(double r) {
   double y = 1.0 / 6227020800.0;
   y = fma(y, r, 1.0 / 479001600.0);
@@ -248,11 +257,12 @@ __device__ __forceinline__ double exp_of_rest(double r) {
   return fma(y, r, 1.0);
 }
 
-constexpr float kHigh = 1.44269502e+00f, kLow = 1.92596303e-08f;  // log2 e
+constexpr float kHigh = 1.44269502e+00f, kLow = 1.92596303e-08f;  // log2 e = kHigh + kLow
 constexpr double kLn2 = 0.6931471805599453, kLn2Low = 2.3190468138462996e-17;
 
-// e^x of an ordinary logit, anything of others. Adding 1.5 times the largest power of two leaves an integer in the last
-// bits of a sum: neither a conversion nor a rounding instruction, which take four times as long.
+// Returns e^x for an ordinary logit; for other arguments the result is unspecified. Adding kMagic, 1.5 times 2^23 (2^52
+// in double), leaves the rounded integer in the low bits of the sum. This needs neither a conversion nor a rounding
+// instruction, which take four times as long.
 __device__ __forceinline__ Extended<float> ordinary_exponential(float x) {
   constexpr float kMagic = 12582912.0f;
   const float sum = fmaf(x, kHigh, kMagic), k = sum - kMagic;
@@ -265,8 +275,8 @@ __device__ __forceinline__ Extended<double> ordinary_exponential(double x) {
   return {exp_of_rest(fma(k, -kLn2Low, fma(k, -kLn2, x))), static_cast<int>(__double_as_longlong(sum))};
 }
 
-// e^x of any logit: zero for -inf, NaN for +inf and NaN. |e| is at most 2^27. k loses digits of its own beyond 2^24:
-// `more` gives them back.
+// Returns e^x for any logit: zero for -inf, NaN for +inf and NaN. |e| is at most 2^27. Beyond 2^24 a float k loses its
+// own last digits; `more` restores them.
 __device__ __forceinline__ Extended<float> exponential(float x) {
   constexpr float kLargest = static_cast<float>(kLargestLogit);
   if (is_ordinary(x)) return ordinary_exponential(x);

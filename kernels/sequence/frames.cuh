@@ -1,21 +1,29 @@
-// CTC: frames, once the recursion has left its posteriors, and the loss of each sample.
+// CTC: log-sum-exps of frames, the loss of each sample, and the gradient of each frame.
 //
-//   lse[t, n] = log sum_c exp x[t, n, c]
-//   loss_n    = sum_t lse[t, n] - log Z_n            lse is left out for log-probabilities
-//   gradient  = scale_n (softmax[t, n, c] - occ[t, n, c])
+//   lse[t, n]         = log sum_c exp x[t, n, c]
+//   loss[n]           = sum_t lse[t, n] - log Z[n]                        without lse for log-probabilities
+//   gradient[t, n, c] = scale[n] (softmax[t, n, c] - occ[t, n, c])        for log-probabilities see GradientKind
 //
-// 1. read_frames: 1 to 32 lanes per frame find the largest logit, and the sum of the others' exponentials relative to
-//    it: so one minus the largest probability keeps its digits. Online: each logit is read once. Blocks of either half
-//    of the recursion do it, since walks wait for latency most of the time.
-// 2. finish_sample: a block per sample adds Z in double, in the order of threads, and log-sum-exps; the block that
+// occ[t, n, c] is the posterior of class c: the sum of its states' posteriors, which the recursion leaves in the
+// lattice (recursion.cuh).
+//
+// 1. read_frames: 1 to 32 lanes per frame find the largest logit and the sum of the others' exponentials relative to
+//    it. The sum leaves out the largest, so that one minus the largest probability keeps its digits. Online softmax:
+//    each logit is read once. Blocks of either half of the recursion do this beside the walks, which wait for latency
+//    most of the time.
+// 2. finish_sample: a block per sample adds Z in double, in the order of threads, and the log-sum-exps. The block that
 //    arrives last adds the losses in the order of samples.
-// 3. write_gradient: posteriors are divided by the frame's own sum, and those of a class added in the order of
-//    positions. Of few classes, a warp copies the posteriors of a few frames to shared memory, and 8 to 32 lanes take
-//    a frame in one pass over its classes. A block takes a frame of many classes: it puts occ of blank and labels,
-//    which are found along their links, in an array of all classes in shared memory, and writes every class once. Where
-//    one class has more than half of softmax and of occ, its gradient is (the others' occ) - (the others' softmax).
+// 3. write_gradient: divides posteriors by the frame's own sum, and adds those of a class in the order of positions.
+//    With few classes, a warp copies the posteriors of a few frames to shared memory, and 8 to 32 lanes process a frame
+//    in one pass over its classes. With many classes, a block processes a frame: it writes occ of the blank and the
+//    labels, found along their links, to an array of all classes in shared memory, and then writes every class once.
+//    Where one class has more than half of softmax and of occ, its gradient is (the others' occ) - (the others'
+//    softmax).
+// 4. With kFindsSums, step 3 also does the work of step 1, from a copy of the frame in shared memory. Afterwards
+//    write_nan writes NaN to the gradients of samples in which it has met a NaN.
 //
-// Traffic: x read by 1 and again by 3, the gradient written, posteriors read.
+// Traffic: x is read by step 1 and again by step 3, or once with kFindsSums; the gradient is written, and posteriors
+// are read. Preconditions: stated at each function.
 #pragma once
 #include "core/reduce.cuh"
 #include "core/speculative_grad.cuh"
@@ -35,7 +43,7 @@ __device__ __forceinline__ double not_a_number(double) {
   return __longlong_as_double(0xfffLL << 51);
 }
 
-// A logit as the recursion sees it: infinite or NaN beyond kLargestLogit.
+// Returns a logit as the recursion sees it: -inf below -kLargestLogit, NaN above kLargestLogit.
 template <class Compute, class Storage>
 __device__ __forceinline__ Compute logit(Storage stored) {
   const Compute x = widen<Compute>(stored), limit = static_cast<Compute>(kLargestLogit);
@@ -43,15 +51,16 @@ __device__ __forceinline__ Compute logit(Storage stored) {
   return x > limit ? not_a_number(x) : x;
 }
 
-// A number as exponents have it: scaled(x) = x / log 2 for the bare power of two, x for exact exponentials.
+// Scales a number for use as the `shift` of `power`: x / log 2 in float, for the bare instruction for 2^x; x in double,
+// for exact exponentials.
 __device__ __forceinline__ float scaled(float x) {
   return x * 1.4426950408889634f;
 }
 __device__ __forceinline__ double scaled(double x) {
   return x;
 }
-// exp(x) relative to a scaled number. In float the product is not rounded, so that the error of a rounded `shift` is
-// common to all powers that have it: power(-x, -shift) takes back that of x.
+// Returns exp(x - s) for `shift` = scaled(s). In float the product is not rounded, so the rounding error of `shift` is
+// a common factor of all powers with that shift: power(-s, -shift) cancels it.
 __device__ __forceinline__ float power(float x, float shift) {
   return exp2_ftz(fmaf(x, 1.4426950408889634f, -shift));
 }
@@ -59,19 +68,19 @@ __device__ __forceinline__ double power(double x, double shift) {
   return exp(x - shift);
 }
 
-// True if a row can be read and written by vectors of 16 bytes.
+// True if a row can be read and written in vectors of 16 bytes.
 template <class Storage>
 __device__ __forceinline__ bool is_vector(const Storage* row, int64 step) {
   return step == 1 && reinterpret_cast<unsigned long long>(row) % 16 == 0;
 }
-// Classes of a row in front of its first vector of 16 bytes. Precondition: class stride 1.
+// Number of classes of a row before its first vector of 16 bytes. Precondition: class stride 1.
 template <class Storage>
 __device__ __forceinline__ int classes_before_vectors(const Storage* row, int classes) {
   constexpr unsigned kVec = 16 / sizeof(Storage);
   const unsigned place = static_cast<unsigned>(reinterpret_cast<unsigned long long>(row) / sizeof(Storage));
   return min(static_cast<int>((0u - place) % kVec), classes);
 }
-// The logits are read again by the gradient pass: without a hint.
+// Loads a vector without a cache hint: the gradient pass reads the logits again.
 template <int kVec, class Storage>
 __device__ __forceinline__ Pack<Storage, kVec> load_vector(const Storage* from) {
   Pack<Storage, kVec> pack;
@@ -79,20 +88,21 @@ __device__ __forceinline__ Pack<Storage, kVec> load_vector(const Storage* from) 
   return pack;
 }
 
-// The largest of the logits that a lane has read, and the others' exponentials (online softmax). They are relative to a
-// number that follows the largest only where that has left it behind by kFar: few batches rescale.
+// Online softmax of the logits that a lane has read: the largest, and the sum of the others' exponentials. The sum is
+// relative to `shift`, which is set to the scaled largest only when that exceeds it by more than kFar, so that few
+// batches rescale.
 template <class Compute>
 struct RunningSum {
   static constexpr float kFar = 16.0f;
   Compute largest = -infinity(Compute(0)), others = Compute(0);
   Compute shift = static_cast<Compute>(-1e38f);  // finite, so that -inf minus it is -inf
-  int place = 0;                                 // that was given with the largest
+  int place = 0;                                 // place of the batch that had the largest
 
-  // Adds a few logits. NaN goes to `others`, and +inf is left to the caller. Changes `x`.
+  // Adds a batch of logits; `at` is its place. NaN goes to `others`; +inf is left to the caller. Overwrites `x`.
   template <int kCount>
   __device__ __forceinline__ void add(Compute (&x)[kCount], int at) {
     static_assert((kCount & (kCount - 1)) == 0, "the logits play a tournament");
-    // The loser of each comparison is one of the others: this leaves out the largest without comparing with it again.
+    // The losers of the comparisons are the others, so the largest is left out without comparing with it again.
 #pragma unroll
     for (int span = 1; span < kCount; span *= 2) {
 #pragma unroll
@@ -123,8 +133,8 @@ struct RunningSum {
   }
 };
 
-// Lanes that share a frame: a power of two. Rows that are read by vectors have four of them for each lane, if they have
-// as many.
+// Number of lanes that share a frame: a power of two. If rows are read in vectors, each lane has at least four of them,
+// unless the row has fewer.
 template <class Storage>
 __device__ __forceinline__ int lanes_of(const Sequences& shape) {
   const int64 vectors = shape.classes * static_cast<int64>(sizeof(Storage)) / 16;
@@ -132,15 +142,15 @@ __device__ __forceinline__ int lanes_of(const Sequences& shape) {
   return vectors >= 128 ? 32 : vectors >= 64 ? 16 : vectors >= 32 ? 8 : vectors >= 16 ? 4 : vectors >= 8 ? 2 : 1;
 }
 
-// Vectors of a lane that are on their way, and those that are added together. More of 16-bit logits would spill
+// Number of vectors that a lane has in flight, and of those that it adds together. With more, 16-bit logits would spill
 // registers.
 template <class Storage>
 constexpr int kReadAhead = sizeof(Storage) == 2 ? 2 : 4;
 template <class Storage>
 constexpr int kReadTogether = sizeof(Storage) == 2 ? 1 : 2;
 
-// Adds the vectors behind `from`, of which a lane takes that of its rank among `lanes` and every `lanes`-th one behind.
-// A place is the number of the first vector that is added with others.
+// Adds a lane's share of the vectors from `from` on: vector `rank`, and every `lanes`-th one after it. The place of a
+// batch is the index of its first vector.
 template <class Compute, class Storage>
 __device__ __forceinline__ void add_vectors(RunningSum<Compute>& sum, const Storage* from, int vectors, int rank,
                                             int lanes) {
@@ -166,7 +176,7 @@ __device__ __forceinline__ void add_vectors(RunningSum<Compute>& sum, const Stor
       for (int j = 0; j < kTogether; ++j) load(i + j, v + lanes * kAhead);
     }
   }
-  // The last ones are fewer.
+  // The remainder has fewer than `lanes` * kAhead vectors.
 #pragma unroll
   for (int i = 0; i < kAhead; i += kTogether) {
     if (v - rank + lanes * i >= vectors) break;
@@ -180,15 +190,15 @@ __device__ __forceinline__ void add_vectors(RunningSum<Compute>& sum, const Stor
   }
 }
 
-// A frame as lanes share it: of `sharing` a lane takes the vector of its rank among them, every `sharing`-th one
-// behind, and classes around the vectors in the same way.
+// A frame that several lanes share. Of `sharing` lanes, each processes the vector of its rank and every `sharing`-th
+// one after it. The classes around the vectors are shared in the same way.
 template <class Storage>
 struct SharedFrame {
   static constexpr int kVec = 16 / sizeof(Storage);
   const Storage* row;
   int classes;
   int64 step;
-  int head, vectors;  // classes in front of the first vector
+  int head, vectors;  // classes before the first vector
 
   __device__ __forceinline__ SharedFrame(const Storage* row, int classes, int64 step)
       : row(row),
@@ -199,8 +209,9 @@ struct SharedFrame {
   }
 };
 
-// The sums of what the `lanes` lanes around this one take of a frame, in each of them: its vectors are in `sum`. The
-// largest may be -inf. Preconditions: all lanes of the warp; `lanes` is a power of two.
+// Returns the sums of the parts of a frame that the `lanes` lanes around this one process, to each of these lanes.
+// `sum` has the lane's vectors already; the lane's other classes are added here. The largest may be -inf.
+// Preconditions: all lanes of the warp call it; `lanes` is a power of two.
 template <class Compute, class Storage>
 __device__ __forceinline__ FrameSum<Compute> sums_of_lanes(RunningSum<Compute> sum, const SharedFrame<Storage>& frame,
                                                            int lanes, int rank, int sharing) {
@@ -208,7 +219,7 @@ __device__ __forceinline__ FrameSum<Compute> sums_of_lanes(RunningSum<Compute> s
   const Storage* const row = frame.row;
   const int classes = frame.classes, head = frame.head, vectors = frame.vectors, lane = threadIdx.x % 32;
   const int64 step = frame.step;
-  // Of the other classes a place is -1 - c.
+  // The place of a single class c is -1 - c.
 #pragma unroll 1
   for (int i = rank; i < classes - vectors * kVec; i += sharing) {
     const int c = i < head ? i : i + vectors * kVec;
@@ -222,13 +233,13 @@ __device__ __forceinline__ FrameSum<Compute> sums_of_lanes(RunningSum<Compute> s
     return largest;
   };
   Compute largest = largest_of_lanes();
-  // Logits below the lower limit count for nothing, if the largest is so far above it that the exponential of the
-  // distance is 0.
+  // Logits below -kLimit need no limiting if the largest is so far above it that their exponentials are 0.
   constexpr Compute kLimit = static_cast<Compute>(kLargestLogit);
   const bool ordinary = largest <= kLimit && largest >= Compute(1000) - kLimit;
   if (__any_sync(0xffffffffu, !ordinary)) {
     RunningSum<Compute> limited;
-    // The classes that the lane has had above, since lanes of other warps may have no such logits.
+    // Only the classes that the lane has added above: lanes of other warps that share the frame may have no such
+    // logits.
     const int all = (vectors - rank + sharing - 1) / sharing * kVec;
 #pragma unroll 1
     for (int i = 0; rank < vectors && i < all; ++i) {
@@ -249,12 +260,12 @@ __device__ __forceinline__ FrameSum<Compute> sums_of_lanes(RunningSum<Compute> s
   const unsigned have = __ballot_sync(0xffffffffu, sum.largest == largest) >> own_first & (0xffffffffu >> (32 - lanes));
   const int winner = own_first + max(__ffs(static_cast<int>(have)) - 1, 0);
   const Compute found = largest;
-  // Of logits that are all -inf the largest is finite, so that no difference is NaN.
+  // If all logits are -inf, -kLimit replaces the largest, so that no difference is NaN.
   largest = larger_or_nan(largest, -kLimit);
   Compute others = sum.others * power(-largest, -sum.shift);
   if (lane != winner) others += power(Compute(0), scaled(largest - sum.largest));
   for (int offset = lanes / 2; offset > 0; offset /= 2) others += __shfl_xor_sync(0xffffffffu, others, offset);
-  // One that the others do not outweigh is the only one so large.
+  // If the others add up to less than 1, none of them equals the largest logit, so comparing with it finds its class.
   int at = -1 - sum.place;
   if (lane == winner && sum.place >= 0 && others < Compute(1)) {
     for (int v = sum.place; v < vectors && v < sum.place + sharing * kReadTogether<Storage>; v += sharing) {
@@ -266,7 +277,7 @@ __device__ __forceinline__ FrameSum<Compute> sums_of_lanes(RunningSum<Compute> s
   return {found, others, __shfl_sync(0xffffffffu, at, winner)};
 }
 
-// The sums of a frame, in each of the `lanes` lanes that share it. Preconditions: those of sums_of_lanes.
+// Returns the sums of a frame to each of the `lanes` lanes that share it. Preconditions: those of sums_of_lanes.
 template <class Compute, class Storage>
 __device__ __forceinline__ FrameSum<Compute> read_frame(const Storage* row, int classes, int64 step, int lanes) {
   const SharedFrame<Storage> frame(row, classes, step);
@@ -282,9 +293,11 @@ __device__ __forceinline__ FrameSum<Compute> read_frame(const Storage* row, int 
   return found;
 }
 
-// The warps of a block that writes the gradient of a frame of many classes, and takes its sums with it (kFindsSums): a
-// part for each. They are added in the same order where a warp reads a frame by itself.
+// Number of warps of a block that writes the gradient of a frame of many classes and finds its sums as well
+// (kFindsSums). Each warp adds up one part of the frame. A warp that reads a frame by itself (read_parts) adds the same
+// parts in the same order.
 constexpr int kParts = 4;
+// Returns the sums of a frame from those of its parts.
 template <class Compute>
 __device__ __forceinline__ FrameSum<Compute> joined(const FrameSum<Compute> (&parts)[kParts]) {
   constexpr Compute kLeast = -static_cast<Compute>(kLargestLogit);
@@ -305,7 +318,8 @@ __device__ __forceinline__ FrameSum<Compute> joined(const FrameSum<Compute> (&pa
   }
   return all;
 }
-// The sums of a frame of many classes, in all lanes of a warp that reads it. Precondition: all lanes.
+// Returns the sums of a frame of many classes to all lanes of the warp that reads it. Precondition: all lanes of the
+// warp call it.
 template <class Compute, class Storage>
 __device__ __forceinline__ FrameSum<Compute> read_parts(const Storage* row, int classes, int64 step) {
   const SharedFrame<Storage> frame(row, classes, step);
@@ -324,13 +338,13 @@ __device__ __forceinline__ FrameSum<Compute> read_parts(const Storage* row, int 
   return joined(parts);
 }
 
-// Parts of all frames, of which either half takes a few: the first `share` of every kShares places are the first
-// half's.
+// The halves of the recursion divide the frames between them: of every kShares places, the first `share` are the first
+// half's, and the others the second half's.
 constexpr unsigned kShares = 8;
 
-// The sums of the frames of a half, by blocks `block`, `block` + `blocks`, ...: each warp takes a few of a sample at a
-// time, one place. kFirst: from both ends to the middle, as the recursion goes there, which finds its elements in L2 or
-// leaves them there; the second half goes the other way.
+// Computes the sums of a half's frames. This is block `block` of `blocks`; each of its warps processes one place at a
+// time, which is a few frames of a sample. kFirst: from both ends to the middle, like the recursion, which finds its
+// elements in L2 or leaves them there. The second half goes the other way.
 template <bool kFirst, bool kInParts, class Compute, class Storage>
 __device__ __forceinline__ void read_frames(const Sequences& shape, const Storage* x, const Sample* samples,
                                             FrameSum<Compute>* sums, unsigned* broken, unsigned share, unsigned block,
@@ -350,7 +364,7 @@ __device__ __forceinline__ void read_frames(const Sequences& shape, const Storag
     const Storage* const logits = x + shape.x_offset(n);
     const int64 first = static_cast<int64>(run) * together;
     if (place >= runs || first >= frames) continue;
-    // Lanes behind the last frame read that once more.
+    // Lanes past the last frame read it again.
     const int64 t = first + threadIdx.x % 32 / lanes;
     const int64 row = t < frames ? t : frames - 1;
     const Storage* const from = logits + row * shape.x_frame;
@@ -368,8 +382,9 @@ __device__ __forceinline__ void read_frames(const Sequences& shape, const Storag
   }
 }
 
-// Outcome of the meeting for a sample that runs. Z = `total` 2^`exponent`. Preconditions: all threads of a block, which
-// is a power of two from 32 to 1024; it ends in a barrier. The result is thread 0's.
+// Computes Z of a sample that runs from its meeting rows, as Z = total 2^`exponent`. Returns the total to thread 0, and
+// `exponent` to every thread. Preconditions: all threads of a block call it; their number is a power of two from 32 to
+// 1024. Ends in a barrier.
 template <class Mantissa>
 __device__ __forceinline__ double alignments(const StoredNumber<Mantissa>* alpha, const StoredNumber<Mantissa>* beta,
                                              const int* labels, int size, int64& exponent) {
@@ -390,9 +405,10 @@ __device__ __forceinline__ double alignments(const StoredNumber<Mantissa>* alpha
   return total;
 }
 
-// The loss of sample n in `losses`, weighted and divided by its labels if it averages, and in `values` if that is not
-// null; its final outcome in `outcomes`. The block that comes last adds the losses up. A thread loads the sums of
-// kAtOnce frames at once. Preconditions: blocks of 128 threads; one block for each sample.
+// Computes the loss of sample n. `values`, unless null, receives the weighted loss. `losses` receives the same, divided
+// by the number of labels if `averages` is set. `value`, unless null, receives the sum of `losses` over the divisor,
+// from the block that arrives last. Each thread loads the sums of kAtOnce frames at once. Preconditions: blocks of 128
+// threads, one per sample.
 template <bool kLogits, int kAtOnce, class Mantissa, class Result>
 __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, const Sample* samples, const int* labels,
                                               const StoredNumber<Mantissa>* meeting, const FrameSum<Mantissa>* sums,
@@ -459,10 +475,10 @@ __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, c
   }
 }
 
-// kPlain: minus the posteriors. kOfLogits: exp(x) minus them; kSoftmax: softmax minus them.
+// Gradient before scaling. kPlain: -occ. kOfLogits: exp(x) - occ. kSoftmax: softmax - occ.
 enum GradientKind { kPlain, kOfLogits, kSoftmax };
 
-// Summands of a frame's gradient beside its posteriors.
+// The summand of a frame's gradient beside -occ: 0, exp(x) or softmax, according to kKind.
 template <GradientKind kKind, class Mantissa>
 struct FrameSoftmax {
   Mantissa shift = 0, factor = 1;
@@ -475,11 +491,11 @@ struct FrameSoftmax {
       factor = power(-sum.largest, -shift) / (Mantissa(1) + sum.others);
     }
   }
-  // Of a stored logit, times `multiple` in place of `factor`.
+  // Returns the summand for a stored logit, with `multiple` as its factor instead of `factor`.
   template <class Storage>
   __device__ __forceinline__ Mantissa of(Storage stored, Mantissa multiple) const {
     if constexpr (kKind == kSoftmax) {
-      // None is above the largest that counts: there the loss is NaN.
+      // A logit above kLargestLogit needs no check: the loss is NaN then.
       const Mantissa z = widen<Mantissa>(stored), lowest = static_cast<Mantissa>(-kLargestLogit);
       return power(z < lowest ? -infinity(z) : z, shift) * multiple;
     }
@@ -488,27 +504,30 @@ struct FrameSoftmax {
   }
 };
 
-// Posteriors of one position: of its blank and its label, and of both without those of one class.
+// Posteriors of one position, or sums of several: of the blank, of the label, and of both, excluding one class.
 template <class Mantissa>
 struct PositionPosteriors {
   Mantissa blank = 0, label = 0, others = 0;
 };
 
-// Classes outside of vectors that a lane loads before it writes the gradient of the first. Where vectors of logits do
-// not lie as those of gradients do, these are all classes, and one at a time would wait for memory each.
+// Number of classes outside of vectors that a lane loads before it writes the gradient of the first. Where the vectors
+// of logits and of gradients are not aligned alike, these are all classes, and loads of one at a time would each wait
+// for memory.
 template <GradientKind kKind>
 constexpr int kSingles = kKind == kPlain ? 1 : 4;
 
+// Number of threads of a block that writes gradients of frames of many classes.
 constexpr int kLongThreads = 128;
-// Blocks for frames of many classes that a multiprocessor is to hold, and those that find sums too. Others than those
-// of compute capability 9.0 would spill registers with more.
+// Number of blocks that a multiprocessor is to hold, for gradients of frames of many classes; the second is with
+// kFindsSums. With more, GPUs of a compute capability other than 9.0 would spill registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 constexpr int kLongBlocks = 5, kFindingBlocks = 4;
 #else
 constexpr int kLongBlocks = 6, kFindingBlocks = 5;
 #endif
-// The sums of what all threads of a block have. Preconditions: there is a barrier behind the use of the result. Ends in
-// a barrier.
+// Block-wide sums of `mine`, in every thread; `others` is summed only if `has_others`. Preconditions: all threads of a
+// block of kLongThreads call it; the caller synchronizes the block after using the result, before the next call.
+// Contains a barrier.
 template <class Mantissa>
 __device__ __forceinline__ PositionPosteriors<Mantissa> add_posteriors(PositionPosteriors<Mantissa> mine,
                                                                        bool has_others) {
@@ -528,8 +547,7 @@ __device__ __forceinline__ PositionPosteriors<Mantissa> add_posteriors(PositionP
   return all;
 }
 
-// The sum of what all threads of a block have. Preconditions: there is a barrier behind the use of the result. Ends in
-// a barrier.
+// Block-wide sum of `mine`, in every thread. Preconditions: those of add_posteriors. Contains a barrier.
 template <class Mantissa>
 __device__ __forceinline__ Mantissa add_others(Mantissa mine) {
   __shared__ Mantissa of_warps[kLongThreads / 32];
@@ -542,34 +560,36 @@ __device__ __forceinline__ Mantissa add_others(Mantissa mine) {
   return all;
 }
 
-// Frames of many classes are written in windows, of which shared memory has a number for each class.
+// Number of classes in a window, at most. Frames of many classes are written in windows, and shared memory has a number
+// for each class of a window.
 template <class Mantissa>
 constexpr int kWindow = 32768 / static_cast<int>(sizeof(Mantissa));
-// Windows of a frame; frames of few classes are not divided.
+// Number of windows of a frame. Frames of few classes are not divided.
 template <bool kMany, class Mantissa>
 __device__ __forceinline__ unsigned windows_of(const Sequences& shape) {
   return kMany ? (static_cast<unsigned>(shape.classes) - 1) / kWindow<Mantissa> + 1 : 1;
 }
 
-// The vectors of frames, which a block reads and writes in turn. The next ones, of the same frame or the next, are on
-// their way while one is written.
+// The vectors of successive frames, which a block reads and writes in turn. While some are written, loads of the next
+// ones, of the same frame or of the next, are in flight.
 template <GradientKind kKind, class Storage>
 struct LongRows {
   static constexpr int kVec = 16 / sizeof(Storage);
-  // Beside exact exponentials, or of 16-bit logits, more vectors would spill registers.
+  // More vectors would spill registers beside exact exponentials, or with 16-bit logits where kLongBlocks is 5.
   static constexpr int kAhead = kKind == kOfLogits ? 1 : kVec == 8 && kLongBlocks == 5 ? 2 : 4;
   static constexpr int kStep = kLongThreads * kAhead;
   Pack<Storage, kVec> raw[kAhead] = {};
 
-  // Loads vector i of those of a thread, of `left` that lie behind `from`, where the thread's first one lies.
+  // Loads the thread's i-th vector if fewer than `left` vectors precede it; `from` points at the thread's first vector.
   __device__ __forceinline__ void load(const Storage* from, int left, int i) {
     if constexpr (kKind != kPlain) {
       if (static_cast<int>(threadIdx.x) + kLongThreads * i < left)
         raw[i] = load_vector<kVec>(from + kLongThreads * i * kVec);
     }
   }
-  // Writes what `of` makes of `left` vectors and of the numbers that lie like their elements, and loads the first ones
-  // of `next_left` behind `next`.
+  // Writes of(vector, numbers) for the thread's share of `left` vectors; `numbers` has a number for each of their
+  // elements. Loads the first of the `next_left` vectors at `next` meanwhile. All pointers are to the thread's first
+  // vector.
   template <class Mantissa, class Of>
   __device__ __forceinline__ void write(const Storage* from, Storage* to, const Mantissa* numbers, int left,
                                         const Storage* next, int next_left, const Of& of) {
@@ -595,15 +615,15 @@ struct LongRows {
   }
 };
 
-// A frame in shared memory, for blocks that find its sums too: a thread copies and reads its own vectors, and starts to
-// copy those of the next frame once it has written the gradient of this one's.
+// A frame in shared memory, for blocks that find its sums as well. Each thread copies and reads only its own vectors.
+// It starts to copy those of the next frame once it has written this frame's gradient there.
 template <class Storage>
 struct CopiedFrame {
   static constexpr int kVec = 16 / sizeof(Storage);
   using Vector = Pack<Storage, kVec>;
-  Vector* own;  // of the thread's vectors the first; the others lie kLongThreads apart
+  Vector* own;  // the thread's first vector; the others are kLongThreads apart
 
-  // Behind a number for each class, and a few more (write_long_frames).
+  // Returns the copy of the block. It is stored after a number for each class, and a few more (write_long_frames).
   template <class Mantissa>
   static __device__ __forceinline__ CopiedFrame of_block(const Sequences& shape) {
     extern __shared__ uint4 staged[];
@@ -611,12 +631,12 @@ struct CopiedFrame {
     return {reinterpret_cast<Vector*>(numbers + (static_cast<int>(shape.classes) + 15) / 8 * 8) + threadIdx.x};
   }
 
-  // Starts to copy those of the thread.
+  // Starts the copies of the thread's vectors.
   __device__ __forceinline__ void begin(const SharedFrame<Storage>& frame) const {
 #pragma unroll 1
     for (int v = threadIdx.x; v < frame.vectors; v += kLongThreads) copy(frame, v);
   }
-  // Starts to copy vector `v`, if there is one.
+  // Starts the copy of vector `v`, if there is one.
   __device__ __forceinline__ void copy(const SharedFrame<Storage>& frame, int v) const {
     if (v >= frame.vectors) return;
     Vector* const to = own + (v - static_cast<int>(threadIdx.x));
@@ -627,7 +647,7 @@ struct CopiedFrame {
       *to = load_vector<kVec>(from);
     }
   }
-  // The sums of what the warp has of `frame`, which has arrived.
+  // Returns the sums of the warp's part of `frame`. Precondition: its copies have arrived.
   template <class Compute>
   __device__ __forceinline__ FrameSum<Compute> sums(const SharedFrame<Storage>& frame) const {
     constexpr int kTogether = kReadTogether<Storage>;
@@ -653,13 +673,14 @@ struct CopiedFrame {
   }
 };
 
-// Stores the sums of a frame, and flags them if they are NaN. Precondition: one thread.
+// Stores the sums of a frame, and flags them in `broken` if they are NaN. Precondition: one thread calls it.
 template <class Compute>
 __device__ __forceinline__ void tell_sum(const FrameSum<Compute>& sum, FrameSum<Compute>* to, unsigned* broken) {
   *to = sum;
   if (sum.others != sum.others) atomicOr(broken, kNanLogit);
 }
-// Finds those of a frame whose gradient is not. Precondition: all threads of a block of kLongThreads.
+// Computes and stores the sums of a frame whose gradient is not written. Precondition: all threads of a block of
+// kLongThreads call it.
 template <class Compute, class Storage>
 __device__ __forceinline__ void find_sum(const Storage* row, int classes, int64 step, FrameSum<Compute>* to,
                                          unsigned* broken) {
@@ -675,10 +696,13 @@ __device__ __forceinline__ void find_sum(const Storage* row, int classes, int64 
   __syncthreads();
 }
 
-// The gradients of classes begin, begin + 1, ... before begin + count in frames first, first + step, ... before `end`.
-// Posteriors are on their way a frame ahead. kFindsSums: `sums` are found, and flagged in `broken` if they are NaN;
-// else read. Preconditions: all threads of a block of kLongThreads; dynamic shared memory of count + 8 numbers, which
-// no thread uses before; with kFindsSums, all classes, and copies of the first frame have begun (CopiedFrame).
+// Writes the gradients of classes begin .. begin + count - 1 in frames first, first + step, ... before `end`.
+// Posteriors are loaded a frame ahead. kFindsSums: computes the sums of each frame; unless `broken` is null, stores
+// them in `sums` and flags NaN in `broken`. Otherwise reads `sums`.
+//
+// Preconditions: all threads of a block of kLongThreads call it; dynamic shared memory has count + 8 numbers, which no
+// thread uses before; with kFindsSums, the window has all classes, and copies of the first frame have begun
+// (CopiedFrame).
 template <GradientKind kKind, bool kFindsSums, class Mantissa, class Storage>
 __device__ __forceinline__ void write_long_frames(const Sequences& shape, const Storage* x, Storage* g,
                                                   const int* labels, const unsigned* links, const Mantissa* states,
@@ -687,7 +711,7 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
   using Rows = LongRows<kKind, Storage>;
   constexpr int kVec = Rows::kVec;
   extern __shared__ uint4 staged[];
-  Mantissa* const occ = reinterpret_cast<Mantissa*>(staged);  // times `scale`
+  Mantissa* const occ = reinterpret_cast<Mantissa*>(staged);  // occ by class, times `scale`
   const int rank = threadIdx.x, blank = static_cast<int>(shape.blank);
   if (first >= end) return;
   bool alike = shape.g_class == 1;
@@ -699,9 +723,10 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
   const bool moves = alike && of_step_g % kVec != 0;
   x += first * shape.x_frame + begin * shape.x_class;
   g += first * shape.g_frame + begin * shape.g_class;
-  // Classes of the window in front of the first vector of a frame: all, where vectors of x are not those of g.
+  // Number of the window's classes before the first vector of a frame: all of them if the vectors of x and of g are not
+  // aligned alike.
   auto head_of = [&](const Storage* row) { return alike ? classes_before_vectors(row, count) : count; };
-  // A thread has positions rank, rank + kLongThreads, ...
+  // A thread owns positions rank, rank + kLongThreads, ...
   const bool has_label = rank < size - 1;
   const int own_class = has_label ? labels[rank] : 0;
   const unsigned own_link = has_label ? links[rank] : kEarlier;
@@ -737,13 +762,13 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
       const FrameSum<Mantissa> part = copied.template sums<Mantissa>(frame_of(x));
       if (rank % 32 == 0) parts[rank / 32] = part;
     }
-    // The class that has more than half of softmax, or none.
+    // The class that has more than half of softmax, or -1.
     int likely = kKind == kSoftmax && sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
     if constexpr (kFindsSums) likely = -1;
     auto others_of = [&](Mantissa at_blank, Mantissa at_label, int c) {
       return (likely != blank ? at_blank : Mantissa(0)) + (likely != c ? at_label : Mantissa(0));
     };
-    // The first label of a class adds the others.
+    // Returns the sum over all labels of a class, from its first label on.
     auto of_class = [&](unsigned link, Mantissa of_label) {
       while (link != 0u) {
         const int j = static_cast<int>(link) - 1;
@@ -761,14 +786,14 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
       mine.label += at_label;
       if (likely >= 0) mine.others += others_of(at_blank, at_label, j < size - 1 ? labels[j] : blank);
     }
-    // Behind its barrier no thread needs the occ of the frame before.
+    // After the barrier in add_posteriors, no thread needs the occ of the preceding frame.
     auto all = add_posteriors(mine, likely >= 0);
     if constexpr (kFindsSums) {
       sum = joined(parts);
       if (rank == 0 && broken != nullptr) tell_sum(sum, sums + t, broken);
       likely = sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
       if (likely >= 0) {
-        // Few frames of a model that is not sure come here.
+        // If the model is uncertain, few frames come here.
         mine = {};
 #pragma unroll 1
         for (int j = rank; j < size; j += kLongThreads) {
@@ -779,8 +804,8 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
       }
     }
     const Mantissa share = scale / (all.blank + all.label);
-    // Place of the window's first class in `occ`, so that vectors are aligned there too. All frames have the same
-    // labels: other places stay 0 unless that moves.
+    // Index in `occ` of the window's first class, chosen so that vectors are aligned there too. All frames have the
+    // same labels, so other entries stay 0, unless the origin moves.
     int origin = alike ? kVec - head : 0;
     auto put = [&](int c, Mantissa found) {
       const unsigned place = static_cast<unsigned>(c - begin);
@@ -797,7 +822,7 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
       __syncthreads();
       origin = now;
     }
-    // L1 has all posteriors of the frame by now.
+    // By now L1 has all posteriors of the frame.
     if ((own_link & kEarlier) == 0u) put(own_class, of_class(own_link, own_label) * share);
 #pragma unroll 1
     for (int j = rank + kLongThreads; j < size - 1; j += kLongThreads) {
@@ -807,8 +832,8 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
     if (rank == kLongThreads - 1) put(blank, all.blank * share);
     __syncthreads();
     const int next_head = head_of(g + of_step_g), vectors = (count - head) / kVec;
-    // The class that has most of both softmax and occ gets the rest of both. The thread that writes its vector writes
-    // it once more.
+    // The gradient of a class with more than half of both softmax and occ is the others' occ minus the others' softmax.
+    // The thread that writes its vector rewrites this element afterwards.
     int rewritten = -1;
     Mantissa rest = 0;
     if (likely >= begin && likely - begin < count) {
@@ -879,9 +904,10 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
   }
 }
 
-// Shared memory of a block about a sample of few labels in frames of few classes. `head` is the first label of each
-// class, and `next` that behind each label of a class; where there is none it is the last position, which has no label.
-// `rows` are posteriors of the frames that a warp takes together, as they lie in the lattice.
+// Shared memory of a block, for a sample of few labels in frames of few classes. `head` is the position of the first
+// label of each class, and `next` that of the next label of the same class. Where there is none, it is the last
+// position, which has no label. `rows` has the posteriors of the frames that a warp processes together, in the order of
+// the lattice.
 constexpr int kShortClasses = 1024;
 template <class Mantissa>
 struct ShortFrames {
@@ -896,7 +922,7 @@ struct ShortFrames {
     return *reinterpret_cast<ShortFrames*>(staged);
   }
 
-  // Precondition: all threads of the block, before any reads `head` and `next`.
+  // Fills `head` and `next`. Precondition: all threads of the block call it, before any reads these. Ends in a barrier.
   __device__ __forceinline__ void begin(const Sequences& shape, const int* labels, const unsigned* links, int count) {
     const unsigned short none = static_cast<unsigned short>(count);
     for (int c = threadIdx.x; c < (shape.classes + 3) / 4 * 4; c += blockDim.x) head[c] = none;
@@ -910,8 +936,8 @@ struct ShortFrames {
     __syncthreads();
   }
 
-  // Starts to copy `count` posteriors to the warp's rows. Vectors are copied whole: the lattice has more on both sides.
-  // Returns where the first one comes to lie.
+  // Starts to copy `count` posteriors to the warp's rows, and returns the address of the first one there. Copies whole
+  // vectors: memory of the lattice extends past both ends.
   __device__ __forceinline__ Mantissa* copy(const Mantissa* from, int count) {
     const int before = static_cast<int>(reinterpret_cast<unsigned long long>(from) % 16 / sizeof(Mantissa));
     const uint4* const vectors = reinterpret_cast<const uint4*>(from - before);
@@ -928,40 +954,41 @@ struct ShortFrames {
   }
 };
 
-// Lanes that share a frame of few classes: a power of two. Fewer would take more than two vectors each.
+// Number of lanes that share a frame of few classes: a power of two. Fewer would process more than two vectors each.
 template <class Storage>
 __device__ __forceinline__ int short_lanes(const Sequences& shape) {
   const int64 vectors = shape.classes * static_cast<int64>(sizeof(Storage)) / 16;
   return vectors <= 16 ? 8 : vectors <= 32 ? 16 : 32;
 }
-// Frames of few classes of a sample, which a warp takes a few at a time; `lanes` share one.
+// Frames of few classes of a sample. A warp processes a few of them at a time, and `lanes` lanes share one.
 template <GradientKind kKind, class Mantissa, class Storage>
 struct ShortRun {
   static constexpr int kVec = 16 / sizeof(Storage);
-  // Frames that a lane takes at once: links of labels are read for all of them. Beside exact exponentials of eight
-  // logits two would spill registers.
+  // Number of frames that a lane processes at once, so that the links of labels are read once for all of them. Beside
+  // exact exponentials of eight logits, two would spill registers.
   static constexpr int kAtOnce = kKind == kOfLogits && kVec == 8 ? 1 : 2;
-  const Storage* x;  // of the sample
+  const Storage* x;  // first operand and gradient of the sample
   Storage* g;
   const FrameSum<Mantissa>* sums;
-  int lanes, vectors;  // vectors of a frame: 0 if they are not aligned
+  int lanes, vectors;  // vectors of a frame, 0 if they are not aligned
   Mantissa scale;
-  int first, count;  // the frames that the warp has now
+  int first, count;  // frames that the warp processes now
   Mantissa* rows;
   FrameSum<Mantissa> sum[kAtOnce];
   Pack<Storage, kVec> first_vector[kAtOnce];
 
-  // Frame i of a lane, from `first` on. Where there are no more, a lane takes its first one again, and lanes without
-  // one take the first of all.
+  // Index of the lane's i-th frame, counted from `first`. Past the last frame, a lane repeats its first frame; a lane
+  // without any uses frame 0.
   __device__ __forceinline__ int frame(int i) const {
     const int group = threadIdx.x % 32 / lanes, behind = group + 32 / lanes * i;
     return behind < count ? behind : group < count ? group : 0;
   }
+  // True if the lane has an i-th frame.
   __device__ __forceinline__ bool exists(int i) const {
     return static_cast<int>(threadIdx.x % 32) / lanes + 32 / lanes * i < count;
   }
 
-  // Starts to load what the lanes need of their frames, whose posteriors begin at `posteriors`.
+  // Starts the loads of the lanes' frames: sums, first vectors, and posteriors, which begin at `posteriors`.
   __device__ __forceinline__ void load(const Sequences& shape, ShortFrames<Mantissa>& few, const Mantissa* posteriors,
                                        int size) {
     const int rank = threadIdx.x % lanes;
@@ -978,8 +1005,8 @@ struct ShortRun {
   }
 };
 
-// The gradients of the frames that `run` has loaded; each class is written once. Preconditions: all lanes of the warp;
-// it ends before all lanes have read the rows.
+// Writes the gradients of the frames that `run` has loaded, each class once. Precondition: all lanes of the warp call
+// it. A lane may return before others have read the rows.
 template <GradientKind kKind, class Mantissa, class Storage>
 __device__ __forceinline__ void write_short_frames(const Sequences& shape, const ShortFrames<Mantissa>& few,
                                                    const ShortRun<kKind, Mantissa, Storage>& run, int size) {
@@ -996,7 +1023,7 @@ __device__ __forceinline__ void write_short_frames(const Sequences& shape, const
   }
   cp_async_wait_all();
   __syncwarp();
-  // The place that a row has to spare: what a class without labels has.
+  // The spare entry of a row is the posterior of a class without labels.
   if (lane < run.count) run.rows[2 * size * lane + 2 * size - 1] = Mantissa(0);
   __syncwarp();
   Mantissa of_blank[kAtOnce] = {}, of_labels[kAtOnce] = {}, of_others[kAtOnce] = {};
@@ -1016,7 +1043,8 @@ __device__ __forceinline__ void write_short_frames(const Sequences& shape, const
   for (int i = 0; i < kAtOnce; ++i) {
     likely[i] = kKind == kSoftmax && sum[i].others < Mantissa(1) ? static_cast<int>(sum[i].at) : -1;
   }
-  // The first label of a class takes the sum of all: a lane has all labels of its classes, which no other lane reads.
+  // The entry of a class's first label takes the sum over all its labels. A lane owns all labels of its classes, which
+  // no other lane reads.
   constexpr int kClasses = 4;
 #pragma unroll 1
   for (int c = rank * kClasses; run.exists(0) && c < classes; c += lanes * kClasses) {
@@ -1113,8 +1141,8 @@ __device__ __forceinline__ void write_short_frames(const Sequences& shape, const
   }
 }
 
-// True if sample n has alignments, as the recursion has found at the meeting. `is_nan` if its loss is, for a reason
-// among `reasons`.
+// True if sample n has alignments, as the recursion has found at the meeting. Sets `is_nan` if its loss is NaN for one
+// of `reasons`.
 __device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sample& sample, const unsigned* broken,
                                                int64 n, unsigned reasons, bool& is_nan) {
   unsigned found = broken[kByMeeting * shape.samples + n];
@@ -1123,18 +1151,19 @@ __device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sam
   return sample.outcome == kRuns && (found & kNoAlignment) == 0u;
 }
 
-// Frames of a sample that a block takes.
+// Number of frames of a sample per block that writes posteriors (posteriors.cuh).
 constexpr int kFrames = 16;
-// Runs of so many frames of a sample.
+// Number of runs of `frames` frames per sample.
 __device__ __forceinline__ unsigned runs_of(const Sequences& shape, int frames) {
   return (static_cast<unsigned>(shape.frames) + frames - 1) / frames;
 }
 
-// The gradient of a window of a run of `frames` frames, for grad_output of the sample over the divisor. Blocks that
-// follow each other take windows of a run, and runs of all samples.
+// Writes the gradient of one window in a run of `frames` frames of a sample, for the sample's grad_output over the
+// divisor. Successive values of `block` go through the windows of a run, then the samples, then the runs. `again`: an
+// earlier launch has flagged NaN logits in `broken`, and this one reads these flags instead of setting them.
 //
-// Preconditions: blocks of 128 threads; dynamic shared memory has a ShortFrames, whose labels and classes suffice, or
-// with kMany what write_long_frames needs; no warp reads shared memory of an earlier call.
+// Preconditions: blocks of 128 threads; dynamic shared memory has a ShortFrames that the labels and classes fit, or
+// with kMany what write_long_frames needs; no warp still reads shared memory of an earlier call.
 template <GradientKind kKind, bool kMany, bool kFindsSums, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradient(const Sequences& shape, const Storage* x, Storage* g,
                                                const Sample* samples, const int* labels, const unsigned* links,
@@ -1145,25 +1174,26 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   const unsigned windows = windows_of < kMany && !kFindsSums, Mantissa > (shape);
   const unsigned row = block / windows, samples_in_all = static_cast<unsigned>(shape.samples);
   const int64 n = row % samples_in_all;
-  // Frames of many classes lie apart, so that blocks which run at the same time share parts of memory.
+  // With many classes, the frames of a run are spread over the sample, so that blocks running at the same time access
+  // the same parts of memory.
   const int run = static_cast<int>(row / samples_in_all), classes = static_cast<int>(shape.classes);
   const int first = kMany ? run : run * frames, step = kMany ? static_cast<int>(runs_of(shape, frames)) : 1;
   const int all_frames = static_cast<int>(shape.frames),
             end = kMany ? all_frames : first + min(frames, all_frames - first);
-  // Windows take whole vectors.
+  // Windows have whole vectors.
   const int window = kMany && !kFindsSums ? ((classes - 1) / static_cast<int>(windows) + 8) / 8 * 8 : classes;
   const int begin = kMany && !kFindsSums ? static_cast<int>(block % windows) * window : 0,
             width = min(window, classes - begin);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   if constexpr (kFindsSums) {
-    // In front of all that waits for loads.
+    // Started before anything that waits for loads.
     CopiedFrame<Storage>::template of_block<Mantissa>(shape).begin(
         SharedFrame<Storage>(x + shape.x_offset(n) + first * shape.x_frame, classes, shape.x_class));
   }
   const Sample sample = samples[n];
   const double divisor = count == nullptr ? multiple : multiple * __ldcg(count);
   double scale = grad_output == nullptr ? *used : widen<double>(grad_output[per_sample != 0 ? n : 0]);
-  // A mean of nothing has no gradient.
+  // A mean over no samples has no gradient.
   scale = divisor == 0.0 ? 0.0 : scale * sample.weight / divisor;
   if (shape.averages != 0 && sample.labels > 1) scale /= static_cast<double>(sample.labels);
   bool is_nan;
@@ -1177,7 +1207,7 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   const Mantissa* const states = lattice + Lattice<Mantissa>::row(sample, shape.frames, 0);
   FrameSum<Mantissa>* const frame_sums = sums + n * shape.frames;
   const int filled = exists && !is_nan ? min(end, sample.frames) : first;
-  // Frames of this run that have no gradient: all from one on.
+  // Frames of this run without a gradient: all from `empty` on.
   const int empty = filled > first ? first + (filled - first + step - 1) / step * step : first;
   for (int64 t = empty + static_cast<int64>(warp) * step; t < end; t += warps * step) {
     Storage* const row = g + t * shape.g_frame + begin * shape.g_class;
@@ -1186,7 +1216,7 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   }
   unsigned* const broken_logits = again ? nullptr : broken + kByLogits * shape.samples + n;
   if constexpr (kFindsSums) {
-    // Frames without a gradient have a loss, too.
+    // Frames without a gradient still count in the loss.
     for (int t = filled > first ? end : first; !again && t < min(end, sample.frames); t += step)
       find_sum(x + t * shape.x_frame, classes, shape.x_class, frame_sums + t, broken_logits);
     if (filled <= first) cp_async_wait_all();
@@ -1218,14 +1248,14 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
       begun = true;
       if (run.count <= 0) break;
       write_short_frames(shape, few, run, size);
-      __syncwarp();  // the rows are still read
+      __syncwarp();  // other lanes may still read the rows
       run.first += warps * together;
     }
   }
 }
 
-// NaN in the gradient of sample n, if a launch before this one has met a NaN among the logits of its frames: in every
-// `blocks`-th of them from `block` on. Precondition: all threads of a block.
+// Writes NaN to the gradient of sample n in every `blocks`-th frame from `block` on, if an earlier launch has met a NaN
+// among the logits of its frames. Precondition: all threads of a block call it.
 template <class Compute, class Storage>
 __device__ __forceinline__ void write_nan(const Sequences& shape, Storage* g, const Sample* samples,
                                           const unsigned* broken, int64 n, int64 block, int64 blocks) {
@@ -1239,7 +1269,7 @@ __device__ __forceinline__ void write_nan(const Sequences& shape, Storage* g, co
   }
 }
 
-// The gradients of windows of runs `block`, `block` + `blocks`, ... of all samples.
+// Writes the gradients of windows of runs `block`, `block` + `blocks`, ... of all samples (see write_gradient).
 template <GradientKind kKind, bool kMany, bool kFindsSums, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradients(const Sequences& shape, const Storage* x, Storage* g,
                                                 const Sample* samples, const int* labels, const unsigned* links,

@@ -1,16 +1,24 @@
-// CTC: the probability of every label of a target, and of the blank, in each frame, given the target.
+// CTC: posterior probability of every label of a target, and of the blank, in each frame, given the target.
 //
 //   out[t, j] = alpha's bracket (l_j at t) beta's product (l_j at t) / sum over all states of frame t,   j = 0 .. S - 1
 //   out[t, room] = the same, summed over the blanks b_0 .. b_S
 //
-// A warp takes a frame of the lattice that the recursion has left (recursion.cuh), a block a run of frames.
-// Probabilities of classes are the gradient of the loss with the other sign: frames.cuh writes these.
+// 1. The recursion (recursion.cuh) leaves unnormalised posteriors of all states in the lattice. Each block processes a
+//    run of kFrames frames of one sample, and each of its warps a frame at a time.
+// 2. The lanes of the warp sum the posteriors of the frame in double, separately for blanks and labels.
+// 3. They divide each posterior by the frame's own sum, and store it. Frames past the end, and all frames of a sample
+//    without alignments, get 0. Frames of a sample whose loss is NaN get NaN.
 //
-// Traffic: 4 (8) bytes read for each state, of which there are 2 S + 1 per frame; `room` + 1 numbers written.
+// These are posteriors of positions. frames.cuh writes posteriors of classes: they are the negated gradient of the
+// loss.
+//
+// Traffic: 4 bytes (8 in double) read per state, of which a frame has 2 S + 1; `room` + 1 numbers written per frame.
+// Preconditions: stated at the function.
 #pragma once
 #include "sequence/frames.cuh"
 
-// Preconditions: blocks of 128 threads; `out` lies as `Sequences` says of a gradient, with room + 1 classes.
+// Writes the posteriors of run `block`, where runs are numbered sample by sample. Preconditions: blocks of 128 threads;
+// `out` has the gradient strides of `Sequences`, with room + 1 classes; both halves of the recursion have run.
 template <class Mantissa>
 __device__ __forceinline__ void write_positions(const Sequences& shape, Mantissa* out, const Sample* samples,
                                                 const Mantissa* lattice, const unsigned* broken, unsigned block) {

@@ -1,71 +1,80 @@
-// CTC: the recursion, from both ends at once (Graves et al., ICML 2006; the two sweeps meet in the middle).
+// CTC: the forward-backward recursion, from both ends at once (Graves et al., ICML 2006; alpha and beta meet in the
+// middle).
 //
 //   forward    b_j <- y(blank) (b_j + l_(j-1)),   l_j <- y(label_j) (l_j + b_j + [label_j != label_(j-1)] l_(j-1))
 //   y_t(c) = exp(x[t, n, c]),   b_0 = 1 and all else 0 before the first frame
 //
-// over positions j = 0 .. S, each with the blank b_j before label j, and l_j. Beta is the same recursion on reversed
-// frames and labels: one piece of code with reversed addresses. The term in brackets stays apart from the product:
+// The positions are j = 0 .. S. Each has two states: the blank b_j before label j, and l_j. Beta is the same recursion
+// on reversed frames and labels, so both share one piece of code with reversed addresses. The sum in parentheses (the
+// bracket) is kept apart from its product with y:
 //
 //   posterior of a state at frame t = (alpha's bracket at t) (beta's product at t) / Z, and the other way round
 //
-// so nothing is divided by y, and y = 0 is no special case. Numbers are extended (extended.cuh).
+// Hence nothing is divided by y, and y = 0 is no special case. Numbers have an extended range (extended.cuh).
 //
-// 1. First half: alpha takes frames 0 .. M - 1, beta T - 1 .. M, with M = T / 2. Each stores its products into the
-//    lattice, if gradients are wanted, and its last ones into the meeting rows.
-// 2. The meeting rows give Z: `meeting_terms` are the summands of a position.
-// 3. Second half: alpha goes on over M .. T - 1 against beta's products, beta over M - 1 .. 0 against alpha's.
-//    Posteriors, up to a factor of the frame, replace the mantissas.
+// 1. First half: alpha processes frames 0 .. M - 1, beta T - 1 .. M, with M = T / 2. Each stores its products in the
+//    lattice if gradients are wanted, and the products of its last frame in the meeting rows.
+// 2. Meeting: the meeting rows give Z. `meeting_terms` returns the factors of the summands of one position.
+// 3. Second half: alpha continues over M .. T - 1 against beta's products, beta over M - 1 .. 0 against alpha's.
+//    Posteriors, up to a factor per frame, replace the products in the lattice.
 //
-// A block takes one direction of one sample; longer targets take several blocks, one for each band of 64 positions, and
-// pass label products through memory. A group of 32 positions has three warps or four, with a lane for each position:
+// A block processes one direction of one sample (a walk). Longer targets need several blocks, one for each band of 64
+// positions, which pass label products through memory. A group of 32 positions has three or four warps, with a lane for
+// each position:
 //
-//   kEmits          copies elements to shared memory ahead of their use, leaves their exponentials a chunk of 8 frames
-//                   ahead of kSteps, and receives what the band before passes.
-//   kSteps          goes from frame to frame. It touches shared memory alone: the chain of a shuffle, which brings
-//                   l_(j-1) from the lane before, sums and products is all that it waits for.
-//   kStoresStates   stores what kSteps has left of the chunk before: products, or posteriors, for which it copies the
-//                   other direction's products ahead. It sends what the next band needs.
-//   kStoresLabels   in the second half takes the labels from kStoresStates, which has twice as much to do there as the
-//                   others. Where several blocks share a multiprocessor, they hide that, and a fourth warp costs time.
+//   kEmits          copies elements to shared memory ahead of their use, computes their exponentials one chunk of 8
+//                   frames ahead of kSteps, and receives label products from the preceding band.
+//   kSteps          runs the recursion from frame to frame. It accesses only shared memory, so it waits for nothing but
+//                   its own chain of a shuffle, which brings l_(j-1) from the preceding lane, sums and products.
+//   kStoresStates   stores what kSteps has left of the preceding chunk: products, or posteriors, for which it copies
+//                   the other direction's products ahead of their use. It sends label products to the next band.
+//   kStoresLabels   in the second half takes over the labels from kStoresStates, which has twice as much work there as
+//                   the other warps. Where several blocks share a multiprocessor, they hide this imbalance, and a
+//                   fourth warp costs time.
 //
-// The products of a state in a chunk share an exponent in the lattice (extended.cuh). A state may fall or rise by more
-// than a word holds, 2^510, within a chunk: then each product has an exponent of its own, in memory that is not touched
-// otherwise. Chunks of the two directions need not begin at the same frame: those of one overlap two of the other.
+// The products of a state in a chunk share an exponent in the lattice (extended.cuh). Within a chunk a state may fall
+// or rise by more than a word holds, 2^510. Then each product has an exponent of its own, in memory that is not
+// accessed otherwise. Chunks of the two directions need not begin at the same frame: a chunk of one overlaps two of the
+// other.
 //
-// The dependence runs one way, so groups are skewed: in round r kSteps of group w takes chunk r - w, and reads the
-// label products that kSteps of group w - 1 has left in shared memory. One barrier serves a round. One warp for all
-// would wait for its own loads and stores, since it issues in order.
+// The dependence runs one way, so groups are skewed: in round r, kSteps of group w processes chunk r - w, and reads the
+// label products that kSteps of group w - 1 left in shared memory. One barrier serves a round. A single warp for all
+// the work would wait for its own loads and stores, because a warp issues in order.
 //
-// Traffic, in words of 4 bytes (8 in double): (2 S + 1) T written, read and written again, and an exponent for each
-// chunk of a state written and read; T (S + 1) elements of x, each in a sector of its own, in both halves. Of many
-// classes the first half keeps the elements side by side for the second (kKeeps).
+// Traffic, in words of 4 bytes (8 in double): (2 S + 1) T words written, read and written again; an exponent written
+// and read for each state and chunk; T (S + 1) elements of x in each half, each in a sector of its own. With many
+// classes, the first half stores the elements side by side for the second half (kKeeps). Preconditions: stated at each
+// function, above all at walk_half.
 #pragma once
 #include "sequence/sequences.cuh"
 #include "softmax/row_ptx.cuh"
 
-// Frames that warps exchange at a time: a chunk.
+// Number of frames per chunk, the unit in which warps exchange data.
 template <class Mantissa>
 constexpr int kChunkFrames = sizeof(Mantissa) == 4 ? 8 : 4;
-// Groups of a block, and their positions. A sample may need several blocks.
+// Maximum number of groups of a block, and of their positions. A sample may need several blocks.
 constexpr int kMaxGroups = 2;
 constexpr int kBand = 32 * kMaxGroups;
-// Chunks that elements, and products of the other direction, are loaded ahead of their use. Copies to shared memory are
-// waited for chunk by chunk. Loads into registers are not: the compiler counts all of them by one scoreboard, so the
-// first use of any waits for those of later chunks too.
+// Prefetch distance, in chunks, of elements and of the other direction's products. They are copied to shared memory,
+// because asynchronous copies can be awaited chunk by chunk. Loads into registers cannot: the compiler tracks all of
+// them with one scoreboard, so the first use of any waits for those of later chunks too.
 constexpr int kElementsAhead = 2, kProductsAhead = 2;
-// Lattices of more bytes are prefetched into L2, so many chunks before they are used: a copy has two rounds to arrive
-// in, which memory may exceed and L2 does not. A smaller one is still in L2 from the first half. Beyond as many bytes
-// on their way, some would be evicted before they are used.
+// Lattices of more than kPrefetchedLattice bytes are prefetched into L2, kPrefetched chunks before their use: a copy
+// has two rounds to arrive, which DRAM may exceed and L2 does not. A smaller lattice is still in L2 from the first
+// half. With more than kMostOnTheirWay bytes in flight, some would be evicted before their use, so nothing is
+// prefetched then.
 constexpr int64 kPrefetchedLattice = 1 << 24, kMostOnTheirWay = 3 << 23;
 constexpr int kPrefetched = 5;
-// The work of a warp for a group of 32 positions, in the order of warps. Four schedulers issue for the warps of a
-// multiprocessor in turn: of two groups, whose other warps share schedulers, those that step do not share one.
+// Work of a warp for a group of 32 positions, in the order of warps. Warps are assigned to the four schedulers of a
+// multiprocessor in turn, so that with two groups of three warps, no other warp of the block shares a scheduler with a
+// kSteps warp. The other warps share schedulers.
 enum Role { kEmits, kSteps, kStoresStates, kStoresLabels };
 
-// The states of all frames: for each a word, which is the product that one direction has stored and then the posterior;
-// an exponent of its own, in use only where a chunk has no shared one; and for each chunk a shared exponent. Each of
-// the three has rows of the same order: the blanks of a frame by position, and behind them its labels. The words stay
-// for backward; the exponents, which follow one another in memory of their own, do not.
+// The states of all frames, in three arrays. `words` has a word for each state: the product that one direction has
+// stored, and later the posterior. `exponents` has an exponent for each state, used only in chunks without a shared
+// one. `shared` has a shared exponent for each state of a chunk. Rows have the same order in all three: the blanks of a
+// frame by position, then its labels. The words are kept for backward. The exponents are not; the two arrays of
+// exponents are contiguous, in memory of their own.
 template <class Mantissa>
 struct Lattice {
   using Word = typename PackedNumber<Mantissa>::Word;
@@ -79,12 +88,12 @@ struct Lattice {
         shared(exponents + 2 * shape.positions * shape.frames) {
   }
 
-  // The row of frame `t` in `words`, in a call of so many frames.
+  // Offset in `words` and `exponents` of the row of frame `t`, in a call of `frames` frames.
   static __device__ __forceinline__ int64 row(const Sample& sample, int64 frames, int64 t) {
     return 2 * (sample.first * frames + t * (sample.labels + 1));
   }
-  // The shared exponents of the first chunk of a direction in its first half. Those of its next chunks follow, and
-  // beta's stand behind alpha's. Half of the frames is alpha's.
+  // Address of the shared exponents of the first chunk in a direction's first half. Those of its next chunks follow,
+  // and beta's are stored after alpha's. Alpha's first half has sample.frames / 2 frames.
   __device__ __forceinline__ int* first_shared(const Sample& sample, int64 frames, bool of_beta) const {
     constexpr int kChunk = kChunkFrames<Mantissa>;
     const int64 rows = frames / kChunk + 2, row = of_beta ? (sample.frames / 2 + kChunk - 1) / kChunk : 0;
@@ -92,26 +101,27 @@ struct Lattice {
   }
 };
 
-// Elements of all positions and frames (Kept), behind the exponents of a lattice.
+// Address of the kept elements of all positions and frames (Kept). They are stored after the exponents of the lattice.
 template <class Mantissa>
 __device__ __forceinline__ Mantissa* kept_elements(int* exponents, const Sequences& shape) {
   return reinterpret_cast<Mantissa*>(exponents +
                                      2 * shape.positions * (shape.frames + shape.frames / kChunkFrames<Mantissa> + 2));
 }
 
-// The row of alpha's last products, or beta's, in the order of the lattice.
+// Address of the row of alpha's last products (direction 0) or beta's (1), in the order of a lattice row.
 template <class Mantissa>
 __device__ __forceinline__ StoredNumber<Mantissa>* meeting_row(StoredNumber<Mantissa>* meeting, const Sample& sample,
                                                                int64 positions, int direction) {
   return meeting + 2 * (direction * positions + sample.first);
 }
 
-// The products of the states of a position at the meeting: alpha's bracket at frame M and beta's product there.
+// Factors of the summands of Z at one position: alpha's bracket at frame M, and beta's product there.
 template <class Mantissa>
 struct MeetingTerms {
-  Extended<Mantissa> of[4];  // bracket and product of the blank, then of the label
+  Extended<Mantissa> of[4];  // bracket and product of the blank, then those of the label
 };
 
+// Returns the terms of position j of a sample with `size` positions, from its meeting rows.
 template <class Mantissa>
 __device__ __forceinline__ MeetingTerms<Mantissa> meeting_terms(const StoredNumber<Mantissa>* alpha,
                                                                 const StoredNumber<Mantissa>* beta, const int* labels,
@@ -132,24 +142,24 @@ __device__ __forceinline__ MeetingTerms<Mantissa> meeting_terms(const StoredNumb
   return found;
 }
 
-// Lowest exponent of a product of two extended numbers: that of zero.
+// Exponent of a product that is zero. It is lower than that of any other product of two extended numbers.
 constexpr int64 kNoExponent = 8 * static_cast<int64>(kLowest);
 
-// The exponent of bracket times product, kNoExponent if that is zero.
+// Returns the exponent of a bracket times a product; kNoExponent if the result is zero.
 template <class Mantissa>
 __device__ __forceinline__ int64 joint_exponent(const Extended<Mantissa>& a, const Extended<Mantissa>& b) {
   const bool zero = a.m == Mantissa(0) || b.m == Mantissa(0);
   return zero ? kNoExponent : static_cast<int64>(a.e) + b.e;
 }
 
-// True if it is NaN.
+// True if a bracket times a product is NaN. Zero times NaN is zero.
 template <class Mantissa>
 __device__ __forceinline__ bool is_nan(const Extended<Mantissa>& a, const Extended<Mantissa>& b) {
   const Mantissa m = a.m * b.m;
   return joint_exponent(a, b) != kNoExponent && m != m;
 }
 
-// 2^by for |by| below 127 and 1023; 0 below, and the largest power above.
+// Returns 2^by for |by| below 127 (1023 in double), 0 for lower `by`, and the largest power of two for higher ones.
 __device__ __forceinline__ float power_of_two(int by, float) {
   return __uint_as_float(static_cast<unsigned>(min(max(by, -127), 127) + 127) << 23);
 }
@@ -157,7 +167,7 @@ __device__ __forceinline__ double power_of_two(int by, double) {
   return __longlong_as_double(static_cast<int64>(min(max(by, -1023), 1023) + 1023) << 52);
 }
 
-// 2^(of - over), 0 below the smallest power that is not subnormal. Precondition: it is not beyond the largest.
+// Returns 2^(of - over); 0 if that is below the smallest normal number. Precondition: the result does not overflow.
 __device__ __forceinline__ float power_below_limit(int of, int over, float) {
   return __uint_as_float(static_cast<unsigned>(max(of + (127 - over), 0)) << 23);
 }
@@ -165,7 +175,8 @@ __device__ __forceinline__ double power_below_limit(int of, int over, double) {
   return __longlong_as_double(static_cast<int64>(max(of + (1023 - over), 0)) << 52);
 }
 
-// The product of a bracket and of what the other direction has, over 2^exponent: zero if either is, even of NaN.
+// Returns a bracket times the other direction's product, over 2^exponent. Zero if either factor is zero, even if the
+// other is NaN.
 template <class Mantissa>
 __device__ __forceinline__ Mantissa posterior(const Extended<Mantissa>& a, const Extended<Mantissa>& b,
                                               int64 exponent) {
@@ -179,7 +190,7 @@ __device__ __forceinline__ Mantissa posterior(const Extended<Mantissa>& a, const
                       Mantissa(0));
 }
 
-// The largest exponent of the summands of Z at positions first, first + step, ...; kNoExponent if all are zero.
+// Returns the largest exponent of the summands of Z at positions first, first + step, ...; kNoExponent if all are zero.
 template <class Mantissa>
 __device__ __forceinline__ int64 exponent_of_some(const StoredNumber<Mantissa>* alpha,
                                                   const StoredNumber<Mantissa>* beta, const int* labels, int size,
@@ -191,14 +202,15 @@ __device__ __forceinline__ int64 exponent_of_some(const StoredNumber<Mantissa>* 
   }
   return largest;
 }
+// Returns the largest `mine` of a warp to every lane. Precondition: all 32 lanes call it together.
 __device__ __forceinline__ int64 largest_of_warp(int64 mine) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) mine = max(mine, __shfl_xor_sync(0xffffffffu, mine, offset));
   return mine;
 }
 
-// The largest exponent of Z's summands, in every thread; kNoExponent if Z is zero. The largest of integers does not
-// depend on the order. Preconditions: all threads of the block; it ends in a barrier.
+// Returns the largest exponent of Z's summands to every thread; kNoExponent if Z is zero. A maximum of integers does
+// not depend on their order. Precondition: all threads of the block call it. Ends in a barrier.
 template <class Mantissa>
 __device__ __forceinline__ int64 largest_exponent(const StoredNumber<Mantissa>* alpha,
                                                   const StoredNumber<Mantissa>* beta, const int* labels, int size) {
@@ -213,7 +225,7 @@ __device__ __forceinline__ int64 largest_exponent(const StoredNumber<Mantissa>* 
   return all;
 }
 
-// A label product on its way to the next band, as it lies in a column (sequences.cuh).
+// A label product in transit to the next band, in the form in which a column stores it (sequences.cuh).
 template <class Mantissa>
 struct Words;
 template <>
@@ -262,19 +274,19 @@ __device__ __forceinline__ void set_absent(StoredNumber<double>* at) {
   store_relaxed(reinterpret_cast<unsigned long long*>(at) + 1, kAbsent);
 }
 
-// One thread's position of one direction: addresses, and the products of the frame before.
+// One thread's position in one direction: addresses, and the products of the preceding frame.
 template <class Mantissa, class Storage>
 struct Walk {
   using Number = Extended<Mantissa>;
   Number b, l;
   bool has_blank, has_label, skips;
-  const Storage* x;  // the label's element at the first frame of this half
+  const Storage* x;  // element of the label at the first frame of this half
   const Storage* blank;
-  int64 step;              // elements from a frame to the next one of this direction
-  int blank_at, label_at;  // of the states, in a row
+  int64 step;              // elements from a frame to the next one in this direction
+  int blank_at, label_at;  // indices of the states in a row of the lattice
 };
 
-// The products of a position and a frame, as kSteps leaves them in the first half.
+// Products of a position in a frame, as kSteps leaves them in the first half.
 template <class Mantissa>
 struct alignas(4 * sizeof(Mantissa)) Slot {
   StoredNumber<Mantissa> blank, label;
@@ -300,23 +312,25 @@ __device__ __forceinline__ Pair<double> load_pair(const Slot<double>* from) {
   return {load_number(&from->blank), load_number(&from->label)};
 }
 
-// Numbers of a frame that all lanes of a group read: the emission of the blank, and the label product of the position
-// before the group's first in the frame before, of which the first frame of a chunk has none.
+// Numbers of a frame that all lanes of a group read: the emission of the blank, and `passed`, the label product that
+// the position before the group's first had in the preceding frame. The first frame of a chunk has no `passed` (see
+// `carried` of walk_chunk).
 template <class Mantissa>
 struct alignas(4 * sizeof(Mantissa)) Common {
   StoredNumber<Mantissa> blank, passed;
 };
 
-// Shared memory of a block. Of a buffer of two, one half serves even chunks, the other odd ones.
+// Shared memory of a block. In a double buffer, one half serves even chunks and the other odd ones.
 template <class Mantissa>
 struct Exchange {
   static constexpr int kChunk = kChunkFrames<Mantissa>;
-  // Of each group, and behind the last one what that passes. In front of the first group `passed` is zero.
+  // An entry for each group, and one after the last group for what that group passes on. `passed` of the first group is
+  // zero, unless it is received from the preceding band.
   Common<Mantissa> common[kMaxGroups + 1][2][kChunk + 1];
-  int ordinary[kMaxGroups][2];  // nonzero if all emissions of the chunk are
+  int ordinary[kMaxGroups][2];  // nonzero if all emissions of the chunk are ordinary
 };
 
-// As a pair, with what is passed for a label.
+// Loads both numbers as a pair, with `passed` as its label.
 __device__ __forceinline__ Pair<float> load_common(const Common<float>* from) {
   const uint4 word = *reinterpret_cast<const uint4*>(from);
   return {{__uint_as_float(word.x), static_cast<int>(word.y)}, {__uint_as_float(word.z), static_cast<int>(word.w)}};
@@ -325,14 +339,14 @@ __device__ __forceinline__ Pair<double> load_common(const Common<double>* from) 
   return {load_number(&from->blank), load_number(&from->passed)};
 }
 
-// Shared memory of a group, by frame and lane; of a buffer of two, one half serves even chunks, the other odd ones.
-// Copies that are on their way, of elements and, in the second half, of the other direction's products, belong to the
-// lane that has started them.
+// Shared memory of a group, by frame and lane. In a double buffer, one half serves even chunks and the other odd ones.
+// Copies in flight, of elements and, in the second half, of the other direction's products, belong to the lane that has
+// started them.
 template <class Mantissa>
 struct Group {
   static constexpr int kChunk = kChunkFrames<Mantissa>;
   using Word = typename PackedNumber<Mantissa>::Word;
-  // The label's elements, and behind them the blank's of frame lane % kChunk.
+  // The label's elements by frame; in the last row, the blank's element of frame lane % kChunk.
   struct alignas(16) Elements {
     Mantissa of[kChunk + 1][32];
   };
@@ -343,36 +357,37 @@ struct Group {
   StoredNumber<Mantissa> emission[2][kChunk][32];
   Slot<Mantissa> slot[2][kChunk][32];
   Elements elements[kElementsAhead];
-  Products products[2][kProductsAhead];  // of blanks, then of labels
+  Products products[2][kProductsAhead];  // blanks, then labels
 
-  // That of a group; in the first half none has `products`.
+  // Returns the memory of a group. In the first half, groups have no `products`.
   template <int kPhase>
   static __device__ __forceinline__ Group& of_block(int group) {
     extern __shared__ uint4 staged[];
     constexpr int kBytes = sizeof(Group) - (kPhase == 1 ? sizeof(Group::products) : 0);
     return *reinterpret_cast<Group*>(reinterpret_cast<char*>(staged) + group * kBytes);
   }
-  // The lane's places in the first frame of a chunk; those of the next frames are 32 apart.
+  // Addresses of the lane's entries for the first frame of a chunk. Those of the next frames are 32 entries apart.
   __device__ __forceinline__ StoredNumber<Mantissa>* emissions(int chunk) {
     return &emission[chunk & 1][0][threadIdx.x % 32];
   }
   __device__ __forceinline__ Slot<Mantissa>* slots(int chunk) {
     return &slot[chunk & 1][0][threadIdx.x % 32];
   }
-  // In the second half other warps read blanks than labels, which stand behind them in the place of slots.
+  // In the second half, brackets take the place of slots: those of all blanks, then those of all labels, because
+  // different warps may read the two.
   __device__ __forceinline__ StoredNumber<Mantissa>* brackets(int chunk, bool labels) {
     StoredNumber<Mantissa>* const all = reinterpret_cast<StoredNumber<Mantissa>*>(&slot[chunk & 1][0][0]);
     return all + (labels ? kChunk * 32 : 0) + threadIdx.x % 32;
   }
 };
 
-// Steps through a chunk, or `count` frames of it if that is less.
+// Runs the recursion through a chunk, or through its first `count` frames if those are fewer.
 //
-// kOrdinary: all frames, of ordinary emissions. kLeaves: the states of each frame are left, products in the first half,
-// brackets in the second.
+// kOrdinary: the chunk has all its frames, and their emissions are ordinary. kLeaves: stores the states of each frame
+// for the warps that read them, products in the first half and brackets in the second.
 //
-// `carried` is the label product of the position before the warp's first, in the frame before the chunk. `next` takes
-// those of the warp's last position, unless it is null.
+// `carried` is the label product of the position before the warp's first, in the frame before the chunk; it is updated
+// for the next chunk. `next` receives the label products of the warp's last position, unless it is null.
 template <int kPhase, bool kLeaves, bool kOrdinary, class Mantissa, class Storage>
 __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Group<Mantissa>& own, int chunk,
                                            const Common<Mantissa>* common, int count, Extended<Mantissa>& carried,
@@ -381,7 +396,8 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Group<
   constexpr int kChunk = kChunkFrames<Mantissa>;
   const int lane = threadIdx.x % 32;
   const StoredNumber<Mantissa>* const emissions = own.emissions(chunk);
-  // One select stands between a shuffle and the sums: lane 0 takes what came from outside, and who may not skip, zero.
+  // A single select separates a shuffle from the sums: lane 0 takes the product from outside, and a lane that may not
+  // skip takes zero.
   const bool takes_other = lane == 0 || !walk.skips, passes = lane == 31 && next != nullptr;
   auto step = [&](int f, const Number& outside, const Number& of_label, const Number& of_blank) {
     const Number inside = {__shfl_up_sync(0xffffffffu, walk.l.m, 1), __shfl_up_sync(0xffffffffu, walk.l.e, 1)};
@@ -404,8 +420,9 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Group<
     if (f < kChunk - 1 && passes) store_number(&next[f + 1].passed, walk.l.m, walk.l.e);
   };
   if constexpr (kOrdinary) {
-    // Loads stand ahead in the chain of steps: stores of slots would keep the compiler from moving them there. Without
-    // such stores all stand in front of it, but for GPUs without cp.async, where they would spill registers.
+    // Loads are issued kAhead frames before their step: the compiler would not move them above the stores of slots.
+    // Without such stores, all loads precede the steps, except on GPUs without cp.async, where they would spill
+    // registers.
     constexpr int kAhead = (kLeaves || !kHasCpAsync) && kChunk > 4 ? 4 : kChunk;
     Number of_label[kAhead], of_blank[kAhead], outside[kAhead];
     const auto load = [&](int f) {
@@ -437,22 +454,22 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Group<
   }
 }
 
-// Row `i` from `first` on.
+// Returns the address of row `i`, counted from `first`, of rows that are `step` bytes apart.
 template <class T>
 __device__ __forceinline__ T* row_at(T* first, int i, int step) {
   return reinterpret_cast<T*>(reinterpret_cast<char*>(first) + wide_product(i, step));
 }
 
-// Elements that the first half keeps for the second: of each frame those of the labels by position, then the blank's.
-// Neighbours in memory arrive together, where elements of many classes take a sector each. `label` and `blank` are the
-// lane's places in the first frame of the half, or null.
+// Elements that the first half stores for the second: for each frame those of the labels by position, then the blank's.
+// Neighbours in memory arrive together, whereas elements of many classes need a sector each. `label` and `blank` are
+// the lane's addresses in the first frame of the half, or null.
 template <class Mantissa>
 struct Kept {
   Mantissa *label, *blank;
   int step;  // bytes from a frame to the next one
 };
 
-// The elements of a position. A lane copies its own, and reads them where it has copied them to.
+// Elements of a position in a half. Each lane copies its own elements to shared memory, and reads only those copies.
 template <class Mantissa, class Storage>
 struct Elements {
   static constexpr int kChunk = kChunkFrames<Mantissa>;
@@ -461,7 +478,7 @@ struct Elements {
   Ring* ring;
   int steps;
 
-  // Starts to copy those of a chunk, if there is one. Frames behind the last one are read as the last one.
+  // Starts the copies of a chunk's elements, if there is such a chunk. Frames past the last one read the last one.
   __device__ __forceinline__ void copy(int chunk) const {
     const int lane = threadIdx.x % 32, first = chunk * kChunk, last = steps - 1;
     if (first <= last) {
@@ -482,7 +499,8 @@ struct Elements {
     cp_async_commit();
   }
 
-  // Prefetches those of a chunk into L2, where the first half has kept them. Memory has 16 bytes on both sides of them.
+  // Prefetches the elements of a chunk into L2. Preconditions: the first half has kept them; 16 bytes of memory are
+  // allocated on both sides of them.
   __device__ __forceinline__ void prefetch(int chunk) const {
     const int first = chunk * kChunk, last = first + kChunk - 1;
     if (last >= steps) return;
@@ -495,19 +513,19 @@ struct Elements {
     prefetch_l2(reinterpret_cast<const void*>(at - before), (before + bytes + 15u) & ~15u);
   }
 
-  // The element of row f of a chunk: that of frame `t` behind `first`, which was copied from there.
+  // Returns the element in row f of a chunk. It was copied from frame `t`, counted from `first`.
   __device__ __forceinline__ Mantissa element(const Ring& ring, int f, const Storage* first, int t) const {
     const char* at = reinterpret_cast<const char*>(&ring.of[f][threadIdx.x % 32]);
     if constexpr (sizeof(Storage) == 2) {
-      // The last bits of the address.
+      // The copy is a whole word of 4 bytes; the low bits of the source address select the element in it.
       const unsigned index = static_cast<unsigned>(t) * static_cast<unsigned>(walk.step);
       at += (static_cast<unsigned>(reinterpret_cast<unsigned long long>(first)) + 2u * index) & 3u;
     }
     return widen<Mantissa>(*reinterpret_cast<const Storage*>(at));
   }
 
-  // Leaves the exponentials of a chunk that has arrived. Returns true if a NaN is among them. Precondition: the whole
-  // warp.
+  // Computes the exponentials of a chunk whose copies have arrived, and leaves them in shared memory for kSteps.
+  // Returns true if the lane has found a NaN. Precondition: the whole warp calls it.
   template <bool kKeeps>
   __device__ __forceinline__ bool emit(int chunk, StoredNumber<Mantissa>* emissions, Common<Mantissa>* common,
                                        int* is_chunk_ordinary, const Kept<Mantissa>& kept) const {
@@ -555,11 +573,12 @@ struct Elements {
   }
 };
 
-// The states of a position in the lattice, from the first frame of a half on. Rows of successive frames are `step`
-// bytes apart in words, and `own_step` in exponents; rows of shared exponents `shared_step`, from a chunk of the
-// direction that stores the products to its next one.
+// Addresses of a position's states in the lattice, at the first frame of a half. Rows of successive frames are `step`
+// bytes apart in words, and `own_step` bytes in exponents. Rows of shared exponents are `shared_step` bytes apart, from
+// a chunk of the direction that stores the products to its next one.
 //
-// The last position has no label, and a row a place to spare, which serves as one: lanes have both states or none.
+// The last position has no label. A row of the lattice has a spare entry that serves as one, so lanes have both states
+// or none.
 template <class Mantissa>
 struct States {
   using Word = typename PackedNumber<Mantissa>::Word;
@@ -585,7 +604,7 @@ struct Products {
     }
   }
 
-  // Stores a chunk of any number of frames, whether or not its states share exponents.
+  // Stores the first `count` frames of a chunk, whether or not their states share exponents.
   static __device__ __forceinline__ void store_any(const States<Mantissa>& states, const Slot<Mantissa>* slots,
                                                    int chunk, int count) {
     if (!states.exist) return;
@@ -610,15 +629,15 @@ struct Products {
     }
   }
 
-  // Stores a chunk. Precondition: the whole warp.
+  // Stores a chunk. Precondition: the whole warp calls it.
   static __device__ __forceinline__ void store(const States<Mantissa>& states, const Slot<Mantissa>* slots, int chunk,
                                                int steps) {
     const int count = steps - chunk * kChunk;
     if (count < kChunk) {
       store_any(states, slots, chunk, count);
     } else {
-      // All loads stand in front of all stores: a load from shared memory waits in line behind stores that memory holds
-      // up. Without cp.async GPUs have too few registers for that.
+      // All loads precede all stores: a load from shared memory queues behind stores that memory holds up. GPUs without
+      // cp.async have too few registers for that.
       Pair<Mantissa> products[kChunk];
 #pragma unroll
       for (int f = 0; f < kChunk; ++f) products[f] = load_pair(slots + 32 * f);
@@ -646,7 +665,8 @@ struct Products {
   }
 };
 
-// The blanks of a position, or its labels, in the lattice, as States has both. `first` is that of the whole row.
+// States of one kind, blanks or labels, of a position in the lattice; see States. `first` is the address of the whole
+// row.
 template <class Mantissa>
 struct StatesOfKind {
   using Word = typename PackedNumber<Mantissa>::Word;
@@ -656,11 +676,11 @@ struct StatesOfKind {
   int step, own_step, shared_step;
 };
 
-// Products that the other direction has stored of a position's blanks, or labels, which posteriors replace in the
-// second half. As of elements, a lane copies its own.
+// Products that the other direction has stored for a position's blanks or labels, which posteriors replace in the
+// second half. As with elements, each lane copies its own.
 //
-// Frame s of this half is frame `steps` - 1 - s of the other direction's first half: a chunk begins in one chunk of
-// that direction, and ends in the chunk before, whose exponents are `begins` and `shared`.
+// Frame s of this half is frame `steps` - 1 - s of the other direction's first half. Hence a chunk begins in one chunk
+// of that direction and ends in the preceding one. `begins` and `shared` are the shared exponents of the two.
 template <class Mantissa>
 struct Posteriors {
   using Word = typename PackedNumber<Mantissa>::Word;
@@ -670,12 +690,13 @@ struct Posteriors {
   Ring* ring;
   int steps, begins, shared;
 
-  // Precondition: `steps` is not 0.
+  // Loads the shared exponent of the chunk in which the half begins. Precondition: `steps` is not 0.
   __device__ __forceinline__ void begin() {
     shared = states.exist ? *row_at(states.shared, (steps - 1) / kChunk, states.shared_step) : 0;
   }
 
-  // Starts to copy the products of a chunk, if there is one, and the exponent of the chunk in which it ends.
+  // Starts the copies of a chunk's products, if there is such a chunk, and of the shared exponent of the other
+  // direction's chunk in which it ends.
   __device__ __forceinline__ void copy(int chunk) const {
     const int left = steps - chunk * kChunk;
     if (states.exist && left > 0) {
@@ -693,8 +714,8 @@ struct Posteriors {
     }
   }
 
-  // Goes on to a chunk that has arrived; chunk after chunk. Returns true if none of the lane's products in it has an
-  // exponent of its own.
+  // Advances to a chunk whose copies have arrived; chunks are visited in order. Returns true if none of the lane's
+  // products in it has an exponent of its own.
   __device__ __forceinline__ bool go_on(int chunk) {
     begins = shared;
     if (states.exist) shared = arrived(chunk).shared[threadIdx.x % 32];
@@ -703,12 +724,12 @@ struct Posteriors {
   __device__ __forceinline__ const Ring& arrived(int chunk) const {
     return ring[chunk % kProductsAhead];
   }
-  // The exponent that the product of frame f of the chunk shares.
+  // Returns the shared exponent of the product in frame f of the chunk.
   __device__ __forceinline__ int shared_of(int f) const {
     return f <= (steps - 1) % kChunk ? begins : shared;
   }
 
-  // Stores posteriors of the frames of a chunk, whatever its exponents. `exponent` is that of Z.
+  // Stores the posteriors of a chunk, whatever its exponents. `exponent` is that of Z.
   __device__ __forceinline__ void store_any(const StoredNumber<Mantissa>* brackets, int chunk, int64 exponent) const {
 #pragma unroll 1
     for (int f = 0; f < min(steps - chunk * kChunk, kChunk); ++f) {
@@ -727,12 +748,12 @@ struct Posteriors {
     return posterior(left, other, exponent);
   }
 
-  // Prefetches the words of a chunk, of blanks and labels, into L2. Rows need not begin at multiples of 16 bytes: the
-  // lattice has as many bytes behind it.
+  // Prefetches the words of a chunk, blanks and labels, into L2. Rows need not begin at multiples of 16 bytes: another
+  // 16 bytes of memory follow the lattice.
   __device__ __forceinline__ void prefetch(int chunk) const {
     const int first = chunk * kChunk, last = first + kChunk - 1;
     if (last >= steps) return;
-    // Rows of successive frames lie one behind the other.
+    // Rows of successive frames are contiguous.
     const unsigned long long at =
         reinterpret_cast<unsigned long long>(row_at(states.first, states.step > 0 ? first : last, states.step));
     const unsigned bytes = static_cast<unsigned>(kChunk * (states.step > 0 ? states.step : -states.step));
@@ -741,9 +762,9 @@ struct Posteriors {
   }
 };
 
-// Takes the label products of a chunk from the band before, `passes` of them, into `to`. `words` holds what lies at
-// `at`, the lane's place in the column, and gets what lies there a chunk later, which is in flight meanwhile.
-// Precondition: the whole warp.
+// Receives `passes` label products of a chunk from the preceding band into `to`. `at` is the lane's address in the
+// column. `words` holds what was last read there, and is replaced by what is stored a chunk later, whose load is still
+// in flight on return. Precondition: the whole warp calls it.
 template <class Mantissa>
 __device__ __forceinline__ void receive_chunk(StoredNumber<Mantissa>* at, int passes, Words<Mantissa>& words,
                                               Common<Mantissa>* to) {
@@ -765,7 +786,8 @@ __device__ __forceinline__ void receive_chunk(StoredNumber<Mantissa>* at, int pa
   __syncwarp();
 }
 
-// The walk of position j, of `size` in the sample, before its first frame, `first_frame`: without what it carries.
+// Returns the walk of position j, of the sample's `size` positions, from frame `first_frame` on. Its products are zero;
+// the caller sets those that it continues from.
 template <class Mantissa, class Storage>
 __device__ __forceinline__ Walk<Mantissa, Storage> walk_of(const Sequences& shape, const Storage* x, int64 n,
                                                            const int* labels, int size, int j, bool backward,
@@ -774,7 +796,7 @@ __device__ __forceinline__ Walk<Mantissa, Storage> walk_of(const Sequences& shap
   walk.b = walk.l = zero_number<Mantissa>();
   walk.has_blank = j < size;
   walk.has_label = j < size - 1;
-  // Place of the states of this position in a row.
+  // Indices of this position's states in a row.
   walk.blank_at = walk.has_blank ? backward ? size - 1 - j : j : 0;
   walk.label_at = walk.has_label ? size + (backward ? size - 2 - j : j) : 0;
   int64 label = shape.blank;
@@ -794,24 +816,26 @@ __device__ __forceinline__ Walk<Mantissa, Storage> walk_of(const Sequences& shap
   return walk;
 }
 
-// A half of one direction, as the warps of a group see it. Label products come from the band before by the column
-// `from`, and go to the next one by `to`, unless that is null.
+// One half of one direction, as the warps of a group see it. Label products arrive from the preceding band through
+// column `from`, and go to the next band through column `to`; either may be null.
 template <class Mantissa>
 struct Half {
   Exchange<Mantissa>& shared;
   Group<Mantissa>& own;
-  int steps, chunks, rounds;  // frames; chunks of the group, none if it has no positions; rounds of the block
-  int group;                  // of the warp
-  bool is_last;               // whether nobody needs its label products
+  int steps, chunks, rounds;  // frames; chunks of the group, 0 if it has no positions; rounds of the block
+  int group;                  // group of the warp
+  bool is_last;               // true if nothing needs the group's label products
   StoredNumber<Mantissa>*from, *to;
 
-  // Label products of a chunk that later positions need: none of the last frame of all.
+  // Number of label products of a chunk that later positions need. In a chunk that is cut short, they do not need that
+  // of the last frame, since the half has no frame after it.
   __device__ __forceinline__ int passes(int chunk) const {
     const int count = steps - chunk * kChunkFrames<Mantissa>;
     return count < kChunkFrames<Mantissa> ? count - 1 : kChunkFrames<Mantissa>;
   }
 
-  // Calls `turn` for each chunk of the group, `delay` rounds behind kSteps. All warps of a block take part.
+  // Calls `turn` for each chunk of the group, `delay` rounds after kSteps processes it. Precondition: all warps of the
+  // block call it. Each round ends in a barrier.
   template <class Turn>
   __device__ __forceinline__ void take_turns(int delay, const Turn& turn) const {
     for (int r = -1; r < rounds; ++r) {
@@ -822,7 +846,7 @@ struct Half {
   }
 };
 
-// kEmits. Returns true if the lane has found a NaN.
+// Work of kEmits in a half. Returns true if the lane has found a NaN. `prefetches`: the warp prefetches kept elements.
 template <bool kKeeps, class Mantissa, class Storage>
 __device__ __forceinline__ bool emit_chunks(const Half<Mantissa>& half, const Walk<Mantissa, Storage>& walk,
                                             const Kept<Mantissa>& kept, bool prefetches) {
@@ -837,7 +861,7 @@ __device__ __forceinline__ bool emit_chunks(const Half<Mantissa>& half, const Wa
   bool nan = false;
   half.take_turns(-1, [&](int chunk) {
     const int buffer = chunk & 1;
-    // Loads of label products have a round to arrive in.
+    // Loads of label products have one round to arrive.
     if (half.from != nullptr) {
       receive_chunk(half.from + chunk * kChunk + lane, half.passes(chunk), words, half.shared.common[group][buffer]);
     }
@@ -845,7 +869,7 @@ __device__ __forceinline__ bool emit_chunks(const Half<Mantissa>& half, const Wa
     nan = elements.template emit<kKeeps>(chunk, half.own.emissions(chunk), half.shared.common[group][buffer],
                                          &half.shared.ordinary[group][buffer], kept) ||
           nan;
-    // Behind all other work on shared memory, which would wait in line behind these copies.
+    // Issued after all other accesses to shared memory, which would queue behind these copies.
     elements.copy(chunk + kElementsAhead);
     if (prefetches && lane == 0) elements.prefetch(chunk + kPrefetched);
   });
@@ -861,7 +885,7 @@ __device__ __forceinline__ void send_chunk(const Half<Mantissa>& half, int chunk
        load_number(&half.shared.common[half.group + 1][chunk & 1][lane + 1].passed));
 }
 
-// kStoresStates, in the first half: stores products if kStores.
+// Work of kStoresStates in the first half: stores products if kStores, and sends label products.
 template <bool kStores, class Mantissa>
 __device__ __forceinline__ void store_products(const Half<Mantissa>& half, const States<Mantissa>& states) {
   half.take_turns(1, [&](int chunk) {
@@ -870,9 +894,10 @@ __device__ __forceinline__ void store_products(const Half<Mantissa>& half, const
   });
 }
 
-// kStoresStates and kStoresLabels, in the second half: stores posteriors of kKinds, from labels on if `labels`, unless
-// there is no Z. `exponent` is that of Z; `plain` if exponents of posteriors fit 32 bits, and no state is NaN.
-// `prefetches` if the warp does so for all groups and bands.
+// Work of kStoresStates and kStoresLabels in the second half: stores the posteriors of kKinds kinds of states, unless Z
+// is zero. The kinds are blanks and then labels, or labels alone if `labels`. `exponent` is that of Z. `plain`:
+// exponents of posteriors fit 32 bits, and no state is NaN. `prefetches`: the warp prefetches words for all groups and
+// bands.
 template <int kKinds, class Mantissa>
 __device__ __forceinline__ void store_posteriors(const Half<Mantissa>& half, Posteriors<Mantissa> (&posteriors)[kKinds],
                                                  bool labels, int64 exponent, bool plain, bool prefetches) {
@@ -901,7 +926,7 @@ __device__ __forceinline__ void store_posteriors(const Half<Mantissa>& half, Pos
       brackets[i] = half.own.brackets(chunk, labels || i > 0);
     }
     if (__all_sync(0xffffffffu, fast) != 0) {
-      // As of products, loads stand in front of stores.
+      // Loads precede stores, as in Products::store.
       constexpr int kTogether = kKinds == 1 ? kChunk / 2 : kChunk;
 #pragma unroll
       for (int first = 0; posteriors[0].states.exist && first < kChunk; first += kTogether) {
@@ -937,7 +962,8 @@ __device__ __forceinline__ void store_posteriors(const Half<Mantissa>& half, Pos
   });
 }
 
-// kSteps. `carried` is the label product of the position before the group's first, in the frame before.
+// Work of kSteps in a half. `carried` is the label product of the position before the group's first, in the frame
+// before the half.
 template <int kPhase, bool kLeaves, class Mantissa, class Storage>
 __device__ __forceinline__ void step_chunks(const Half<Mantissa>& half, Walk<Mantissa, Storage>& walk,
                                             Extended<Mantissa> carried) {
@@ -955,13 +981,13 @@ __device__ __forceinline__ void step_chunks(const Half<Mantissa>& half, Walk<Man
   });
 }
 
-// One half of one direction of a sample, which has labels `own`, over one band of positions: walk `order` of the
-// launch, which waits for walks of lower numbers alone.
+// Processes one half of one direction of a sample with labels `own`, over one band of positions. This is walk `order`
+// of the launch; it waits only for walks of lower numbers.
 //
-// Preconditions: blockDim.x is kRoles times kBand, or times a multiple of 32 no less than the number of
-// positions of any sample that is possible; dynamic shared memory has a Group for each 32 of so many positions; `order`
+// Preconditions: blockDim.x is kRoles times kBand, or kRoles times a multiple of 32 that is at least the number of
+// positions of any sample with an alignment; dynamic shared memory has a Group for every 32 of these positions; `order`
 // is below 2 * samples * bands; kPhase 2 runs after all blocks of kPhase 1. `lattice` and `exponents` are read and
-// written unless kPhase is 1 and kStores false.
+// written unless kPhase is 1 and kStores is false.
 template <int kPhase, bool kStores, int kRoles, bool kKeeps, class Mantissa, class Storage>
 __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage* x, const Sample& sample,
                                           const int* own, Mantissa* lattice, int* exponents,
@@ -976,7 +1002,8 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   const bool backward = which % 2 != 0;
   if (sample.outcome != kRuns) return;
   const int size = sample.labels + 1, lane = threadIdx.x % 32;
-  // Uniform over a warp, as far as the compiler can tell: else it splits each step where lanes might part.
+  // The shuffle tells the compiler that the value is uniform over a warp. Otherwise it splits each step where lanes
+  // might diverge.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
   const int launched = static_cast<int>(blockDim.x) / (32 * kRoles), role = warp / launched;
   const int group = warp % launched;
@@ -1017,7 +1044,7 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
     store_number(&shared.common[0][i / kChunk][i % kChunk + 1].passed, Mantissa(0), kZero);
   }
   const int groups = min((size - first + 31) / 32, kMaxGroups), chunks = (steps + kChunk - 1) / kChunk;
-  // A last round for states that are stored, and products that are sent.
+  // One more round stores states and sends products of the last chunk.
   const int rounds = chunks + groups - 1 + (kLeaves || shape.bands > 1);
   StoredNumber<Mantissa>* const column = columns + (which * (shape.bands - 1) + band) * shape.column;
   StoredNumber<Mantissa>* const from = band > 0 && group == 0 ? column - shape.column : nullptr;
@@ -1073,7 +1100,7 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
             0,
             0};
       }
-      // Each of these warps finds the exponent of Z by itself, beside the first rounds of the others.
+      // Each storing warp computes the exponent of Z by itself, during the first rounds of the other warps.
       const int64 exponent = largest_of_warp(exponent_of_some(alpha, beta, own, size, lane, 32));
       const bool may_be_nan = (broken[kByAlpha * shape.samples + n] | broken[kByBeta * shape.samples + n]) != 0u;
       if (which % 2 == 0 && band == 0 && group == 0 && !labels) {
@@ -1106,12 +1133,12 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   }
 }
 
-// The sample of a walk.
+// Returns the sample of walk `order`.
 __device__ __forceinline__ int64 sample_of_walk(const Sequences& shape, unsigned order) {
   return order % static_cast<unsigned>(2 * shape.samples) / 2u;
 }
 
-// walk_half of a sample that an earlier launch has prepared.
+// Runs walk_half for a sample that an earlier launch has prepared.
 template <int kPhase, bool kStores, int kRoles, bool kKeeps, class Mantissa, class Storage>
 __device__ __forceinline__ void walk_prepared(const Sequences& shape, const Storage* x, const Buffers<Mantissa>& at,
                                               Mantissa* lattice, int* exponents, unsigned order) {
@@ -1120,8 +1147,9 @@ __device__ __forceinline__ void walk_prepared(const Sequences& shape, const Stor
                                              at.columns, at.broken, order);
 }
 
-// The first half of a sample that its two blocks examine each for itself; that of alpha tells later launches.
-// Preconditions: targets are not concatenated, and a block has a direction of a sample.
+// Runs the first half of a sample that no launch has prepared: each of its two blocks examines the sample for itself,
+// and alpha's block stores the result for later launches. Preconditions: targets are not concatenated; one block
+// processes a direction of a sample.
 template <bool kStores, int kRoles, bool kKeeps, class Mantissa, class Storage>
 __device__ __forceinline__ void walk_given(const Sequences& shape, const GivenArrays& given, const double* expected,
                                            SequenceStatus* status, const Storage* x, const Buffers<Mantissa>& at,
@@ -1135,7 +1163,7 @@ __device__ __forceinline__ void walk_given(const Sequences& shape, const GivenAr
   }
   const Sample sample = examined_sample(shape, given, n, 0, false, 0, tells ? at.labels : nullptr, labels, kBand,
                                         tells ? status : nullptr);
-  // By a warp that stores, for which nobody waits.
+  // Done by a storing warp, which no other warp waits for.
   if (tells && threadIdx.x == blockDim.x - 1) {
     at.samples[n] = sample;
     if (order == 0) begin_call(expected, at.used, at.ticket);

@@ -1,40 +1,43 @@
-// CTC: what its kernels share. Sizes, strides and buffers of a call, the samples as they are found to be, and how they
-// are prepared.
+// CTC: sizes, strides and buffers of a call, and the preparation of its samples, which all its kernels share.
 //
-//   samples n = 0 .. N - 1 (of all batches), frames t < T_n, labels j < S_n, positions j = 0 .. S_n; each position
-//   holds the blank before label j, and label j. Positions of all samples stand one after another in every buffer.
+//   samples n = 0 .. N - 1 (of all batches), frames t < T_n, labels j < S_n, positions j = 0 .. S_n
 //
-// prepare_sample, a launch of a block per sample; or each block of the recursion's first half for itself (walk_given):
+// Position j holds two states: the blank before label j, and label j (none for j = S_n). Every buffer stores the
+// positions of all samples one after another.
 //
-// 1. Reads the lengths, mask and weight, and decides whether the sample counts and what can be said already.
-// 2. Copies its labels as 32-bit integers, and checks them. A label that is no class, or blank, is reported through the
-//    device's status words, and never indexes memory.
+// prepare_sample prepares a sample per block, in a launch of its own. Alternatively, each block of the recursion's
+// first half prepares its sample for itself (walk_given).
 //
-// link_labels, beside the second half, links each label to its next occurrence: the gradient pass adds the posteriors
-// of a class in the order of positions.
+// 1. The block reads the lengths, the mask and the weight. It decides whether the sample counts, and which outcome is
+//    known without the recursion.
+// 2. It copies the labels as 32-bit integers and checks them. A label that is not a class, or that is the blank, is
+//    reported through the status words of the device and never indexes memory.
 //
-// Traffic: labels, read once, and 8 bytes written for each. Reads of lengths: N by every sample of concatenated
-// targets.
+// link_labels, launched beside the second half, links each label to its next occurrence, so that the gradient pass adds
+// the posteriors of a class in the order of positions.
+//
+// Traffic: labels are read once, and 8 bytes are written for each. With concatenated targets, every sample reads all N
+// target lengths of its batch. Preconditions: stated at each function.
 #pragma once
 #include "core/reduce.cuh"
 #include "core/types.cuh"
 #include "sequence/extended.cuh"
 #include "softmax/row_ptx.cuh"
 
-// Sizes and strides of a call: a kernel parameter, made by the plan.
+// Sizes and strides of a call. A kernel parameter that the plan fills.
 struct Sequences {
-  int64 samples, inner;         // of all batches; of one batch
-  int64 frames, classes, room;  // T, C, labels that the targets of a sample (of a batch, if concatenated) have room for
-  int64 blank, concatenated, positions;                              // number of positions of all samples
-  int64 x_outer, x_inner, x_frame, x_class;                          // strides of the first operand, in elements
-  int64 g_outer, g_inner, g_frame, g_class;                          // of its gradient
-  int64 of_targets, of_input_lengths, of_target_lengths, of_weight;  // dtypes of arrays, see load_integer, load_weight
-  int64 averages, zero_infinity;  // whether the loss of a sample is divided by its labels; 0 for inf
-  int64 site;                     // number of the first of four reports, in the order of Report
-  int64 bands, column;            // blocks that share a direction of a sample; numbers that one passes to the next
-  int64 buffer[8];                // where the buffers of a call begin in its memory, in bytes, in the order of Buffers
+  int64 samples, inner;                      // samples of all batches; of one batch
+  int64 frames, classes, room;               // T, C, label capacity of a sample's target (a batch's if concatenated)
+  int64 blank, concatenated, positions;      // class of the blank; boolean; positions of all samples
+  int64 x_outer, x_inner, x_frame, x_class;  // strides of the first operand, in elements
+  int64 g_outer, g_inner, g_frame, g_class;  // strides of its gradient
+  int64 of_targets, of_input_lengths, of_target_lengths, of_weight;  // dtypes, see load_integer and load_weight
+  int64 averages, zero_infinity;  // booleans: divide a sample's loss by its label count; 0 instead of inf
+  int64 site;                     // number of the first of four error reports, in the order of Report
+  int64 bands, column;            // blocks per direction of a sample; numbers that each passes to the next
+  int64 buffer[8];                // byte offsets of a call's buffers in its memory, in the order of Buffers
 
-  // Divisions of 32 bits: those of 64 are calls, around which registers are spilled.
+  // Divides in 32 bits: a 64-bit division is a call, around which registers are spilled.
   __device__ __forceinline__ unsigned batch_of(int64 sample) const {
     return static_cast<unsigned>(sample) / static_cast<unsigned>(inner);
   }
@@ -48,35 +51,40 @@ struct Sequences {
   }
 };
 
-// A NaN among the logits of a frame; one among the emissions of blank and labels; what the meeting says of the loss.
+// Flags of a `broken` word: a logit of a frame is NaN; an emission of the blank or of a label is NaN; the loss is NaN;
+// the target has no alignment. The meeting of alpha and beta sets the last two.
 constexpr unsigned kNanLogit = 1u, kNanEmission = 2u, kNanLoss = 4u, kNoAlignment = 8u;
-// The link of a label: the position of the next one of its class, plus one, or 0, and kEarlier if there is an earlier
-// one.
+// The link of a label is the position of the next label of its class plus one, or 0 if there is none. The bit kEarlier
+// is set if there is an earlier label of the class.
 constexpr unsigned kEarlier = 0x80000000u;
 
-// Writers of the words of a sample that say why it is broken: emissions of alpha's first half and of beta's, the
-// meeting, log-sum-exps.
+// Index of a sample's `broken` words, by writer: alpha's first half and beta's first half (emissions), the meeting, the
+// log-sum-exps.
 enum Broken { kByAlpha, kByBeta, kByMeeting, kByLogits, kBrokenWords };
 
-// Verdict on a sample. kRuns: the recursion decides.
+// Verdict on a sample, from its lengths, labels, mask and weight. kRuns: the recursion decides. kSkipped: masked, or of
+// weight 0. kBad: a length or a label is out of range. kImpossible: more labels than frames. kTrivial: no frame, no
+// label.
 enum Outcome { kRuns, kSkipped, kBad, kImpossible, kTrivial, kNan };
 enum Report { kLabel, kInputLength, kTargetLength, kTotalLength };
 
 struct alignas(16) Sample {
-  int64 first;  // its first position
+  int64 first;  // index of its first position in the buffers
   int frames, labels;
   int outcome, unused;
   double weight;  // 1 without weights
 };
 
-// The largest logit of a frame, its class, and the sum of the exponentials of all others relative to it.
+// Softmax statistics of a frame: the largest logit, the sum of the other logits' exponentials relative to it, and the
+// class of the largest, which is valid if `others` is below 1.
 template <class Compute>
 struct FrameSum {
   Compute largest, others;
   int64 at;
 };
 
-// The buffers of a call, in its memory: first the grad_output that gradients are written for, and the ticket.
+// Buffers of a call, in one allocation. It begins with the grad_output that the gradients were written for, and the
+// ticket.
 template <class Compute>
 struct Buffers {
   double* used;
@@ -84,12 +92,12 @@ struct Buffers {
   Sample* samples;
   int* labels;                     // by position
   unsigned* links;                 // by position
-  unsigned* broken;                // by Broken and sample: reasons why a loss is NaN
-  StoredNumber<Compute>* meeting;  // rows of alpha's products, then beta's: blanks and labels of all positions
+  unsigned* broken;                // by Broken and sample: flags kNanLogit .. kNoAlignment
+  StoredNumber<Compute>* meeting;  // alpha's last products, then beta's: blanks and labels by sample
   FrameSum<Compute>* sums;         // by sample and frame
   double* losses;
-  StoredNumber<Compute>* columns;  // by direction, band and frame
-  unsigned* started;               // blocks of each half, and Claims
+  StoredNumber<Compute>* columns;  // by sample, direction, band and frame
+  unsigned* started;               // counters of start_number for each half, then of claimed_task
 
   __device__ __forceinline__ Buffers(char* memory, const Sequences& shape)
       : used(reinterpret_cast<double*>(memory)),
@@ -106,13 +114,14 @@ struct Buffers {
   }
 };
 
-// The device's status words (softmax/rows.cuh has the same).
+// Status words of the device, in the same layout as in softmax/rows.cuh.
 struct SequenceStatus {
-  unsigned code;  // 0 nothing, 1 about to be written, 2 complete
+  unsigned code;  // 0 empty, 1 being written, 2 complete
   unsigned unused;
   int64 place, value, limit, site;
 };
 
+// Reports an error to the host, unless the status words already hold one or `status` is null.
 __device__ __forceinline__ void report(SequenceStatus* status, int64 site, int64 place, int64 value, int64 limit) {
   if (status == nullptr || atomicCAS(&status->code, 0u, 1u) != 0u) return;
   status->place = place;
@@ -123,7 +132,7 @@ __device__ __forceinline__ void report(SequenceStatus* status, int64 site, int64
   atomicExch(&status->code, 2u);
 }
 
-// Element `i` of an array of integers: bytes of an element, negative if it has no sign.
+// Loads element `i` of an array of integers. `dtype` is the size of an element in bytes, negative if unsigned.
 __device__ __forceinline__ int64 load_integer(const void* array, int64 dtype, int64 i) {
   if (dtype == 8) return static_cast<const int64*>(array)[i];
   if (dtype == 4) return static_cast<const int*>(array)[i];
@@ -132,7 +141,8 @@ __device__ __forceinline__ int64 load_integer(const void* array, int64 dtype, in
   return static_cast<const unsigned char*>(array)[i];
 }
 
-// Element `i` of an array of numbers: 8 and 4 for double and float, 2 for half, 3 for bfloat16.
+// Loads element `i` of an array of floating-point numbers. `dtype` is 8 for double, 4 for float, 2 for half, 3 for
+// bfloat16.
 __device__ __forceinline__ double load_weight(const void* array, int64 dtype, int64 i) {
   if (dtype == 8) return static_cast<const double*>(array)[i];
   if (dtype == 4) return static_cast<const float*>(array)[i];
@@ -140,40 +150,43 @@ __device__ __forceinline__ double load_weight(const void* array, int64 dtype, in
   return widen<double>(static_cast<const bfloat16_t*>(array)[i]);
 }
 
-// True if the gradient that forward wrote for the grad_output `used` is that for the true one: backward has nothing to
-// do. Without `grad_output` this is forward, without `used` nothing was written.
+// True if the gradient that forward wrote for the grad_output `used` is valid for the true one, so that backward has
+// nothing to do. False in forward, which has no `grad_output`, and if `used` is null: nothing was written.
 template <class Result>
 __device__ __forceinline__ bool is_fresh(const Result* grad_output, const double* used) {
   if (grad_output == nullptr || used == nullptr) return false;
   return __double_as_longlong(widen<double>(*grad_output)) == __double_as_longlong(*used);
 }
 
-// Label products on their way from the block of one band of positions to that of the next. Each word says itself that
-// it has arrived: before, it is kAbsent, which no number is, and the reader leaves it so for the next launch.
+// Label products in transit from the block of one band of positions to the block of the next. Each word signals its own
+// arrival: until then it holds kAbsent, which encodes no number. The reader restores kAbsent for the next launch.
 constexpr unsigned long long kAbsent = 0xfff80000dead0000ull;
 
-// Empties the columns, of so many words. Preconditions: blocks behind those of the samples.
+// Sets the `count` words of the columns to kAbsent. Precondition: called by the blocks past the first `samples` blocks.
 __device__ __forceinline__ void empty_columns(const Sequences& shape, unsigned long long* words, int64 count) {
   const int64 step = (gridDim.x - shape.samples) * blockDim.x;
   for (int64 i = (blockIdx.x - shape.samples) * blockDim.x + threadIdx.x; i < count; i += step) words[i] = kAbsent;
 }
 
-// The number of the block in the order in which blocks start: a block only ever waits for those of lower numbers, which
-// run or have run. Preconditions: all threads; the counter is 0 before `blocks` blocks of a launch take numbers, and
-// again afterwards.
+// Returns the number of the block in the order in which blocks start. A block only ever waits for blocks of lower
+// numbers, which are running or have finished. Preconditions: all threads call it; the counter is 0 before `blocks`
+// blocks of a launch take numbers. It is 0 again afterwards.
 __device__ __forceinline__ unsigned start_number(unsigned* counter, unsigned blocks) {
   __shared__ unsigned number;
   if (threadIdx.x == 0) number = atomicInc(counter, blocks - 1);
   __syncthreads();
-  // Uniform over a warp, as far as the compiler can tell: else it splits each step where lanes might part.
+  // The shuffle tells the compiler that the value is uniform over a warp. Otherwise it splits each step where lanes
+  // might diverge.
   return __shfl_sync(0xffffffffu, number, 0);
 }
 
-// Tasks of a launch of `walks` and `others`, whose blocks find out which is theirs: walks are numbered in the order in
-// which they start, and the others follow. The first `most` blocks of a multiprocessor take walks, as long as there are
-// any: by their index, some multiprocessors would get three walks before others have one, and all wait for the slowest.
+// Returns the task of the block in a launch of `walks` + `others` blocks: a walk, below `walks`, or one of the others,
+// from `walks` on. Walks are numbered in the order in which they start. The first `most` blocks of a multiprocessor
+// claim walks as long as any are left. The remaining blocks claim other tasks first. If the block index decided
+// instead, some multiprocessors would get three walks before others have one, and all would wait for the slowest.
 //
-// `claims` counts walks, others and the blocks of each multiprocessor, from 0.
+// `claims` counts claimed walks, other claimed tasks, and the blocks of each multiprocessor. Preconditions: all threads
+// call it; all of `claims` is 0 before the launch.
 constexpr int kMultiprocessors = 256, kClaims = 2 + kMultiprocessors;
 __device__ __forceinline__ unsigned claimed_task(unsigned* claims, unsigned most, unsigned walks, unsigned others) {
   __shared__ unsigned task;
@@ -187,30 +200,34 @@ __device__ __forceinline__ unsigned claimed_task(unsigned* claims, unsigned most
     task = walk < walks ? walk : walks + other;
   }
   __syncthreads();
-  // Uniform over a warp, as far as the compiler can tell: else it splits each step where lanes might part.
+  // The shuffle tells the compiler that the value is uniform over a warp. Otherwise it splits each step where lanes
+  // might diverge.
   return __shfl_sync(0xffffffffu, task, 0);
 }
 
-// Arrays that a call is given beside its first operand. All but `targets` may be null.
+// Arrays of a call besides its first operand. All but `targets` may be null.
 struct GivenArrays {
   const void *targets, *input_lengths, *target_lengths, *weights;
   const bool* mask;
 };
 
-// Examines sample n. In concatenated targets `before` labels of its batch stand in front of its own, and `uneven` says
-// that lengths do not add up to `total`. Labels go to `to`, from the sample's first position on, unless that is null,
-// and the first `count` of them to `near`: both are complete for the block. Without `status` nothing is reported.
-// Precondition: all threads of the block.
+// Reads and checks the lengths, mask, weight and labels of sample n, and returns the sample with its verdict. For
+// concatenated targets, `before` is the number of labels of the batch before those of the sample, `total` is the sum of
+// the batch's target lengths, and `uneven` is true if that is not `room` or a length is out of range.
+//
+// Stores the labels in `to`, from the sample's first position on, unless `to` is null, and the first `count` of them in
+// `near`. The whole block may read both afterwards. Reports nothing if `status` is null. Precondition: all threads of
+// the block call it.
 __device__ __forceinline__ Sample examined_sample(const Sequences& shape, const GivenArrays& given, int64 n,
                                                   int64 before, bool uneven, int64 total, int* to, int* near, int count,
                                                   SequenceStatus* status) {
   const int64 group = shape.batch_of(n), batch = group * shape.inner;
   const bool concatenated = shape.concatenated != 0;
   const auto label_at = [&](int64 i) { return load_integer(given.targets, shape.of_targets, i); };
-  // Room for a label is memory: loads of labels need not wait for their number.
+  // A padded target has `room` labels in memory, so they can be loaded before their number is known.
   const int rank = threadIdx.x;
   const int64 early = !concatenated && rank < shape.room ? label_at(n * shape.room + rank) : 0;
-  // All loads stand in front of the first use of any, of the weight too: one scoreboard counts them.
+  // All loads, including that of the weight, precede the first use of any: one scoreboard counts them all.
   const int64 frames =
       given.input_lengths == nullptr ? shape.frames : load_integer(given.input_lengths, shape.of_input_lengths, n);
   const int64 labels =
@@ -268,15 +285,15 @@ __device__ __forceinline__ Sample examined_sample(const Sequences& shape, const 
   return sample;
 }
 
-// Zeroes what later launches count, and notes the grad_output that gradients are written for. `expected` may be null.
-// Precondition: one thread of a launch.
+// Resets the ticket of later launches, and records the grad_output that gradients are written for: 1 if `expected` is
+// null. Precondition: one thread of a launch calls it.
 __device__ __forceinline__ void begin_call(const double* expected, double* used, unsigned* ticket) {
   *ticket = 0;
   *used = expected == nullptr ? 1.0 : __ldcg(expected);
 }
 
-// Prepares sample blockIdx.x. Preconditions: blocks of 256 threads, one per sample. `expected` may be null; `used` gets
-// the grad_output that gradients are written for.
+// Prepares sample blockIdx.x and resets the counters of later launches. `expected` may be null; `used` receives the
+// grad_output that gradients are written for. Preconditions: one block of 256 threads per sample.
 __device__ __forceinline__ void prepare_sample(const Sequences& shape, const GivenArrays& given, const double* expected,
                                                double* used, Sample* samples, int* labels, unsigned* broken,
                                                unsigned* ticket, unsigned* started, SequenceStatus* status) {
@@ -291,7 +308,7 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const Giv
   }
   if (shape.concatenated != 0) {
     __syncthreads();
-    // Integers, so that the order of additions does not matter.
+    // Integer sums do not depend on the order of additions.
     unsigned long long before = 0, all = 0;
     bool out = false;
     for (int64 i = threadIdx.x; i < shape.inner; i += blockDim.x) {
@@ -313,7 +330,8 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const Giv
   if (threadIdx.x == 32 && n == 0) begin_call(expected, used, ticket);
 }
 
-// Links the labels of a sample that runs. Preconditions: a block, and prepare_sample in an earlier launch.
+// Writes the links of the labels of a sample that runs. Preconditions: all threads of a block call it; an earlier
+// launch has prepared the sample.
 __device__ __forceinline__ void link_labels(const Sample& sample, const int* labels, unsigned* links) {
   if (sample.outcome != kRuns) return;
   const int* const mine = labels + sample.first;

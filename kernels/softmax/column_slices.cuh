@@ -1,40 +1,45 @@
-// Rows whose classes lie apart, neighbouring rows between them, that are too long for shared memory or too few to fill
-// a GPU: blocks share them by their classes. Transposed matrices of many classes. Value and gradient of softmax.cuh.
+// Value and gradient of softmax.cuh for strided classes, where neighbouring rows are contiguous: rows that are too long
+// for shared memory, or too few to fill a GPU. Blocks divide the classes among themselves. Example: transposed matrices
+// of many classes.
 //
-//   x[c, r]    a tile is kLanes kVecSize neighbouring rows; the classes of all tiles, one tile after another, are cut
-//              into equal slices
-//   lane l of kLanes takes rows l kVecSize, ... of a tile; thread t of a block starts at class t / kLanes of a slice;
-//   where tiles of a warp's lanes would share the sectors at their ends, these are the threads of several warps
+//   x[c, r]    A tile is kLanes kVecSize neighbouring rows. The classes of all tiles, one tile after another, are
+//              cut into equal slices. A part is the classes of one tile in one slice.
 //
-// A slice is two tasks of a block: to sum, and to write gradients. Blocks claim tasks one by one, first all sums.
+// A block claims slices. Thread t of a block owns the kVecSize rows of the tile from row (t % kLanes) kVecSize. In each
+// part it processes every (threads / kLanes)-th class, starting with the (t / kLanes)-th. kLanes exceeds a warp where
+// tiles of 32 threads would split sectors at their boundaries.
 //
-// 1. Each thread sums its classes of its rows by an online softmax; the block combines its threads' sums and leaves
-//    them in the workspace, for each tile that the slice has a part of.
-// 2. The block that completes a tile combines its parts in their order, evaluates the rows, and leaves the coefficients
-//    of their gradients behind the records of grad_output.
-// 3. A task that writes starts to load, waits for the coefficients, and writes the gradients. It reads the logits of a
-//    slice again, the last ones first: these are the likeliest to be in L2.
+// Each slice is two tasks: sum, then write gradients. Blocks claim tasks one by one, all sums first.
 //
-// A task waits only for tasks claimed before it, which never wait themselves: blocks need not run at the same time.
-// If there are as many slices as tiles, each is one, and is written when it has been summed.
+// 1. Sum task: each thread runs an online softmax over its classes of its rows. The block combines the sums of its
+//    threads and stores them in the workspace, once per part.
+// 2. The block that completes a tile combines the sums of its parts in order, evaluates the rows, and stores the
+//    coefficients of their gradients after the records of grad_output.
+// 3. Write task: the block issues its first loads, waits for the coefficients, and writes the gradients. It reads the
+//    logits of the slice again, last ones first, because these are the likeliest to be in L2.
 //
-// Counters: one for each tile that several slices share, 0 before and after a launch. It counts the parts that are
-// summed, then the evaluation, then the parts that are written.
+// A task waits only for tasks that were claimed before it and that never wait themselves, so blocks need not be
+// co-resident. If there are as many slices as tiles, each slice is one tile, and its gradients are written right after
+// its sums.
 //
-// Order of additions: threads of a block, then parts of a tile, in fixed trees, which follow from the sizes alone.
+// Counters: one per tile that several slices share, 0 before and after a launch. It counts the parts that are summed,
+// then the evaluation, then the parts that are written.
+//
+// Order of additions: threads of a block, then parts of a tile, in fixed trees that depend on the sizes alone.
 //
 // Traffic: each logit is read twice; each gradient is written once. Preconditions: kVecSize divides the number of rows;
 // rows of a vector are contiguous; classes < 2^31; a block has 32 kWarps threads.
 #pragma once
 #include "softmax/column_tiles.cuh"
 
-// Blocks that share rows by so many slices. A worker is a block.
+// Blocks that share the rows in `count` slices. The worker is a block.
 struct ColumnSlices : ClusterGroup<1> {
   int count;
 };
 
-// Division of the classes of all tiles into slices, by units of some classes, of which each tile has the same number.
-// If there are as many slices as tiles, each slice is one.
+// Division of the classes of all tiles into slices of nearly equal length. It cuts between units of `classes_of_unit`
+// classes; each tile has `of_tile` units, and its last unit may be shorter. If there are as many slices as tiles, each
+// slice is one tile.
 struct SlicePlan {
   int64 units;
   int slices, of_tile, classes_of_unit, classes;
@@ -44,12 +49,12 @@ struct SlicePlan {
     of_tile = (classes + classes_of_unit - 1) / classes_of_unit;
     units = tiles * of_tile;
   }
-  // The classes of a tile that belong to a slice.
+  // Part of a slice: classes [begin, end) of a tile.
   struct Part {
     int64 tile;
     int slice, begin, end;
   };
-  // visit(part) for each part of a slice.
+  // Calls visit(part) for each part of a slice.
   template <class Visit>
   __device__ __forceinline__ void for_each_part(int slice, const Visit& visit) const {
     const int64 end = start(slice + 1);
@@ -62,14 +67,14 @@ struct SlicePlan {
       unit = first + to;
     }
   }
-  // The first slice that has a part of a tile, and how many have one.
+  // First slice that has a part of the tile. parts() returns the number of its parts, one per slice.
   __device__ __forceinline__ int first_slice(int64 tile) const {
     return slice_of(tile * of_tile);
   }
   __device__ __forceinline__ unsigned parts(int64 tile) const {
     return slice_of(tile * of_tile + of_tile - 1) - first_slice(tile) + 1;
   }
-  // The place of a part's sums: those of a tile follow each other.
+  // Index of a part's sums in the workspace. Parts of a tile are consecutive.
   static __device__ __forceinline__ int64 place(int64 tile, int slice) {
     return tile + slice;
   }
@@ -83,17 +88,17 @@ struct SlicePlan {
   }
 };
 
-// The classes of one thread in a part of a slice. It visits kAhead vectors at once, and as many are on their way.
-// kLast: logits are read for the last time, the last ones first.
+// Classes of one thread in a part of a slice, in batches of kAhead vectors: one batch is processed while the next one
+// is in flight. kLast: logits are read for the last time, with a streaming hint, and the last batch comes first.
 template <class Program, int kVecSize_, int kAhead_, bool kLast>
 struct SliceClasses {
   static constexpr int kAhead = kAhead_;
   using Value = typename Program::Input;
   using P = Pack<Value, kVecSize_>;
-  const Value* from;  // of the thread's first class
+  const Value* from;  // first class of the thread
   typename Program::Gradient* to;
-  int64 stride, gradient_stride;  // from one class of the thread to the next
-  int first, step, count;         // its classes
+  int64 stride, gradient_stride;  // from one class of the thread to its next
+  int first, step, count;         // classes first, first + step, ...
 
   __device__ __forceinline__ SliceClasses(const Program& program, const int64 (&offset)[kRowStreams], int first,
                                           int step, int end)
@@ -107,22 +112,23 @@ struct SliceClasses {
   __device__ __forceinline__ int class_of(int k) const {
     return first + k * step;
   }
-  // kCount vectors from the k-th one.
+  // Loads kCount vectors, starting with the thread's k-th one.
   template <int kCount>
   __device__ __forceinline__ void load(int k, P (&x)[kCount]) const {
     const Value* at = from + k * stride;
 #pragma unroll
     for (int j = 0; j < kCount; ++j, at += stride) x[j] = kLast ? load_stream<kVecSize_>(at) : load_pack<kVecSize_>(at);
   }
-  // The first of the n-th kAhead classes, if there are so many.
+  // Index of the first class of the n-th batch. Precondition: the thread has n + 1 full batches.
   __device__ __forceinline__ int batch(int n) const {
     return (kLast ? count / kAhead - 1 - n : n) * kAhead;
   }
-  // Starts to load the first of these, for for_each_vector.
+  // Issues the loads of the first batch, which for_each_vector expects.
   __device__ __forceinline__ void start(P (&x)[kAhead]) const {
     if (count >= kAhead) load(batch(0), x);
   }
-  // k if class c is the thread's k-th one, otherwise -1; so it is for -1, of a row without a label. kStep is `step`.
+  // Returns k if class c is the thread's k-th class, otherwise -1, also for a negative c (a row without a label).
+  // Precondition: kStep equals `step`.
   template <int kStep>
   __device__ __forceinline__ int index_of(int c) const {
     const int distance = c - first, k = distance / kStep;
@@ -130,11 +136,11 @@ struct SliceClasses {
   }
 };
 
-// Visitors of for_each_vector. They are no generic lambdas, which NVRTC 11.8 takes for functions of the host.
+// Visitors of for_each_vector. They are structs because NVRTC 11.8 takes generic lambdas for host functions.
 //
-// Adds kCount classes of a thread from its k-th one, whose logits are x. The sums are rescaled at most once. kMasks:
-// -inf replaces the logits of the labels, which are the thread's `own_label`-th classes, instead of a comparison for
-// each.
+// Adds kCount classes of a thread, starting with its k-th one, whose logits are x. Rescales each sum at most once.
+// kMasks: replaces the logit of the label by -inf, instead of comparing each class with the label. own_label[i] is the
+// index of the label's class among the thread's classes, or -1.
 template <bool kMasks, class Program, class Classes, int kVecSize>
 struct AddVectors {
   using Compute = typename Program::Compute;
@@ -170,7 +176,8 @@ struct AddVectors {
   }
 };
 
-// Writes the gradients of kCount classes of a thread from its k-th one, whose logits are x.
+// Writes the gradients of kCount classes of a thread, starting with its k-th one, whose logits are x. kMasked and
+// kSelects: as in store_class.
 template <bool kMasked, bool kSelects, class Program, class Classes, int kVecSize>
 struct StoreVectors {
   using Compute = typename Program::Compute;
@@ -190,8 +197,8 @@ struct StoreVectors {
   }
 };
 
-// visit(k, vectors) for all classes of a thread, kAhead at a time and then one by one. The next vectors are on their
-// way while some are visited; the first ones have been loaded by Classes::start().
+// Calls visit(k, vectors) for all classes of a thread: in batches of kAhead, then one by one. The next batch is in
+// flight while one is visited. Precondition: Classes::start() has loaded `first`.
 template <class Classes, int kAhead, class Visit>
 __device__ __forceinline__ void for_each_vector(const Classes& own, typename Classes::P (&first)[kAhead],
                                                 const Visit& visit) {
@@ -212,7 +219,7 @@ __device__ __forceinline__ void for_each_vector(const Classes& own, typename Cla
   }
 }
 
-// A value that another block has stored, read past the L1 cache, which may hold a stale line.
+// Reads a value that another block has stored. Bypasses the L1 cache, which may hold a stale line.
 template <class T>
 __device__ __forceinline__ T load_shared_by_blocks(const T* from) {
   static_assert(sizeof(T) % 8 == 0, "read in words of 8 bytes");
@@ -224,15 +231,16 @@ __device__ __forceinline__ T load_shared_by_blocks(const T* from) {
   return reinterpret_cast<const T&>(words);
 }
 
-// Coefficients of the rows, by their numbers, behind the records of grad_output of the tiles and the divisor that
-// forward may have recorded. engines/softmax/layout.py: slice_records
+// Address of the coefficients of all rows, indexed by row number. They follow the grad_output record of each tile and
+// the divisor that forward may have recorded. engines/softmax/layout.py: slice_records
 template <class Compute>
 __device__ __forceinline__ GradCoeffs<Compute>* coeffs_behind(double* records, int64 tiles) {
   return reinterpret_cast<GradCoeffs<Compute>*>(records + (tiles + 2) / 2 * 2);
 }
 
-// Sources of the coefficients of a row, multiplied by the factor of its gradient. RecordedCoeffs reads those that a
-// block of this launch has recorded, and the grad_output of its tile.
+// Sources of coefficients: scaled(program, row, place) returns the coefficients of a row times the factor of its
+// gradient. RecordedCoeffs reads what a block of this launch has recorded: the coefficients, and the grad_output of the
+// tile.
 template <class Compute>
 struct RecordedCoeffs {
   const GradCoeffs<Compute>* coeffs;
@@ -246,7 +254,7 @@ struct RecordedCoeffs {
     return found;
   }
 };
-// Coefficients that an earlier launch has recorded, for one factor.
+// Reads coefficients that an earlier launch has recorded. One factor serves all rows.
 template <class Compute>
 struct KnownCoeffs {
   const GradCoeffs<Compute>* coeffs;
@@ -259,7 +267,7 @@ struct KnownCoeffs {
     return found;
   }
 };
-// Coefficients in the residual, by the place of the row in the result.
+// Reads coefficients from the residual, indexed by the row's position in the result.
 template <class Result>
 struct ResidualCoeffs {
   const Result* grad_output;
@@ -274,8 +282,8 @@ struct ResidualCoeffs {
   }
 };
 
-// The evaluation of a tile, which wait() waits for if the tile has a counter. Preconditions: every thread of the block
-// calls it together.
+// State of a tile's evaluation. wait() blocks until the tile has been evaluated, unless `counter` is null.
+// Precondition: all threads of the block call it together.
 struct TileEvaluation {
   const unsigned* counter;
   unsigned parts;
@@ -289,31 +297,32 @@ struct TileEvaluation {
   }
 };
 
-// A reader as TwoPassReader, with entry points of its own for what it leaves out.
+// Reader with the interface of TwoPassReader. Where the entry points of rows.cuh do not serve, those at the end of this
+// file do.
 template <int kVecSize, int kLanes, int kWarps, int kAhead>
 struct ColumnSliceReader {
   static constexpr int kThreads = kWarps * kWarp, kRows = kLanes * kVecSize;
-  // True where threads have so few vectors that fetching instructions for the first time takes longer than running
-  // them.
+  // True if threads have so few vectors that the first fetch of instructions takes longer than running them.
   static constexpr bool kRunsOnce = kAhead < 16;
-  // Threads that have the same rows, and those of a block that combine slices of the same row.
+  // kSlots: threads of a block that own the same rows. kTeams: teams of kRows threads in a block; each combines some of
+  // the parts of a tile.
   static constexpr int kSlots = kThreads / kLanes, kTeams = kThreads / kRows;
-  // Threads of which each has other rows, a warp at least, and how often a block has so many.
+  // kSpan: threads of the fewest whole warps that own all rows of a tile. kSpans: such spans in a block.
   static constexpr int kSpan = kLanes > kWarp ? kLanes : kWarp, kSpans = kThreads / kSpan;
   static_assert(kRows <= kThreads, "each thread evaluates one row at most");
-  // True if the label's class is left out by its logit, not by a comparison of each class.
+  // True if the label's class is left out by setting its logit to -inf, not by comparing each class with the label.
   template <class Program>
   static constexpr bool kMasks = !Program::kCapped && !Program::kSmoothed;
 
   static __device__ __forceinline__ int lane() {
     return threadIdx.x % kLanes;
   }
-  // The n-th sums of a tile are those of row_of(n).
+  // Row of the tile whose sums are the n-th. Below, the n-th row of a tile is row_of(n).
   static __device__ __forceinline__ int row_of(int n) {
     return n % kLanes * kVecSize + n / kLanes;
   }
 
-  // The vector of rows that a lane has of a tile.
+  // The vector of rows of a tile that the calling thread owns.
   template <class Program>
   struct Rows {
     int64 first;
@@ -327,11 +336,12 @@ struct ColumnSliceReader {
       program.space.offsets(exists ? first : 0, offset);
       loads.read(program, offset, exists ? kVecSize : 0);
     }
-    // The label of each row, or -1. Nothing looks at what has been loaded before.
+    // Class of each row's label, or a negative number for an inactive row. Consumes the loaded labels; until then their
+    // loads are in flight.
     __device__ __forceinline__ void active_classes(const Program& program, int (&labels)[kVecSize]) const {
       loads.active_classes(program, exists ? kVecSize : 0, labels);
     }
-    // Its classes of a part.
+    // The thread's classes of a part.
     template <bool kLast>
     __device__ __forceinline__ SliceClasses<Program, kVecSize, kAhead, kLast> classes(
         const Program& program, const SlicePlan::Part& part) const {
@@ -340,8 +350,8 @@ struct ColumnSliceReader {
     }
   };
 
-  // The sums of a part; those of its n-th row are returned in thread n. Preconditions: every thread of the block calls
-  // it together, and passes a barrier before the next call.
+  // Sums of a part: returns those of the tile's n-th row in thread n. Preconditions: all threads of the block call it
+  // together, and pass a barrier before the next call.
   template <class Program>
   static __device__ __forceinline__ auto sums_of_part(const Program& program, const SlicePlan::Part& part) {
     using Compute = typename Program::Compute;
@@ -397,8 +407,8 @@ struct ColumnSliceReader {
     }
   };
 
-  // Evaluates the rows of a tile. The partial sum of their values is stored, and the coefficients of their gradients if
-  // `coeffs` is a place. Preconditions: as above; thread n has the sums of the n-th row.
+  // Evaluates the rows of a tile. Stores the partial sum of their values, and the coefficients of their gradients
+  // unless `coeffs` is null. Preconditions: those of sums_of_part; thread n holds the sums of the n-th row.
   template <class Program, class Exchanged, class Compute = typename Program::Compute>
   static __device__ __forceinline__ void evaluate(const Program& program, int64 tile, const Target<Program>& row,
                                                   const Exchanged& exchanged, double* partials,
@@ -419,8 +429,8 @@ struct ColumnSliceReader {
     if (threadIdx.x == 0) partials[tile] = value;
   }
 
-  // Writes the gradients of a part, whose coefficients are there after the evaluation of its tile. Preconditions: every
-  // thread of the block calls it together.
+  // Writes the gradients of a part. Waits for the tile's evaluation before it reads the coefficients. Precondition: all
+  // threads of the block call it together.
   template <class Program, class Coeffs, class Compute = typename Program::Compute>
   static __device__ __forceinline__ void write(const Program& program, const SlicePlan::Part& part,
                                                const TileEvaluation& evaluation, const Coeffs& coeffs_of) {
@@ -462,7 +472,7 @@ struct ColumnSliceReader {
     return {group, tiles, static_cast<int>(classes), kSlots * kAhead};
   }
 
-  // Runs all tasks. Preconditions: `work` has room for the sums of all parts behind the partial sums.
+  // Runs all tasks. Precondition: the workspace also fits the sums of all parts, after the partial sums.
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const ColumnSlices& group, Scale& scale,
                                                int64 tiles, const Workspace& work) {
@@ -479,7 +489,7 @@ struct ColumnSliceReader {
         write(program, part, evaluation, RecordedCoeffs<Compute>{coeffs, used, scale.weight});
       }
     };
-    // Slices that are tiles are written when they have been summed.
+    // If slices are tiles, each is written right after it has been summed.
     const bool alone = slices.slices == tiles;
     const int tasks = (kGradient && !alone ? 2 : 1) * slices.slices;
     if (threadIdx.x == 0) claimed = static_cast<int>(claim_next(work.claim_counter));
@@ -487,7 +497,7 @@ struct ColumnSliceReader {
     int n = claimed;
 #pragma unroll 1
     while (n < tasks) {
-      // The next task is claimed while this one runs.
+      // Claims the next task while this one runs.
       int next = 0;
       if (threadIdx.x == 0) next = static_cast<int>(claim_next(work.claim_counter));
       const bool sums_up = n < slices.slices;
@@ -503,7 +513,7 @@ struct ColumnSliceReader {
             complete = arrives_last(counter, parts);
           }
           if (complete) {
-            // On its way while the sums of other slices arrive.
+            // Loads label and target logit while the sums of other slices arrive.
             const Target<Program> row(program, part.tile);
             if (!alone) {
               const int first = slices.first_slice(part.tile);
@@ -531,7 +541,7 @@ struct ColumnSliceReader {
     }
   }
 
-  // Writes the gradients from coefficients that an earlier kernel has left.
+  // Writes all gradients from coefficients that an earlier launch has stored.
   template <class Program, class Coeffs>
   static __device__ __forceinline__ void write_all(const Program& program, const ColumnSlices& group, int64 tiles,
                                                    const Coeffs& coeffs) {
@@ -542,10 +552,11 @@ struct ColumnSliceReader {
     }
   }
 
-  // True if a tile was written with another grad_output than the true one. As worker_grad_scale_is_stale.
+  // True if any tile was written with a grad_output other than the true one, as in worker_grad_scale_is_stale.
+  // Precondition: all threads of the block call it together.
   static __device__ __forceinline__ bool is_stale(const ColumnSlices& group, int64 tiles, double true_grad_output,
                                                   const double* used_grad_output, double* expected_grad_output) {
-    // Of tiles that no blocks share each block looks at its own.
+    // If blocks do not share tiles, each block checks only its own.
     const bool shared = group.count != tiles;
     const int lane = threadIdx.x % kWarp;
     bool stale = false;
@@ -561,16 +572,16 @@ struct ColumnSliceReader {
   }
 
  private:
-  // The place of the sums of a tile's n-th row by one of several. An array of words, because they may have
-  // constructors.
+  // Shared-memory slot for the sums of a tile's n-th row by span or team `who`. The array consists of words, because
+  // Sums may have constructors.
   template <class Sums>
   static __device__ __forceinline__ Sums& shared_sums(int who, int n) {
     constexpr int kParts = kSpans > kTeams ? kSpans : kTeams;
     alignas(16) __shared__ unsigned words[kParts * kRows * sizeof(Sums) / 4];
     return reinterpret_cast<Sums*>(words)[who * kRows + n];
   }
-  // The sums of every kEach-th lane of a warp together, in each of them. Of two lanes the lower one's come first in
-  // both, so that they have the same bits.
+  // Combines the sums of every kEach-th lane of a warp; each of these lanes gets the result. Both lanes of a pair put
+  // the lower lane's sums first, so both compute the same bits.
   template <int kEach, class Sums>
   static __device__ __forceinline__ Sums combined_lanes(Sums sums) {
 #pragma unroll
@@ -588,11 +599,11 @@ struct ColumnSliceReader {
     }
     return sums;
   }
-  // Those of kCount together, in their order; of the n-th row in thread n.
+  // Combines kCount slots of shared_sums in order. Thread n gets the sums of the n-th row.
   template <int kCount, class Sums>
   static __device__ __forceinline__ Sums combined() {
     Sums sums = Sums::empty();
-    // Sums of several words are combined in a loop, whose code is short: a block runs it once.
+    // Sums of several words are combined in a rolled loop: its code is short, and a block runs it once.
     constexpr int kAtOnce = sizeof(Sums) > 8 ? 1 : 4;
     if (threadIdx.x < kRows) {
 #pragma unroll kAtOnce
@@ -600,7 +611,7 @@ struct ColumnSliceReader {
     }
     return sums;
   }
-  // True in the block that completes the tile.
+  // True in all threads of the block that completes the tile. Precondition: all threads of the block call it together.
   static __device__ __forceinline__ bool arrives_last(unsigned* counter, unsigned parts) {
     __shared__ bool last;
     __syncthreads();
@@ -608,8 +619,9 @@ struct ColumnSliceReader {
     __syncthreads();
     return last;
   }
-  // The sums of a tile's parts: each team of kRows threads combines every kTeams-th one; then the teams of a warp, and
-  // warps or teams in turn.
+  // Combines the sums of a tile's parts; thread n gets those of the n-th row. Each team of kRows threads combines every
+  // kTeams-th part. Then the teams of each warp are combined by shuffles, and warps (or teams of several warps) in
+  // order.
   template <class Sums>
   static __device__ __forceinline__ Sums sums_of_tile(const Sums* of_parts, int count) {
     constexpr int kInFlight = !kRunsOnce ? 16 : sizeof(Sums) > 8 ? 4 : 8;
@@ -641,7 +653,7 @@ constexpr bool kSharesChunks<ColumnSliceReader<kVecSize, kLanes, kWarps, kAhead>
 // ---------------------------------------------------------------------------------------------------------------------
 // Called by the entry points
 
-// A value per row, and the coefficients of its gradient. The workspace is that of a sum.
+// Stores a value per row and the coefficients of its gradient. `memory` is a workspace as for a reduced value.
 template <class Reader, class Program>
 __device__ __forceinline__ void sliced_row_values(const Program& program, const ColumnSlices& group, int64 tiles,
                                                   double* memory) {
@@ -651,7 +663,7 @@ __device__ __forceinline__ void sliced_row_values(const Program& program, const 
   if (arrive_last(work.ticket) && threadIdx.x == 0) *work.claim_counter = 0;
 }
 
-// Writes the gradients for the true grad_output, unless they are there already. The value's kernel has left the
+// Writes the gradients for the true grad_output, unless they are in place already. The kernel of the value has left the
 // coefficients, so nothing is summed again.
 template <class Reader, class Program, class Factor, class Result>
 __device__ __forceinline__ void verify_sliced_gradient(const Program& program, const ColumnSlices& group, int64 tiles,
@@ -663,7 +675,7 @@ __device__ __forceinline__ void verify_sliced_gradient(const Program& program, c
   const GradCoeffs<Compute>* const coeffs = coeffs_behind<Compute>(used_grad_output, tiles);
   Reader::write_all(program, group, tiles, KnownCoeffs<Compute>{coeffs, static_cast<Compute>(g * scale)});
 }
-// Version for gradients of an assumed divisor: the true one is recorded behind the used grad_outputs.
+// Version for gradients that assumed a divisor. The true divisor is recorded after the used grad_outputs.
 template <class Reader, class Program, class Result>
 __device__ __forceinline__ void verify_assumed_sliced_gradient(const Program& program, const ColumnSlices& group,
                                                                int64 tiles, const Result* grad_output,
@@ -677,7 +689,7 @@ __device__ __forceinline__ void verify_assumed_sliced_gradient(const Program& pr
   Reader::write_all(program, group, tiles, KnownCoeffs<Compute>{coeffs, static_cast<Compute>(g * scale)});
 }
 
-// apply_grad_coeffs. The gradient may overwrite the logits.
+// Version of apply_grad_coeffs for slices. Gradients may overwrite the logits.
 template <class Reader, class Program, class Result>
 __device__ __forceinline__ void apply_grad_coeffs_in_slices(const Program& program, const ColumnSlices& group,
                                                             int64 tiles, int64 result_stride, double scale,

@@ -1,35 +1,38 @@
-// Rows whose classes lie apart, neighbouring rows between them, shared by the warps of a block or of a cluster of
-// blocks: images (N, C, H, W) of many classes, transposed matrices. Value and gradient of softmax.cuh.
+// Value and gradient of softmax.cuh for strided classes, where neighbouring rows are contiguous: images (N, C, H, W) of
+// many classes, transposed matrices. The warps of a block, or of a cluster of blocks, share the rows.
 //
 //   x[n, c, h, w]: a row is (n, :, h, w); a tile is 32 kVecSize neighbouring rows
-//   lane l of every warp takes rows l kVecSize, ...; warp k of all that share the tile takes classes k, k + warps, ...
 //
-// 1. Each thread starts asynchronous copies of its classes to shared memory, all at once, then finds their maximum and
-//    sum of exponentials.
-// 2. Warps leave their sums in shared memory. Warp i < kVecSize combines those of the lanes' i-th rows, in the order of
-//    the warps. Blocks of a cluster then exchange theirs through DSMEM, and combine them in the order of the blocks.
-// 3. The same warp evaluates these rows, and leaves the coefficients of their gradients in shared memory: what a row
-//    costs besides its logits is paid once in a block.
+// Lane l of every warp owns the kVecSize rows from row l kVecSize of the tile. Warp k of the `warps` that share the
+// tile processes classes k, k + warps, ... The worker, a block or a cluster, owns chunks of tiles.
+//
+// 1. Each thread issues asynchronous copies of all its classes to shared memory, then finds their maximum and sum of
+//    exponentials.
+// 2. Each warp stores its sums in shared memory. Warp i < kVecSize combines the sums of the lanes' i-th rows, in the
+//    order of the warps. Blocks of a cluster then exchange their sums through DSMEM and combine them in the order of
+//    the blocks.
+// 3. The same warp evaluates these rows and stores the coefficients of their gradients in shared memory, so each block
+//    pays only once for what a row costs besides its logits.
 // 4. Each thread writes the gradients of its classes.
 //
-// Many warps share a tile, so shared memory holds few rows of many classes, and while some warps wait for memory others
-// compute. Only the copying thread reads its part of shared memory.
+// Many warps share a tile, so shared memory holds few rows of many classes, and some warps compute while others wait
+// for memory. A thread reads only those staged logits that it copied itself, so the copies need no barrier.
 //
 // Traffic: each logit is read once; each gradient is written once. Preconditions: kVecSize divides the number of rows,
 // kVecSize <= kWarps; rows of a vector are contiguous; classes < 2^31; a block has kWarps warps.
 #pragma once
 #include "softmax/lane_rows.cuh"
 
-// The classes of one thread: the vectors of kVecSize rows, their place in shared memory, and their gradients.
+// Classes of one thread: vectors of kVecSize rows, their slots in shared memory, and their gradients.
 template <class Storage, int kVecSize_>
 struct TileClasses {
   static constexpr int kVecSize = kVecSize_;
   using Value = Storage;
   using P = Pack<Storage, kVecSize>;
-  const Storage* from;  // of the thread's first class
+  const Storage* from;  // first class of the thread
   Storage* to;
-  int64 stride, gradient_stride;  // from one class of the thread to the next
-  int first, step, count;         // its classes
+  int64 stride, gradient_stride;  // from one class of the thread to its next
+  int first, step, count;         // classes first, first + step, ...
 
   template <class Group, class Program>
   __device__ __forceinline__ TileClasses(const Group& group, const Program& program,
@@ -50,7 +53,7 @@ struct TileClasses {
     extern __shared__ uint4 staged[];
     return reinterpret_cast<P*>(staged) + k * static_cast<int>(blockDim.x) + threadIdx.x;
   }
-  // Starts copies of all vectors.
+  // Issues the copies of all vectors.
   __device__ __forceinline__ void copy_in() const {
     const Storage* at = from;
 #pragma unroll 4
@@ -59,7 +62,7 @@ struct TileClasses {
   __device__ __forceinline__ P read(int k) const {
     return load_words(place(k));
   }
-  // f(k) if class c is the thread's k-th one; -1 is nobody's. Precondition: kStep is `step`.
+  // Calls f(k) if class c is the thread's k-th class. No thread owns a negative c. Precondition: kStep equals `step`.
   template <int kStep, class F>
   __device__ __forceinline__ void if_own(int c, const F& f) const {
     const int k = c / kStep;
@@ -67,7 +70,7 @@ struct TileClasses {
   }
 };
 
-// The part of a row's sums that threads exchange: without smoothing the softmax alone.
+// Part of a row's sums that threads exchange: without smoothing, only the softmax.
 template <class Compute>
 __device__ __forceinline__ const RowSums<Compute, true>& exchanged_sums(const RowSums<Compute, true>& sums) {
   return sums;
@@ -88,8 +91,9 @@ struct ChooseExchangedSums<false, Compute> {
 template <bool kSmoothed, class Compute>
 using ExchangedSums = typename ChooseExchangedSums<kSmoothed, Compute>::type;
 
-// The exchange between the warps that share a tile: sums of each warp and of each block, coefficients of each row.
-// Slots of one row are neighbours across lanes. Arrays of words, because the types may have constructors.
+// Exchange between the warps that share a tile: sums per warp and per block, and coefficients per row. For each row of
+// a lane, the slots of the 32 lanes are contiguous. The arrays consist of words, because the types may have
+// constructors.
 template <class Program, int kVecSize, int kWarps, int kClusterSize>
 struct TileExchange {
   using Compute = typename Program::Compute;
@@ -117,7 +121,7 @@ struct TileExchange {
       of_warps()[(threadIdx.x / kWarp * kVecSize + i) * kWarp] = exchanged_sums(own[i]);
     }
   }
-  // The sums of kCount parts, `apart` slots from each other, in their order.
+  // Combines the sums of kCount parts in order; the parts are `apart` slots from each other.
   template <int kCount>
   static __device__ __forceinline__ Sums combined(const Part* parts, int apart) {
     Sums whole = Sums::empty();
@@ -138,7 +142,7 @@ struct TileExchange {
     }
     return whole;
   }
-  // Sends the sums of row i of each lane to all blocks of the cluster. Precondition: these are running.
+  // Sends the sums of row i of each lane to all blocks of the cluster. Precondition: all of them are running.
   static __device__ __forceinline__ void send(const Sums& sums, int i, int block, int buffer) {
     const Part part = exchanged_sums(sums);
     const unsigned* const words = reinterpret_cast<const unsigned*>(&part);
@@ -161,8 +165,9 @@ struct TileExchange {
   }
 };
 
-// Adds a class to the sums of a thread's rows. `max_logit` of the sums is at least that of the class. `power` receives
-// the exponentials. kMasked: the logits of the labels have been replaced by -inf, so no class is compared with them.
+// Adds a class to the sums of a thread's rows; `power` receives the exponentials. kMasked: the logits of the labels
+// have been replaced by -inf, so the class is not compared with the labels. Precondition: `max_logit` of the sums is at
+// least the logit of the class.
 template <bool kMasked, int kVecSize, class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void add_class(const Program& program, int c, const int (&labels)[kVecSize],
                                           const Compute (&z)[kVecSize],
@@ -186,7 +191,7 @@ __device__ __forceinline__ void add_class(const Program& program, int c, const i
   }
 }
 
-// The largest logit of each of a thread's rows, vector by vector; of those of 16 bits in pairs.
+// Largest logit of each of a thread's rows, updated vector by vector. kPairs: 16-bit logits are compared in pairs.
 template <class Storage, int kVecSize, class Compute, bool kPairs>
 struct LargestOfRowsBy {
   Compute largest[kVecSize];
@@ -221,8 +226,9 @@ template <class Storage, int kVecSize, class Compute>
 using LargestOfRows = LargestOfRowsBy<Storage, kVecSize, Compute,
                                       sizeof(Storage) == 2 && sizeof(Compute) == 4 && kVecSize % 2 == 0 && kHasPairMax>;
 
-// The sums of a thread's classes, of which copies are complete. kKeeps: exponentials replace the logits in shared
-// memory. kMasks: -inf replaces those of the labels there, after the largest logits have been found.
+// Adds all classes of a thread to its sums. kKeeps: replaces the logits in shared memory by exponentials. kMasks: once
+// the maxima are known, replaces the logits of the labels there by -inf. Precondition: the thread's copies are
+// complete.
 template <bool kKeeps, bool kMasks, int kStep, class Classes, int kVecSize, class Program,
           class Compute = typename Program::Compute>
 __device__ __forceinline__ void sum_of_classes(const Program& program, const Classes& own,
@@ -248,8 +254,8 @@ __device__ __forceinline__ void sum_of_classes(const Program& program, const Cla
   }
 }
 
-// Writes the gradients of one class of a thread's rows, at `to`. kKeeps: x holds exponentials. kMasked: gradients of
-// the labels are written elsewhere. kSelects: there may be rows whose gradients are 0 whatever their logits are.
+// Writes the gradients of one class of a thread's rows to `to`. kKeeps: x holds exponentials. kMasked: the gradients of
+// the labels are written elsewhere. kSelects: some rows may have gradients of 0 whatever their logits are (all_zero).
 template <bool kKeeps, bool kMasked, bool kSelects, class Classes, int kVecSize, class Program,
           class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_class(const Program& program, const Classes& own, int k,
@@ -275,7 +281,7 @@ __device__ __forceinline__ void store_class(const Program& program, const Classe
   store_pack<kVecSize>(to, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
 }
 
-// Writes the gradients of all classes of a thread from shared memory.
+// Writes the gradients of all classes of a thread. Reads logits or exponentials from shared memory.
 template <bool kKeeps, bool kMasked, bool kSelects, class Classes, int kVecSize, class Program,
           class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_staged_classes(const Program& program, const Classes& own,
@@ -290,7 +296,8 @@ __device__ __forceinline__ void store_staged_classes(const Program& program, con
 }
 
 // Evaluates a tile and writes its gradients. Returns the sum of the values of the rows that this thread evaluates.
-// `count`: kVecSize, or 0 if the lane has no rows. Precondition: every thread of the group calls it together.
+// `count` is kVecSize, or 0 if the lane has no rows; `visits` is the number of earlier calls. Preconditions: all
+// threads of the group call it together, the first time after group.cluster_start().
 template <bool kGradient, int kVecSize, int kWarps, class Group, class Program, class Scale>
 __device__ __forceinline__ double visit_tile(const Program& program, const Group& group, int64 row, int count,
                                              unsigned visits, Scale& scale) {
@@ -320,7 +327,7 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
   for (int i = 0; i < kVecSize; ++i) {
     z[i] = Compute(0);
     sums[i] = Sums::empty();
-    // Loaded before any block of the cluster writes gradients, which may lie over the logits.
+    // Must be loaded before any block of the cluster writes gradients, which may overwrite the logits.
     if ((Program::kSmoothed || i == warp) && labels[i] >= 0) {
       const int64 at = offset[kLogits] + i * program.space.at.stride[kLogits][0];
       z[i] = program.logit.value(widen<Compute>(program.input[at + labels[i] * program.space.class_stride[kLogits]]));
@@ -360,7 +367,7 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
     if (kGradient && t.active) scale_grad_coeffs(program, coeffs, grad_factor(scale, t.offset));
     Exchange::coeffs()[i * kWarp] = coeffs;
   }
-  // Sums of the next tile are put behind this barrier, coefficients behind its first one.
+  // The next tile stores its sums after this barrier, and its coefficients after its own first barrier.
   __syncthreads();
   if constexpr (kGradient) {
     GradCoeffs<Compute> coeffs[kVecSize];
@@ -371,7 +378,7 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
       all_zero[i] = coeffs[i].all_zero();
       any_zero |= all_zero[i];
       if constexpr (kKeeps) {
-        // Exponentials are relative to the thread's own maximum.
+        // Exponentials are relative to the maximum of the thread's own classes.
         const Compute largest = sums[i].softmax.max_logit;
         const bool none = largest == -scalar_infinity(Compute());
         coeffs[i].exp_coeff *= none ? Compute(0) : scalar_exp(largest - exp_shift(coeffs[i].max_logit));
@@ -395,7 +402,7 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
   return total;
 }
 
-// As TwoPassReader. Workers, which are blocks or clusters, take chunks in turn.
+// Reader with the interface of TwoPassReader. Each worker, a block or a cluster, processes every workers()-th chunk.
 template <int kVecSize, int kWarps>
 struct TileReader {
   template <bool kGradient, class Group, class Program, class Scale>
@@ -415,7 +422,7 @@ struct TileReader {
         total += visit_tile<kGradient, kVecSize, kWarps>(program, group, exists ? vector * kVecSize : 0,
                                                          exists ? kVecSize : 0, visits++, scale);
       }
-      // Lies between exchanges of two tiles, whose barriers separate its uses.
+      // Used between the exchanges of two tiles, whose barriers separate one use from the next.
       __shared__ double of_warp[kVecSize];
       total = warp_sum(total);
       if (threadIdx.x % kWarp == 0 && threadIdx.x / kWarp < kVecSize) of_warp[threadIdx.x / kWarp] = total;

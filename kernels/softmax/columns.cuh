@@ -1,29 +1,31 @@
-// Rows in registers whose classes lie apart, neighbouring rows between them: images (N, C, H, W) of few classes. Value
-// and gradient of softmax.cuh, by register_rows.cuh.
+// Value and gradient of softmax.cuh for strided classes, where neighbouring rows are contiguous: images (N, C, H, W) of
+// few classes. Rows stay in registers (register_rows.cuh).
 //
-//   x[n, c, h, w]: a row is (n, :, h, w); lane l takes the kVecSize rows from w = (32 tile + l) kVecSize
+//   x[n, c, h, w]: a row is (n, :, h, w); lane l owns the kVecSize rows from w = (32 tile + l) kVecSize
 //
-// 1. A warp takes tiles of 32 kVecSize neighbouring rows: of each class it reads whole cache lines.
-// 2. Gradients are written as logits were read.
+// 1. A warp processes tiles of 32 kVecSize neighbouring rows, so it reads whole cache lines of each class.
+// 2. Each lane evaluates its rows in registers.
+// 3. It writes gradients with the access pattern of the logits.
 //
-// Traffic: each logit is read once, each gradient written once. Preconditions: kVecSize divides the number of rows;
-// rows of a vector are contiguous; there are kPerThread classes.
+// A lane owns its rows; a warp owns chunks of tiles and claims them (WarpTiles). Traffic: each logit is read once, each
+// gradient written once. Preconditions: kVecSize divides the number of rows; rows of a vector are contiguous; there are
+// kPerThread classes.
 #pragma once
 #include "softmax/register_rows.cuh"
 
-// Logits of a lane up to which its next ones are loaded ahead.
+// Most logits per lane with which the loads of the next rows start early.
 constexpr int kMaxAhead = 8;
 
-// Logits and labels of kVecSize neighbouring rows, on their way from the call of start() on.
+// Logits and labels of kVecSize neighbouring rows. start() issues their loads.
 template <class Program, int kVecSize, int kPerThread>
 struct ColumnLoads {
-  // Words, because compilers copy packs of 16 bits by element, and wait for these at once.
+  // Words, because compilers copy packs of 16-bit elements one by one, and immediately wait for the loads.
   using P = Pack<typename Program::Input, kVecSize>;
   using Word = typename P::Word;
   Word words[kPerThread][P::kWords];
   LaneLabels<kVecSize, Program> labels;
 
-  // `at`: the offsets of the first row.
+  // `at`: offsets of the first row.
   __device__ __forceinline__ void start(const Program& program, const int64 (&at)[kRowStreams]) {
     const auto* const from = program.input + at[kLogits];
     const int64 stride = program.space.class_stride[kLogits];
@@ -36,7 +38,7 @@ struct ColumnLoads {
   }
 };
 
-// The kVecSize rows of a lane from `row` on.
+// The kVecSize rows of a lane, starting with `row`.
 template <class Program, int kVecSize_, int kPerThread_>
 struct ColumnSource {
   static constexpr int kVecSize = kVecSize_;
@@ -48,7 +50,7 @@ struct ColumnSource {
   int64 row;
   Storage* to;
 
-  // Offsets of the i-th row. They are found again, for they would take registers of all calls.
+  // Offsets of the i-th row. They are computed again, because kept offsets would cost registers throughout.
   __device__ __forceinline__ void offsets(const Program& program, int i, int64 (&at)[kRowStreams]) const {
     program.space.offsets(row, at);
 #pragma unroll
@@ -67,7 +69,7 @@ struct ColumnSource {
   }
 };
 
-// As TwoPassReader.
+// Reader with the interface of TwoPassReader.
 template <int kVecSize, int kPerThread>
 struct ColumnReader {
   template <bool kGradient, class Program, class Scale>
@@ -78,10 +80,10 @@ struct ColumnReader {
     WarpTiles left(group, work.claim_counter);
     if (left.chunk >= chunks) return;
     typename Source::Loads loads;
-    int count;  // rows of the lane that exist: all or none
+    int count;  // rows of the lane that exist: kVecSize or 0
     int64 row;
     typename Source::Storage* to;
-    // Lanes without rows load the first ones.
+    // Lanes without rows load the first rows instead.
     const auto start = [&] {
       const int64 vector = left.tile * kWarp + threadIdx.x % kWarp;
       count = vector < vectors ? kVecSize : 0;
@@ -91,7 +93,8 @@ struct ColumnReader {
       to = program.gradients + offset[kGradients];
       loads.start(program, offset);
     };
-    // The next rows are on their way as soon as the registers of these are free, if there are enough besides.
+    // The next rows are loaded as soon as the current ones have left their registers, if the lane has registers to
+    // spare.
     constexpr bool kAhead = kVecSize * kPerThread <= kMaxAhead;
     if constexpr (kAhead) start();
     double total = 0.0;

@@ -1,24 +1,25 @@
-// The divisor of a mean over rows.
+// Divisor of a mean over rows.
 //
 //   count = sum over active rows of the class weight of the label (or of 1)
 //
-// It is found in one of three ways:
+// There are three ways to compute it:
 //
-// - count_rows, a launch of its own before the losses. Each warp adds the rows of a chunk, lane by lane, and stores one
-//   partial sum; the block that arrives last adds the partial sums in order.
-// - Tally (rows.cuh), while rows are evaluated: for values alone, and for gradients that assume that all rows are
-// active.
-// - self_count, in the kernels of the losses, for few rows: each warp reads all labels and counts them, or adds their
-//   weights. It spares a launch, which takes longer on the host.
+// - count_rows: a launch of its own before the losses. Each warp adds the rows of a chunk, lane by lane, and stores one
+//   partial sum. The block that arrives last adds the partial sums in order.
+// - Tally (rows.cuh): counts while rows are evaluated. It serves values without gradients, and gradients that assume
+//   that all rows are active.
+// - self_count: runs inside the kernels of the losses, for few rows. Each warp reads all labels and counts the active
+//   rows, or adds their weights. It saves a launch, which takes longer on the host.
 //
-// The functions here read labels and mask only, and count_rows class weights.
+// Traffic: labels and mask are read, and class weights if the divisor is a sum of weights. Preconditions: stated at
+// each function.
 #pragma once
 #include "softmax/rows.cuh"
 
-// Number of active rows, or with kWeighs the sum of their weights, in every lane. The labels of the first warp to read
-// them stay in L1 for the others. A number is an integer, so the order of additions changes no bit; weights are added
-// in the order of count_rows. Preconditions: every lane of the warp calls it together; with kWeighs count_rows takes
-// the rows as one chunk.
+// Number of active rows, or with kWeighs the sum of their weights, in every lane. The labels that the first warp reads
+// stay in L1 for the others. A count is an integer, so the order of additions changes no bit; weights are added in the
+// order of count_rows. Preconditions: all lanes of the warp call it together; with kWeighs, count_rows would process
+// all rows as one chunk.
 template <bool kWeighs = false, class Program>
 __device__ __forceinline__ double self_count(const Program& program) {
   constexpr int kUnroll = 8;
@@ -36,7 +37,7 @@ __device__ __forceinline__ double self_count(const Program& program) {
     }
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) {
-      // No branch on whether a row exists: loads would wait for the labels before them.
+      // No branch on `exists`: loads would wait for the labels before them.
       const bool exists = row + k * kWarp < rows;
       if constexpr (kWeighs) {
         const double term = program.divisor_term(label_load[k]);
@@ -49,15 +50,15 @@ __device__ __forceinline__ double self_count(const Program& program) {
   return warp_sum(kWeighs ? weight : static_cast<double>(count));
 }
 
-// self_count and its reciprocal, computed where they are used. Preconditions: those of self_count, at that place.
+// self_count and its reciprocal, evaluated at the place of use. Preconditions: those of self_count, at that place.
 template <class Program, bool kWeighs = false>
 struct SelfCount {
   const Program& program;
   __device__ __forceinline__ operator double() const {
     return self_count<kWeighs>(program);
   }
-  // The count from labels that are loaded already: this lane has those of rows lane, 32 + lane, ... Labels of rows
-  // that do not exist are masked.
+  // Count from labels that are loaded already: this lane holds those of rows lane, 32 + lane, ... Precondition: labels
+  // of rows that do not exist are masked.
   template <int kCount>
   __device__ __forceinline__ double of(const typename Program::LabelLoad (&labels)[kCount]) const {
     double sum = 0.0;
@@ -76,10 +77,11 @@ struct SelfCountedScale {
   }
 };
 
-// Preconditions: every thread of every block calls it once; blockDim.x is a power of two.
+// Writes the divisor to *count. `memory` is a workspace with a partial sum per chunk. Preconditions: every thread of
+// every block calls it once; blockDim.x is a power of two.
 template <class Program>
 __device__ __forceinline__ void count_rows(const Program& program, int64 chunks, double* memory, double* count) {
-  // Labels that a thread has in flight; a loop that may end at each label would have one.
+  // Labels in flight per thread. A loop that may end at each label would have only one in flight.
   constexpr int kUnroll = 8;
   const Workspace work = workspace(memory);
   const int64 rows = program.space.rows, warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
@@ -97,7 +99,7 @@ __device__ __forceinline__ void count_rows(const Program& program, int64 chunks,
       }
 #pragma unroll
       for (int k = 0; k < kUnroll; ++k) {
-        // Outside of the condition, as in self_count.
+        // Outside the condition, as in self_count.
         const double term = program.divisor_term(label_load[k]);
         total += row + k * step < rows ? term : 0.0;
       }

@@ -1,41 +1,42 @@
-// Dense targets of images: classes lie apart, neighbouring rows between them. A lane takes a row, or the lanes of the
-// warps of a block do, and the worker moves 32 rows together. Value and gradients of dense_rows.cuh.
+// Dense targets for images: classes are strided, and neighbouring rows are contiguous. Value and gradients of
+// dense_rows.cuh. Either a lane owns a row, or lane l of every warp of a block shares row l of a tile.
 //
 //   x[n, c, h, w]: a row is (n, :, h, w); a tile is 32 neighbouring rows
 //
-// 1. The worker, a warp or a block (ColumnWarps), copies all classes of a tile to shared memory, those of kVecSize rows
-//    in a word: kVecSize classes and 32 rows at once in each warp.
-// 2. Each lane makes the passes of dense_rows.cuh over its classes of a row. The last one leaves gradients in place of
-//    what they are gradients of.
-// 3. The worker writes the gradients that are wanted, in the same words.
+// 1. The worker, a warp or a block (ColumnWarps), copies all classes of a tile to shared memory. A word holds kVecSize
+//    rows of a class, so each instruction of a warp copies kVecSize classes of 32 rows.
+// 2. Each lane runs the passes of dense_rows.cuh over its classes of a row. The last pass overwrites each operand in
+//    shared memory by its gradient.
+// 3. The worker writes the requested gradients in the same words.
 //
-// Moved by one lane each, elements of 16 bits take a load and a store to shared memory, because asynchronous copies
-// have four bytes at least. A worker owns its tile; only its barrier separates the steps. With kShifted the words of an
-// operand are those of the gradients though its address is none of a word: a lane shifts the two that it lies in.
+// Words are there for 16-bit elements: cp.async copies at least four bytes, so single elements would take a load and a
+// store to shared memory each. A worker owns its tile; only its barrier separates the steps. With kShifted, an operand
+// is divided into the same words as its gradients, although they are not aligned in the operand. A lane loads the two
+// aligned words that contain such a word, and shifts them.
 //
 // Traffic: each logit and target is read once, each gradient written once. Preconditions: kVecSize divides the number
-// of rows; rows of a word are contiguous and aligned in all operands and gradients, with kShifted apart from the
-// address of an operand; gradients have the dtypes of their operands.
+// of rows; rows of a word are contiguous and aligned in all operands and gradients, except that with kShifted the
+// address of an operand may be misaligned; gradients have the dtypes of their operands.
 #pragma once
 #include "softmax/dense_rows.cuh"
 
-// One operand of a worker's tile in shared memory: class c of the tile's row r is element 32 c + r. `thread` of
-// `threads` moves its words.
+// One operand of a worker's tile in shared memory: class c of the tile's row r is element 32 c + r. The calling thread,
+// number `thread` of `threads`, moves one word of every (threads / kWords)-th class.
 template <class Storage, int kVecSize>
 struct ColumnsOfTile {
   using Word = Pack<Storage, kVecSize>;
-  static constexpr int kWords = kWarp / kVecSize;  // of a class
+  static constexpr int kWords = kWarp / kVecSize;  // per class
   Storage* stage;
   int thread, threads;
 
-  // f(c, word) for each class c of the rows whose words this thread moves.
+  // Calls f(c, word) for each class c of which this thread moves a word; `word` is its slot in shared memory.
   template <int kUnroll = 4, class F>
   __device__ __forceinline__ void each(int classes, const F& f) const {
     Word* word = reinterpret_cast<Word*>(stage) + thread;
 #pragma unroll kUnroll
     for (int c = thread / kWords; c < classes; c += threads / kWords, word += threads) f(c, word);
   }
-  // `from` and `to`: the first class of the rows that this thread moves. With kShifted it need not be aligned.
+  // `from` and `to`: first class of the rows that this thread moves. With kShifted, `from` may be misaligned.
   template <bool kShifted>
   __device__ __forceinline__ void copy_in(const Storage* from, int64 stride, int classes) const {
     if (kShifted && reinterpret_cast<unsigned long long>(from) % sizeof(Word) != 0) {
@@ -49,8 +50,8 @@ struct ColumnsOfTile {
   }
 
  private:
-  // Both words of each class that an unaligned one lies in have elements of it: classes are whole words apart. Four at
-  // once would spill registers.
+  // Classes are whole words apart, so a misaligned operand is misaligned in every class. Each of the two aligned words
+  // that are loaded then holds elements of the operand. Unrolling by four would spill registers.
   __device__ __forceinline__ void copy_shifted(const Storage* from, int64 stride, int classes) const {
     if constexpr (Word::kWordBytes >= 4) {
       each<2>(classes, [&](int c, Word* word) {
@@ -63,8 +64,8 @@ struct ColumnsOfTile {
   }
 };
 
-// The row of a lane in shared memory. Lane `rank` of the `threads` that share the row takes every threads-th pack of
-// its classes.
+// A lane's row in shared memory. `threads` lanes, one per warp of the worker, share the row; lane `rank` of them
+// processes every threads-th pack of classes.
 template <class Program>
 struct ColumnDenseClasses {
   static constexpr bool kContiguous = false;
@@ -83,7 +84,8 @@ struct ColumnDenseClasses {
 
   __device__ __forceinline__ void prefetch_next() const {
   }
-  // f.at<n>(c) for packs of n classes from c: of kEach, which share what is rare, then the others one by one.
+  // Calls f.at<n>(c) for packs of n classes from c: first packs of kEach classes, which share the rare branches, then
+  // the remaining classes one by one.
   template <class F>
   __device__ __forceinline__ void each(const F& f) const {
 #pragma unroll 1
@@ -128,7 +130,7 @@ struct ColumnDenseClasses {
   __device__ __forceinline__ void fill(const F& f) const {
     if (exists) each(Fill<F>{f});
   }
-  // With kHasRoom.
+  // Precondition, also of for_each_kept(), final_kept_pass() and keep(): kHasRoom.
   template <class F>
   struct VisitAndKeep {
     const ColumnDenseClasses& row;
@@ -208,7 +210,7 @@ struct ColumnDenseClasses {
   }
 };
 
-// Reads rows in tiles of 32, of which each word has kVecSize rows of a class.
+// Reads rows in tiles of 32; a word holds kVecSize rows of a class.
 template <int kVecSize, bool kShifted>
 struct DenseColumnReader {
   template <bool kGradient, class Group, class Program, class Scale>
@@ -232,7 +234,7 @@ struct DenseColumnReader {
       char* const own = reinterpret_cast<char*>(staged) + group.worker_offset(kWarp * kRowBytes * classes);
       const Inputs inputs{reinterpret_cast<Input*>(own), thread, threads};
       const Targets targets{reinterpret_cast<Target*>(inputs.stage + kWarp * classes), thread, threads};
-      // The first of the rows whose words this thread moves.
+      // First of the rows whose words this thread moves.
       const int64 moved_row = row - lane + thread % Inputs::kWords * kVecSize;
       const bool moves = moved_row < program.space.rows;
       int64 offset[kRowStreams], moved[kRowStreams];
@@ -255,14 +257,14 @@ struct DenseColumnReader {
         if constexpr (Program::kTargetGradient) {
           targets.copy_out(program.target_gradients + moved[kTargetGradients], stride[kTargetGradients], moved_classes);
         }
-        // The next rows are copied to the same place.
+        // The next tile is copied to the same shared memory.
         group.worker_barrier();
       }
       return value;
     }
   };
 
-  // As TwoPassReader::sweep. For a SubwarpGroup of width 1, or ColumnWarps.
+  // Interface of TwoPassReader::sweep. Precondition: Group is a SubwarpGroup of width 1, or ColumnWarps.
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {

@@ -1,16 +1,17 @@
-// Dense targets, rows in the registers of a lane: terms that are affine in log p, of few classes. Value and gradients
-// of dense_rows.cuh.
+// Value and gradients of dense_rows.cuh for terms that are affine in log p, of few classes: rows stay in the registers
+// of a lane.
 //
-//   a lane takes kRows rows, all kClasses classes of both operands
+//   a lane owns kRows rows, all kClasses classes of both operands
 //
-// 1. A lane finds the largest logit of each row, then the sum of exponentials, the sum of h relative to the largest
-//    logit, and that of h_1 (AffineSums of dense_rows.cuh). Exponentials stay in registers, if there are few.
-// 2. It evaluates its rows side by side, without a branch for the usual row.
-// 3. It writes the gradients in place of what they are gradients of. Rows that are masked, absent or NaN have one
-//    branch for all rows of the lane.
+// 1. A lane finds the largest logit of each row. Then it adds the exponentials, h relative to the largest logit, and
+//    h_1 (AffineSums of dense_rows.cuh). Exponentials stay in registers if there are few.
+// 2. It evaluates its rows side by side, without a branch for usual rows.
+// 3. It overwrites the operands in its registers by their gradients, which are then stored. Masked, absent and NaN rows
+//    share one branch per lane.
 //
-// PackedDenseRegisterReader takes contiguous rows through shared memory, as packed_rows.cuh, ColumnDenseRegisterReader
-// neighbouring rows whose classes lie apart, as columns.cuh. The number of classes is a constant of the kernel.
+// PackedDenseRegisterReader moves contiguous rows through shared memory, as packed_rows.cuh does.
+// ColumnDenseRegisterReader reads strided classes of neighbouring rows, as columns.cuh does. The number of classes is a
+// compile-time constant. A warp owns tiles of 32 kRows rows, and chunks of tiles.
 //
 // Traffic: each logit and target is read once, each gradient written once. Preconditions: logits have no cap; gradients
 // have the dtypes of their operands.
@@ -18,8 +19,8 @@
 #include "softmax/dense_rows.cuh"
 #include "softmax/packed_rows.cuh"
 
-// A row of a lane, as its gradients need it: the class of the largest logit, h_1 there, and the derivative of
-// grad_output.
+// State of a lane's row for its gradients. `leader` is the class of the largest logit, `h_of_leader` is its h_1, and
+// `factor` is the factor of the row's gradients (grad_factor).
 template <class Row, class Compute>
 struct DenseRegisterRow {
   Row row;
@@ -30,15 +31,15 @@ struct DenseRegisterRow {
   bool active;
 };
 
-// exp(z - shift) of a logit without a cap.
+// exp(z - shift) of an uncapped logit.
 template <class Program, class Compute>
 __device__ __forceinline__ Compute dense_exponential(const Program& program, Compute raw, Compute shift) {
   if constexpr (kNarrow) return program.logit.exponential(raw, shift);
   return program.logit.exponential_of(program.logit.value(raw), shift);
 }
 
-// Replaces logits x and targets t of a lane's rows by their gradients, as far as these are wanted. e holds exponentials
-// if kKept.
+// Replaces logits x and targets t of a lane's rows by those gradients that the program computes. kKept: e holds the
+// exponentials.
 template <bool kKept, int kRows, int kClasses, class Program, class Compute, int kKeptClasses>
 __device__ __forceinline__ void gradients_of_dense_register_rows(
     const Program& program, Pack<typename Program::Input, kRows> (&x)[kClasses],
@@ -81,7 +82,8 @@ __device__ __forceinline__ void gradients_of_dense_register_rows(
 #pragma unroll
   for (int i = 0; i < kRows; ++i) usual &= of[i].active & (of[i].row.value == of[i].row.value);
   if (usual) return;
-  // A row that is NaN has no gradient: NaN. An inactive row has gradient 0, whatever its operands are.
+  // A NaN row has no gradient: its gradients are NaN. The gradients of an inactive row are 0, whatever its operands
+  // are.
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const Compute value = of[i].row.value;
@@ -94,8 +96,8 @@ __device__ __forceinline__ void gradients_of_dense_register_rows(
   }
 }
 
-// Evaluates the rows of a lane, of which the first `count` exist, and replaces logits x and targets t by their
-// gradients if kGradient. offsets(i, at) sets the offsets of row i. Returns the sum of the values.
+// Evaluates the rows of a lane, of which the first `count` exist. With kGradient, replaces logits x and targets t by
+// their gradients. offsets(i, at) sets the offsets of row i. Returns the sum of the values.
 template <bool kGradient, int kRows, int kClasses, class Program, class Offsets, class Scale>
 __device__ __forceinline__ double visit_dense_register_rows(const Program& program,
                                                             Pack<typename Program::Input, kRows> (&x)[kClasses],
@@ -133,7 +135,7 @@ __device__ __forceinline__ double visit_dense_register_rows(const Program& progr
       const auto y = program.evaluate_at(of[i].row, program.logit.value(raw[i]) - of[i].shift, target[i], j);
       of[i].row.sums.value += y.value;
       of[i].row.sums.grad_log_p += tangent_or_zero(y, 0);
-      // The first class of the largest logit is left out of the sum.
+      // The sum leaves out the first class that has the largest logit.
       const bool leads = (raw[i] == largest[i]) & (of[i].leader < 0);
       exp_sum[i] += leads ? Compute(0) : power;
       of[i].h_of_leader = leads ? tangent_or_zero(y, 0) : of[i].h_of_leader;
@@ -150,7 +152,7 @@ __device__ __forceinline__ double visit_dense_register_rows(const Program& progr
     softmax.log_sum = scalar_log1p_of_positive(exp_sum[i]);
     softmax.inv_sum = scalar_divide_closely(Compute(1), Compute(1) + exp_sum[i]);
     softmax.max_complement = exp_sum[i] * softmax.inv_sum;
-    // As in visit_dense_row.
+    // NaN for a row without a distribution, as in visit_dense_row.
     const Compute no_distribution = softmax.max_logit - softmax.max_logit;
     row.sums.value = scalar_fma(-softmax.log_sum, row.sums.grad_log_p, row.sums.value) + no_distribution;
     int64 at[kRowStreams] = {};
@@ -166,8 +168,8 @@ __device__ __forceinline__ double visit_dense_register_rows(const Program& progr
   return total;
 }
 
-// As TwoPassReader. kRows: rows of a lane. Both operands are read, and gradients written, in words of kWordBytes; the
-// next tile is copied while a warp evaluates one.
+// Reader with the interface of TwoPassReader. kRows: rows per lane. Operands are read, and gradients written, in words
+// of kWordBytes. A warp evaluates one tile while the next one is copied.
 template <int kClasses, int kRows, int kWordBytes>
 struct PackedDenseRegisterReader {
   template <bool kGradient, class Program, class Scale>
@@ -227,7 +229,7 @@ struct PackedDenseRegisterReader {
       if constexpr (kGradient) {
         if constexpr (Program::kInputGradient) inputs.copy_out(program.gradients + first * kClasses, here);
         if constexpr (Program::kTargetGradient) targets.copy_out(program.target_gradients + first * kClasses, here);
-        // The next rows are copied to the same place.
+        // The tile after the next one is copied to the same buffer.
         __syncwarp();
       }
       if (!last) continue;
@@ -237,8 +239,8 @@ struct PackedDenseRegisterReader {
   }
 };
 
-// As TwoPassReader. Preconditions: kRows divides the number of rows; rows of a lane are contiguous and aligned in all
-// operands and gradients.
+// Reader with the interface of TwoPassReader. Preconditions: kRows divides the number of rows; rows of a lane are
+// contiguous and aligned in all operands and gradients.
 template <int kClasses, int kRows>
 struct ColumnDenseRegisterReader {
   template <bool kGradient, class Program, class Scale>

@@ -1,35 +1,38 @@
-// Softmax losses with dense targets t (R, C): what all layouts share.
+// Softmax losses with dense targets t (R, C): the part that all layouts share.
 //
 //   L = sum over c of h(log p_c, t_c) + penalty(lse),       p = softmax(z), z as in softmax.cuh
 //
 //   dL/dz_c = h_1(c) - p_c (sum over k of h_1(k) - penalty')         h_1 = dh / d log p
 //   dL/dt_c = h_2(c)                                                 h_2 = dh / dt
 //
-// With a teacher's logits in place of t it is h(log p_c, log q_c), and the gradient of the teacher's logits follows in
-// the same way from h_2 and q.
+// With a teacher's logits instead of t, the term is h(log p_c, log q_c), where q is the teacher's softmax. The gradient
+// of the teacher's logits follows in the same way from h_2 and q.
 //
-// 1. SoftmaxPass: maximum and sum of exponentials of the logits, and of the teacher's (online_softmax.cuh). Where the
-//    row lies on chip, MaxPass finds the maxima first, and ExpPass adds exponentials that nothing rescales.
+// 1. SoftmaxPass: maximum and sum of exponentials of the logits, and of the teacher's logits (online_softmax.cuh). For
+//    a row on chip, MaxPass finds the maxima first, and ExpPass then adds exponentials without rescaling.
 // 2. subwarp_combine and group_combine: every thread of the group holds the softmax of the row.
-// 3. SumPass: sums of h, h_1 and h_2. group_reduce_sums adds those of all threads. Of two softmaxes on chip, terms take
-//    KnownLogs: both probabilities, and the logarithm of their ratio from the difference of the logits.
-// 4. GradientPass: the gradients of both operands. If SumPass left what they need in place of the operands,
-//    KeptGradientPass scales it. In 16 bits h_1 is the gradient where it sums to 0, so SumPass writes it at once.
+// 3. SumPass: sums of h, h_1 and h_2. group_reduce_sums adds those of all threads. With a teacher and a row on chip,
+//    terms receive KnownLogs: both probabilities, and the logarithm of their ratio, computed from the difference of the
+//    logits.
+// 4. GradientPass: gradients of both operands. If SumPass has replaced the operands by numbers that the gradients need,
+//    KeptGradientPass computes them from these. In 16 bits, h_1 is the gradient where it sums to 0, so
+//    SumAndGradientPass writes it while it adds.
 //
-// A thread that has rows alone, on chip, takes KnownLogs too (visit_known_row), but no branch for the largest logits:
-// in a warp of as many rows some lane would have them in every pack. It masks them instead (OwnLeaders).
+// A thread that shares a row on chip with no other lane of its warp (Classes::kAlone) also uses KnownLogs
+// (visit_known_row), but has no branch for the largest logits: with 32 rows per warp, some lane would take that branch
+// in every pack. It masks the largest logits instead (OwnLeaders).
 //
-// A term that is affine in log p needs no sum of exponentials for its own sums, only the shift m of the logits:
+// The sums of a term that is affine in log p do not need the sum S of exponentials, only the shift m of the logits:
 //
 //   sum of h(log p_c, t_c) = sum of h(z_c - m, t_c) - log S (sum of h_1)             log p_c = z_c - m - log S
 //
-// so that AffinePass takes the place of SoftmaxPass and SumPass, and one exchange of a group that of two. Where h is a
+// AffinePass therefore replaces SoftmaxPass and SumPass, and the group exchanges once instead of twice. Where h is a
 // weighted -log p, nothing cancels: both parts have the same sign.
 //
-// Each pass is a functor f(first, x, t) on packs of contiguous classes from `first`. A Classes type yields the packs:
-// from shared memory (resident_dense_rows.cuh), from memory again in each pass (two_pass_dense.cuh), or class by class
-// in one thread (dense_thread_per_row.cuh). Functors are structs: compilers before CUDA 13.5 reject lambdas in
-// templates of a kernel.
+// Each pass is a functor f(first, x, t) on packs of contiguous classes, starting with class `first`. A Classes type
+// yields the packs: from shared memory (resident_dense_rows.cuh), from memory again in each pass (two_pass_dense.cuh),
+// or class by class in one thread (dense_thread_per_row.cuh). Functors are structs, because compilers before CUDA 13.5
+// reject lambdas in templates of a kernel.
 //
 // A thread owns the same classes in all passes; a group owns a row; a worker owns a chunk, as in rows.cuh. Traffic and
 // preconditions: those of the Classes type.
@@ -37,7 +40,7 @@
 #include "primitives/divergence.cuh"
 #include "softmax/rows.cuh"
 
-// The online softmax of the logits, and of the teacher's logits if there are any.
+// Online softmax of the logits, and of the teacher's logits if there are any.
 template <class Compute, int kCount>
 struct OnlineSoftmaxes {
   OnlineSoftmax<Compute, ExcludeMax> softmax[kCount];
@@ -62,7 +65,7 @@ __device__ __forceinline__ void subwarp_combine(OnlineSoftmaxes<Compute, kCount>
   for (int k = 0; k < kCount; ++k) subwarp_combine(part.softmax[k], width);
 }
 
-// Adds the logits of a pack, and returns them in z.
+// Adds the logits of a pack to `part`, and returns them in z.
 template <int kVecSize, class Logits, class Storage, class Compute>
 __device__ __forceinline__ void add_logits(const Logits& logit, const Pack<Storage, kVecSize>& x,
                                            OnlineSoftmax<Compute, ExcludeMax>& part, Compute (&z)[kVecSize]) {
@@ -91,7 +94,7 @@ __device__ __forceinline__ void add_logits(const Logits& logit, const Pack<Stora
   part.exp_sum += sum_elements(e);
 }
 
-// Element i of an array in registers, for loops that are not unrolled.
+// Returns element i of an array in registers, for loops that are not unrolled.
 template <class Compute, int kCount>
 __device__ __forceinline__ Compute element_at(const Compute (&x)[kCount], int i) {
   Compute y = x[0];
@@ -105,15 +108,15 @@ __device__ __forceinline__ void set_element_at(Compute (&x)[kCount], int i, Comp
   for (int j = 0; j < kCount; ++j) x[j] = i == j ? y : x[j];
 }
 
-// The largest logit among the classes of some neighbouring lanes. Its class is left out of the sum of exponentials: in
-// the thread that has it, `leader` is the first class of its pack, and -1 in all others.
+// Largest logit among the classes of some neighbouring lanes. The sum of exponentials leaves out its class: `leader` is
+// the first class of its pack in the one thread that holds it, and -1 in all others.
 template <class Compute>
 struct KnownMax {
   Compute max_logit;
   int leader;
 };
 
-// The largest logit of a thread, before scale and cap, and the first class of its pack, or -1.
+// Largest logit of a thread, before scale and cap, and the first class of its pack (-1 if there is none).
 template <class Compute>
 struct RunningLeader {
   Compute raw;
@@ -131,7 +134,7 @@ struct RunningLeader {
       pack = first;
     }
   }
-  // That of `width` neighbouring lanes. Preconditions: those of subwarp_reduce.
+  // Largest logit of `width` neighbouring lanes. Preconditions: those of subwarp_reduce.
   template <class Logits>
   __device__ __forceinline__ KnownMax<Compute> of_subwarp(const Logits& logit, int width) const {
     const Compute own = pack < 0 ? -scalar_infinity(Compute()) : logit.value(raw);
@@ -141,7 +144,7 @@ struct RunningLeader {
   }
 };
 
-// Adds the exponentials of a pack relative to a maximum that is known already.
+// Adds the exponentials of a pack, relative to a maximum that is already known.
 template <int kVecSize, class Logits, class Storage, class Compute>
 __device__ __forceinline__ void add_exponentials(const Logits& logit, int first, const Pack<Storage, kVecSize>& x,
                                                  const KnownMax<Compute>& known, Compute& exp_sum) {
@@ -169,11 +172,11 @@ __device__ __forceinline__ void add_exponentials(const Logits& logit, int first,
   exp_sum += sum_elements(e);
 }
 
-// The softmax of a row, as each class needs it.
+// Softmax of a row, in the form in which passes use it for each class.
 template <class Compute>
 struct Softmax {
   Compute max_logit;
-  Compute exp_sum;  // without that of the largest logit
+  Compute exp_sum;  // without the exponential of the largest logit
   Compute log_sum;
   Compute inv_sum;
   Compute max_complement;  // 1 - p of the largest logit
@@ -190,22 +193,23 @@ struct Softmax {
   }
 };
 
-// A sum of h_1 or h_2 over classes of a row is a number, or a SumBesideLeader where SoftmaxVjp needs a sum without the
-// leader too, the class of the largest logit. Only numbers with tangents have one (dense_second_derivatives.cuh).
+// Sum of h_1 or h_2 over classes of a row: a number, or a SumBesideLeader where SoftmaxVjp also needs the sum without
+// the leader, the class of the largest logit. Only numbers with tangents use one (dense_second_derivatives.cuh).
 template <class Compute>
 struct SumBesideLeader;
 
-// Adds h of a class to such a sum. `leads`: the class is the leader.
+// Adds h of a class to such a sum. `leads`: true if the class is the leader.
 template <class Compute>
 __device__ __forceinline__ void add_class(Compute& sum, Compute h, bool) {
   sum += h;
 }
-// The sum over a part of the classes, as a summand of the sum over more. `leads`: the leader of these is in the part.
+// Returns the sum over a part of the classes as a summand of a larger sum. `leads`: true if the part holds the leader
+// of the larger sum.
 template <class Compute>
 __device__ __forceinline__ Compute as_part(Compute sum, bool) {
   return sum;
 }
-// The number: the sum over all classes, including the leader.
+// Returns the sum over all classes, including the leader, as a number.
 template <class Compute>
 __device__ __forceinline__ Compute with_leader(Compute sum) {
   return sum;
@@ -219,26 +223,27 @@ struct DenseSums {
   OfTarget grad_log_q;
 };
 
-// Probabilities of a class, their logarithms, and that of their ratio, with kNarrow in an fma each:
+// Probabilities p and q of a class, their logarithms, and the logarithm of their ratio. With kNarrow, each logarithm
+// takes one fma:
 //
 //   log p = rate y - lse,    log q = rate t - lse',    log(q / p) = rate (t - y) + gap         gap = lse - lse'
 //
-// where y and t are both logits before they are scaled, or after a cap. The ratio does not inherit the rounding errors
-// of both logarithms. The largest logits need digits that rate y - lse lacks: their packs are evaluated by
-// Softmax::log_p. Without kNarrow p is the exponential over their sum, as accurate as both: where p and q are far
-// apart, errors of the logarithms would not cancel in their divergence. If both rows are far apart, t is shifted toward
-// y.
+// where y and t are the logits of student and teacher, before they are scaled or after a cap. The ratio does not
+// inherit the rounding errors of both logarithms. The largest logits need digits that rate y - lse lacks, so
+// Softmax::log_p evaluates them. Without kNarrow, p is the exponential divided by the sum of exponentials, and as
+// accurate as both: where p and q are far apart, errors of the logarithms would not cancel in their divergence. If the
+// maxima of both rows are far apart, t is shifted toward y.
 template <class Compute>
 struct KnownLogs {
   Compute rate, gap;
   Compute shift;
-  Compute rate2, lse2, teacher_lse2;  // of logarithms to base 2, with kNarrow
+  Compute rate2, lse2, teacher_lse2;  // of base-2 logarithms, with kNarrow
 
   template <class Logits>
   __device__ __forceinline__ void set(const Logits& logit, const Softmax<Compute>& of_student,
                                       const Softmax<Compute>& of_teacher) {
     rate = Logits::kCapped ? Compute(1) : logit.scale;
-    // The logarithm of the ratio of both sums of exponentials, which lack a 1.
+    // Ratio of both sums of exponentials, and its excess over 1. exp_sum lacks the 1 of the largest logit.
     const Compute ratio = (Compute(1) + of_student.exp_sum) * of_teacher.inv_sum;
     const Compute excess = (of_student.exp_sum - of_teacher.exp_sum) * of_teacher.inv_sum;
     const Compute between = of_teacher.max_logit - of_student.max_logit;
@@ -246,11 +251,11 @@ struct KnownLogs {
     gap = (scalar_fma(rate, shift, -of_teacher.max_logit) + of_student.max_logit) +
           scalar_narrow_log(excess, scalar_log(ratio)).log;
     rate2 = rate * kLog2E;
-    // With the rounding errors of the exponents that were added.
+    // Rounded like the shifts in the exponents of the exponentials that were added.
     lse2 = of_student.max_logit * kLog2E + of_student.log_sum * kLog2E;
     teacher_lse2 = of_teacher.max_logit * kLog2E + of_teacher.log_sum * kLog2E;
   }
-  // As operands of a term, in its first two slots.
+  // Operands of a term: log_p() is for its first slot, log_q() for its second one.
   __device__ __forceinline__ KnownLog<Compute, 1u> log_p(const Softmax<Compute>& softmax, Compute y, Compute t) const {
     return known<0>(softmax, y, lse2, -log_ratio(y, t));
   }
@@ -281,18 +286,20 @@ struct KnownLogs {
   }
 };
 
-// The leader of a thread that has one of the largest logits of the row, -1 in all others.
+// Returns the leader in a thread that holds the largest logit of the row, and -1 in all others.
 template <class Compute>
 __device__ __forceinline__ int leader_of_row(const KnownMax<Compute>& known, const Softmax<Compute>& softmax) {
   return identical(known.max_logit, softmax.max_logit) ? known.leader : -1;
 }
 
-// A row as GradientPass needs it. `slope` is the derivative of the penalty, `factor` that of grad_output.
+// State of a row for GradientPass. `slope` is the derivative of the penalty. `factor` is the factor of the row's
+// gradients (grad_factor).
 template <class Compute, int kCount, class Sums = DenseSums<Compute>>
 struct DenseRow {
   Softmax<Compute> softmax[kCount];
-  // For rows on chip; `logs` and `known` if Program::kKnown: a thread whose values have no form for those is not.
-  // `leader`: the first class of the pack with the largest logit, or that class itself if a thread has rows alone.
+  // Set for rows on chip only; `logs` and `known` only if Program::kKnown. `known` is false in a thread with values
+  // that KnownLogs do not cover. `leader` is the first class of the pack with the largest logit, or the class itself in
+  // visit_known_row. It is -1 in threads without that class.
   KnownLogs<Compute> logs;
   int leader[kCount];
   bool known;
@@ -300,9 +307,9 @@ struct DenseRow {
   Compute value;
   Compute slope;
   Compute factor;
-  Dual<Compute, 0> classes;  // converted once: compilers would do it for every vector
+  Dual<Compute, 0> classes;  // their number, converted once: compilers would convert it for every vector
 
-  // True if class c is a leader, of a row that a thread has alone.
+  // True if class c is a leader. Precondition: visit_known_row has set `leader`.
   __device__ __forceinline__ bool leads(int c) const {
     return (c == leader[0]) | (c == leader[kCount - 1]);
   }
@@ -324,21 +331,22 @@ struct DenseRowProgram {
   static constexpr bool kTeacher = kTeacher_;
   static constexpr bool kCapped = kCapped_;
   static constexpr int kSoftmaxes = kTeacher ? 2 : 1;
-  // Whether the gradients of a row are written over its logits, which its threads have to have read by then.
+  // True if the gradients of a row overwrite its logits, which all of its threads must have read by then.
   static constexpr bool kInPlace = kInPlace_;
   static constexpr bool kWeighted = !kIsAbsent<Weight_>;
-  // True if AffinePass serves. Numbers with tangents take the general passes.
+  // True if AffinePass replaces SoftmaxPass and SumPass. Numbers with tangents use it, too, but not AffineSumPass.
   static constexpr bool kAffine = Term_::kAffine && !kTeacher;
   static constexpr bool kInputGradient = kInputGradient_;
   static constexpr bool kTargetGradient = kTargetGradient_;
-  // True if terms take KnownLogs of rows on chip.
+  // True if terms receive KnownLogs for rows on chip.
   static constexpr bool kKnown = kTeacher && kSameType<Compute, float>;
-  // True if the sums over a row on chip leave h_1 and p of each class in its place, where there is room, so that the
-  // gradient needs no term.
+  // True if SumPass replaces the operands of a row on chip by h_1 and p of each class, if these fit, so that the
+  // gradient need not evaluate the term again.
   static constexpr bool kKeeps = kTeacher && kInputGradient && !kTargetGradient && !kCapped_;
-  // True if h_1 sums to 0, so that it is the gradient, up to rounding errors of the sums of exponentials.
+  // True if h_1 sums to 0 over a row and therefore is the gradient, up to rounding errors of the sums of exponentials.
   static constexpr bool kTermIsGradient = kKeeps && kKnown && kNarrow && Term_::kBalanced;
-  // True if neither the gradients nor the outputs need SumPass, and if there is a value (dense_second_derivatives.cuh).
+  // kSkipsSums: true if neither the gradients nor the outputs need SumPass. kValued: true if there is a value.
+  // DenseHvpProgram (dense_second_derivatives.cuh) has others.
   static constexpr bool kSkipsSums = false;
   static constexpr bool kValued = true;
   // Sums of h_1 and h_2. Apart is this program with a SumBesideLeader for one of them, or for both.
@@ -364,7 +372,7 @@ struct DenseRowProgram {
   Result* values;
   Compute* lse;
 
-  // As in RowProgram, for count_rows.
+  // Interface of RowProgram for count_rows: without labels, the mask alone makes a row active.
   struct LabelLoad {
     bool active;
   };
@@ -383,12 +391,12 @@ struct DenseRowProgram {
     return true;
   }
 
-  // Contiguous classes of a row as vectors.
+  // Contiguous logits of a row as vectors.
   template <int kVecSize>
   __device__ __forceinline__ View<kVecSize> view(const int64 (&offset)[kRowStreams]) const {
     return {input, offset[kLogits], space.classes};
   }
-  // Pointers to both operands of a row, and the distance of classes.
+  // Pointers to both operands of a row. step() and target_step() return the distances between their classes.
   __device__ __forceinline__ const Input* logits(const int64 (&offset)[kRowStreams]) const {
     return input + offset[kLogits];
   }
@@ -402,27 +410,28 @@ struct DenseRowProgram {
     return space.class_stride[kLabels];
   }
 
-  // The weight of class c, 1 without weights.
+  // Returns the weight of class c, 1 without weights.
   __device__ __forceinline__ Compute class_weight(int64 c) const {
     if constexpr (kWeighted) return widen<Compute>(load_pack<1>(weights + c).element[0]);
     return Compute(1);
   }
-  // h and its derivatives at class c. z: the logit. t: the target, or the teacher's logit.
+  // Evaluates h and its derivatives at class c. z: the logit. t: the target, or the teacher's logit.
   __device__ __forceinline__ auto evaluate(const Row& row, Compute z, Compute t, int64 c) const {
     Compute second = t;
     if constexpr (kTeacher) second = row.softmax[1].log_p(t);
     return evaluate_at(row, row.softmax[0].log_p(z), second, c);
   }
-  // The term given log p_c (or, if it is affine, any number) and the target, or log q_c.
+  // Evaluates the term given log p_c (any number if the term is affine) and the target or log q_c.
   __device__ __forceinline__ auto evaluate_at(const Row& row, Compute log_p, Compute second, int64 c) const {
     return term(variable<3u, 0>(log_p), variable<3u, 1>(second), variable<0u, 2>(class_weight(c)), row.classes);
   }
-  // The term given the operands of KnownLogs.
+  // Evaluates the term given KnownLogs. y and t: logits as KnownLogs describes them.
   __device__ __forceinline__ auto evaluate_known(const Row& row, Compute y, Compute t, int64 c) const {
     return term(row.logs.log_p(row.softmax[0], y, t), row.logs.log_q(row.softmax[1], y, t),
                 variable<0u, 2>(class_weight(c)), row.classes);
   }
-  // The classes of a pack that evaluate_known() lacks digits for, as bits: those of the largest logits, or all.
+  // Bit mask of those classes of a pack for which evaluate_known() lacks digits: the largest logits, or all classes if
+  // not row.known.
   template <int kVecSize>
   __device__ __forceinline__ unsigned lacking_digits(const Row& row, int first, const Compute (&x)[kVecSize],
                                                      const Compute (&t)[kVecSize]) const {
@@ -438,7 +447,8 @@ struct DenseRowProgram {
     for (int i = 0; i < kVecSize; ++i) bits |= identical(logit.value(x[i]), z) ? 1u << i : 0u;
     return bits;
   }
-  // Both logits as evaluate_known() expects them, but of some classes those without mass, which add nothing.
+  // Replaces both logits of the given classes by -inf in evaluate_known()'s operands, so that these classes add
+  // nothing.
   template <int kVecSize>
   __device__ __forceinline__ void without(unsigned classes, Compute (&y)[kVecSize], Compute (&t)[kVecSize]) const {
     if (classes == 0) return;
@@ -447,7 +457,7 @@ struct DenseRowProgram {
       if (classes >> i & 1) y[i] = t[i] = -scalar_infinity(Compute());
     }
   }
-  // Leaves the leaders of a row without mass.
+  // Replaces both logits of the row's leaders by -inf. Precondition: that of DenseRow::leads().
   template <int kVecSize>
   __device__ __forceinline__ void without_leaders(const Row& row, int first, Compute (&y)[kVecSize],
                                                   Compute (&t)[kVecSize]) const {
@@ -458,14 +468,14 @@ struct DenseRowProgram {
       t[i] = leads ? -scalar_infinity(Compute()) : t[i];
     }
   }
-  // The second operand as evaluate() expects it.
+  // Returns the second operand as evaluate() expects it.
   __device__ __forceinline__ Compute second(Compute t) const {
     if constexpr (kTeacher) return logit.value(t);
     return t;
   }
 
-  // Evaluates a row, and stores the outputs that are wanted per row. Precondition: `first` holds in one thread of the
-  // group.
+  // Evaluates a row from its sums, and stores the per-row outputs that are wanted. Precondition: `first` is true in one
+  // thread of the group.
   __device__ __forceinline__ void finish(Row& row, const int64 (&offset)[kRowStreams], bool active, bool first) const {
     const Compute lse_of_row = active ? row.softmax[0].max_logit + row.softmax[0].log_sum : Compute(0);
     const auto added = penalty(variable<1u, 0>(lse_of_row));
@@ -481,6 +491,7 @@ struct DenseRowProgram {
 // ---------------------------------------------------------------------------------------------------------------------
 // The passes
 
+// Finds the online softmax of the logits of a thread's classes, and of the teacher's logits.
 template <class Program, class Compute = typename Program::Compute>
 struct SoftmaxPass {
   static constexpr bool kReadsTargets = Program::kTeacher;
@@ -500,7 +511,7 @@ struct SoftmaxPass {
   }
 };
 
-// The largest logits of a row on chip.
+// Finds the largest logits of a row on chip.
 template <class Program, class Compute = typename Program::Compute>
 struct MaxPass {
   static constexpr bool kReadsTargets = Program::kTeacher;
@@ -514,7 +525,7 @@ struct MaxPass {
   }
 };
 
-// The sums of exponentials of a row on chip, relative to the maxima of the lanes that share it in a warp.
+// Adds the exponentials of a row on chip, relative to the maxima of those lanes of a warp that share it.
 template <class Program, class Compute = typename Program::Compute>
 struct ExpPass {
   static constexpr bool kReadsTargets = Program::kTeacher;
@@ -539,7 +550,7 @@ struct ExpPass {
       add_exponentials(program.logit, static_cast<int>(first), t, known[1], exp_sum[1]);
     }
   }
-  // Those of all these lanes. Preconditions: those of subwarp_reduce.
+  // Softmaxes of the classes of all these lanes. Preconditions: those of subwarp_reduce.
   __device__ __forceinline__ OnlineSoftmaxes<Compute, Program::kSoftmaxes> of_subwarp(int width) const {
     OnlineSoftmaxes<Compute, Program::kSoftmaxes> all;
 #pragma unroll
@@ -550,8 +561,8 @@ struct ExpPass {
   }
 };
 
-// kOnChip: the row lies on chip, so that its KnownLogs and leaders are set. kKept: numbers of each class that the
-// gradients need, h_1 and p, or h_1 alone.
+// Adds h, h_1 and h_2 of a thread's classes to row.sums. kOnChip: the row is on chip, so its KnownLogs and leaders are
+// set. kKept: numbers per class that the gradients need: 2 (h_1 and p), 1 (h_1) or 0.
 template <bool kGradient, bool kOnChip, int kKept, class Program, class Compute = typename Program::Compute>
 struct SumPass {
   static constexpr bool kReadsTargets = true;
@@ -564,7 +575,7 @@ struct SumPass {
     Compute kept[2][kVecSize];
     (*this)(first, x, t, kept);
   }
-  // Returns these numbers, too.
+  // Also returns in `kept` the numbers that the gradients need.
   template <int kVecSize>
   __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
                                              const Pack<typename Program::Target, kVecSize>& t,
@@ -590,7 +601,7 @@ struct SumPass {
         row.sums = before;
         classes = (1u << kVecSize) - 1u;
       }
-      // Rare, and a loop because unrolled it would fill the instruction cache.
+      // Rare, and not unrolled because that would fill the instruction cache.
 #pragma unroll 1
       for (int i = 0; classes != 0; ++i, classes >>= 1) {
         if (!(classes & 1)) continue;
@@ -611,7 +622,7 @@ struct SumPass {
     if constexpr (kGradient && Program::kInputGradient && kKept != 1) op(sums.grad_log_p);
     if constexpr (kGradient && Program::kTargetGradient && Program::kTeacher) op(sums.grad_log_q);
   }
-  // Adds a class by the softmaxes, given its logit before it is scaled, and the target.
+  // Adds a class, evaluated from the softmaxes, given its logit before scaling and the target.
   __device__ __forceinline__ void evaluate(int64 c, Compute x, Compute t, Compute& grad_log_p, Compute& p) const {
     const Compute z = program.logit.value(x), second = program.second(t);
     const Softmax<Compute>& softmax = row.softmax[0];
@@ -620,7 +631,7 @@ struct SumPass {
     add(program.evaluate(row, z, second, c), grad_log_p, leads, teacher_leads);
     if constexpr (kKept == 2) p = program.logit.exponential_of(z, softmax.max_logit) * softmax.inv_sum;
   }
-  // Adds h of a class and its derivatives. Whether the class leads matters to a SumBesideLeader only.
+  // Adds h of a class and its derivatives. Only a SumBesideLeader depends on `leads` and `teacher_leads`.
   template <class Y>
   __device__ __forceinline__ static void add_to(typename Program::Sums& sums, const Y& y, bool leads = false,
                                                 bool teacher_leads = false) {
@@ -642,8 +653,8 @@ struct SumPass {
   }
 };
 
-// SumPass of a row whose h_1 is the gradient, which it writes. `factor`: the derivative of a logit times that of
-// grad_output. `Place`: as GradientPass.
+// SumPass of a row whose h_1 is the gradient: also writes the gradients. `factor` is the factor of the row's gradients
+// times the slope that all logits share. `Place`: as in GradientPass.
 template <class Sums, class Program, class Place, class Compute = typename Program::Compute>
 struct SumAndGradientPass {
   static constexpr bool kReadsTargets = true;
@@ -662,7 +673,7 @@ struct SumAndGradientPass {
   }
 };
 
-// Writes a number as all gradients of a row.
+// Writes one number to all gradients of a row.
 template <class Program, class Place, class Compute = typename Program::Compute>
 struct FillPass {
   const Place& place;
@@ -677,9 +688,9 @@ struct FillPass {
   }
 };
 
-// The leaders among a thread's own classes of both operands, of a row on chip that it has alone: the first class of the
-// largest logit, or -1. A leader that is masked has the logit of an impossible class there, so that no pass compares
-// each class with it. A cap would make that logit finite.
+// Leaders among a thread's own classes of both operands: the first class of the largest logit, or -1. The row is on
+// chip, and no other lane of the warp shares it. A masked leader holds -inf, the logit of an impossible class, so that
+// no pass compares each class with it. With a cap there is no masking: the cap would make that logit finite.
 template <class Program>
 struct OwnLeaders {
   static constexpr bool kMasks = !Program::kCapped;
@@ -687,7 +698,7 @@ struct OwnLeaders {
   using Target = typename Program::Target;
   using Compute = typename Program::Compute;
   int leader[2];
-  // Both operands of these classes.
+  // Both operands of each leader, as they were before masking.
   Pack<Input, 1> x[2];
   Pack<Target, 1> t[2];
 
@@ -701,7 +712,7 @@ struct OwnLeaders {
       if (leader[1] >= 0) classes.put_target(leader[1], impossible<Target>());
     }
   }
-  // Masks both operands of the leaders that are those of the row, and no others.
+  // Masks both operands of those leaders that are leaders of the row, and restores all others.
   template <class Classes, class Row>
   __device__ __forceinline__ void mask(const Classes& classes, const Row& row) const {
     if constexpr (kMasks) {
@@ -715,7 +726,7 @@ struct OwnLeaders {
       }
     }
   }
-  // Puts all that is masked back.
+  // Restores all masked operands.
   template <class Classes>
   __device__ __forceinline__ void restore(const Classes& classes) const {
     if constexpr (kMasks) {
@@ -733,7 +744,8 @@ struct OwnLeaders {
   static __device__ __forceinline__ Pack<Storage, 1> impossible() {
     return {{Narrow<Storage>::from(-scalar_infinity(Compute()))}};
   }
-  // From the first class of the pack that has the largest logit to the class itself.
+  // Advances the leader from the first class of its pack to the class that holds the largest logit, and loads its
+  // operands.
   template <int kWhich, class Classes>
   __device__ __forceinline__ void find(const Classes& classes, Compute largest) {
     if (leader[kWhich] < 0) return;
@@ -746,10 +758,11 @@ struct OwnLeaders {
   }
 };
 
-// The fewest classes of a row of 16 bits whose leaders are masked: rows of 8 lose 12 %, and of 19 gain 4 to 20 %.
+// Fewest classes of a row of 16 bits whose leaders are masked: with masking, rows of 8 lose 12 %, and rows of 19 gain 4
+// to 20 %.
 constexpr int kFewClasses = 12;
 
-// The sums of exponentials of these classes, without their leaders.
+// Adds the exponentials of a thread's own classes, without their leaders.
 template <class Program, class Compute = typename Program::Compute>
 struct OwnExpPass {
   static constexpr bool kReadsTargets = true;
@@ -797,8 +810,8 @@ struct OwnExpPass {
   }
 };
 
-// SumPass of KnownLogs without the leaders, which lack digits there. Values without a form for KnownLogs make the sum
-// NaN.
+// SumPass that evaluates classes by KnownLogs. It leaves out the leaders, for which KnownLogs lack digits. Values that
+// KnownLogs do not cover make the sum NaN.
 template <class Sums, class Program, class Compute = typename Program::Compute>
 struct KnownSumPass {
   static constexpr bool kReadsTargets = true;
@@ -812,8 +825,8 @@ struct KnownSumPass {
     unpack(t, target);
     add(first, raw, target, kept);
   }
-  // Returns the numbers that are kept, too; those of leaders are of no use. They will take the place of the operands,
-  // so a pack of such values is evaluated by the softmaxes at once.
+  // Also returns the kept numbers; those of leaders are meaningless. They will overwrite the operands, so a pack with
+  // values that KnownLogs do not cover is evaluated from the softmaxes at once.
   template <int kVecSize>
   __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
                                              const Pack<typename Program::Target, kVecSize>& t,
@@ -826,7 +839,7 @@ struct KnownSumPass {
     add(first, raw, target, kept);
     if (row.sums.value == row.sums.value) return;
     row.sums = before;
-    // As in SumPass.
+    // Not unrolled, as in SumPass.
 #pragma unroll 1
     for (int i = 0; i < kVecSize; ++i) {
       if (row.leads(static_cast<int>(first) + i)) continue;
@@ -857,7 +870,7 @@ struct KnownSumPass {
   }
 };
 
-// Sums of AffinePass over some classes: the softmax, and relative to its shift the sum of h; and the sum of h_1.
+// Sums of AffinePass over some classes: the softmax, the sum of h relative to its shift, and the sum of h_1.
 template <class Compute, class Sum = Compute>
 struct AffineSums {
   OnlineSoftmax<Compute, ExcludeMax> softmax;
@@ -867,7 +880,7 @@ struct AffineSums {
   static __device__ __forceinline__ AffineSums empty() {
     return {{-scalar_infinity(Compute()), Compute(0)}, Compute(0), Compute(0)};
   }
-  // The value relative to the shift of another maximum.
+  // Returns the sum of h relative to the shift of another maximum.
   __device__ __forceinline__ Compute value_for(Compute max_logit) const {
     return scalar_fma(exp_shift(softmax.max_logit) - exp_shift(max_logit), with_leader(grad_log_p), value);
   }
@@ -892,8 +905,8 @@ __device__ __forceinline__ void subwarp_combine(AffineSums<Compute, Sum>& part, 
   part.grad_log_p = subwarp_reduce(as_part(part.grad_log_p, identical(old, max_logit)), width, AddOp{});
 }
 
-// Adds an affine term and its derivative for a class, as if the largest logit were the log-sum-exp: `log_p` is relative
-// to it.
+// Adds an affine term of a class and its derivative. `log_p` is relative to the largest logit, as if that were the
+// log-sum-exp.
 template <class Program, class Compute>
 __device__ __forceinline__ void add_affine(const Program& program, const typename Program::Row& row, int64 c,
                                            Compute log_p, Compute target, bool leads, Compute& value,
@@ -903,6 +916,7 @@ __device__ __forceinline__ void add_affine(const Program& program, const typenam
   add_class(grad_log_p, tangent_or_zero(y, 0), leads);
 }
 
+// Adds the AffineSums of a thread's classes in one pass.
 template <class Program, class Compute = typename Program::Compute>
 struct AffinePass {
   static constexpr bool kReadsTargets = true;
@@ -934,7 +948,7 @@ struct AffinePass {
   }
 };
 
-// AffinePass for a row on chip, relative to the maximum of the lanes that share it in a warp.
+// AffinePass for a row on chip, relative to the maximum of those lanes of a warp that share it.
 template <class Program, class Compute = typename Program::Compute>
 struct AffineSumPass {
   static constexpr bool kReadsTargets = true;
@@ -963,11 +977,11 @@ struct AffineSumPass {
     program.logit.relative_values(raw, exp_shift(known.max_logit), log_p);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      // Sums on chip are numbers, for which it does not matter whether a class leads.
+      // Sums on chip are numbers, which do not depend on the leader.
       add_affine(program, row, first + i, log_p[i], target[i], false, value, grad_log_p);
     }
   }
-  // Those of all these lanes. Preconditions: those of subwarp_reduce.
+  // Sums over the classes of all these lanes. Preconditions: those of subwarp_reduce.
   __device__ __forceinline__ AffineSums<Compute> of_subwarp(int width) const {
     return {{known.max_logit, subwarp_reduce(exp_sum, width, AddOp{})},
             subwarp_reduce(value, width, AddOp{}),
@@ -975,12 +989,12 @@ struct AffineSumPass {
   }
 };
 
-// Gradients of classes from `first` go to memory.
+// Stores the gradients of a pack in memory. `first` is its first class.
 template <class Program>
 struct GradientsInMemory {
   const Program& program;
   const int64 (&offset)[kRowStreams];
-  int64 stride, target_stride;  // distance of classes
+  int64 stride, target_stride;  // between classes
 
   template <int kVecSize>
   __device__ __forceinline__ void input(int64 first, const Pack<typename Program::Gradient, kVecSize>& g) const {
@@ -992,7 +1006,7 @@ struct GradientsInMemory {
   }
 };
 
-// Gradients of classes from `first` go to where the classes lie.
+// Stores the gradients of a pack where Classes keeps its operands. `first` is its first class.
 template <class Classes>
 struct GradientsInPlace {
   const Classes& classes;
@@ -1007,20 +1021,21 @@ struct GradientsInPlace {
   }
 };
 
-// From the derivatives h_c with respect to the log-probabilities of a softmax to those with respect to its logits:
+// Vector-Jacobian product of a log-softmax: from the derivatives h_c with respect to the log-probabilities to the
+// derivatives g_c with respect to the logits.
 //
 //   g_c = factor (h_c - p_c (sum - slope))                                         sum = sum over k of h_k
 //   g_m = factor (h_m (1 - p_m) - p_m ((sum - h_m) - slope))                       at the largest logit
 //
-// Both are the same number. The first takes three instructions with the exponential in place of p_c, and loses no more
-// than a unit in the last place while p_c <= 1/2. Only the largest logit can exceed that: its own h_m must not cancel.
-// If two classes share the maximum, both take the second formula, and p <= 1/2.
+// Both formulas have the same exact value. The first takes three instructions, with the exponential instead of p_c, and
+// loses no more than a unit in the last place while p_c <= 1/2. Only the largest logit can exceed that: its own h_m
+// must not cancel. If two classes share the maximum, both use the second formula, and p <= 1/2.
 template <class Compute, class Sum = Compute>
 struct SoftmaxVjp {
   Compute max_logit;
   Compute factor;
   Compute of_all;  // factor (sum - slope)
-  Compute shared;  // the same over the sum of exponentials
+  Compute shared;  // of_all divided by the sum of exponentials
   Compute sum, slope, inv_sum, max_complement;
 
   __device__ __forceinline__ SoftmaxVjp(const Softmax<Compute>& s, Compute sum, Compute slope, Compute factor)
@@ -1033,15 +1048,15 @@ struct SoftmaxVjp {
         inv_sum(s.inv_sum),
         max_complement(s.max_complement) {
   }
-  // g of a class other than that of the largest logit, given p and h.
+  // Returns g of a class other than that of the largest logit, given p and h.
   __device__ __forceinline__ Compute apply(Compute p, Compute h) const {
     return scalar_fma(-p, of_all, h * factor);
   }
-  // g of the class of the largest logit, given h.
+  // Returns g of the class of the largest logit, given h.
   __device__ __forceinline__ Compute at_largest(Compute h) const {
     return (h * max_complement - inv_sum * ((sum - h) - slope)) * factor;
   }
-  // Replaces the derivatives h by g, given z.
+  // Replaces the derivatives h of a pack by g, given its logits z.
   template <class Logits, int kVecSize>
   __device__ __forceinline__ void apply(const Logits& logit, const Compute (&z)[kVecSize],
                                         Compute (&h)[kVecSize]) const {
@@ -1052,13 +1067,12 @@ struct SoftmaxVjp {
       at_max[i] = h[i];
       h[i] = scalar_fma(-logit.exponential_of(z[i], max_logit), shared, h[i] * factor);
     }
-    // Rare.
+    // The rest is rare.
     if (!identical(largest, max_logit)) return;
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) h[i] = identical(z[i], max_logit) ? at_largest(at_max[i]) : h[i];
   }
-  // Replaces the derivatives h by g in 16 bits, given logits before they are scaled, and whether the pack has the
-  // largest one.
+  // Version for 16 bits, given logits before scaling. `has_largest`: true if the pack holds the largest logit.
   template <class Logits, int kVecSize>
   __device__ __forceinline__ void apply_to_raw(const Logits& logit, const Compute (&raw)[kVecSize], bool has_largest,
                                                Compute (&h)[kVecSize]) const {
@@ -1068,14 +1082,14 @@ struct SoftmaxVjp {
       before[i] = h[i];
       h[i] = scalar_fma(-logit.exponential(raw[i], max_logit), shared, h[i] * factor);
     }
-    // Rare.
+    // The rest is rare.
     if (!has_largest) return;
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       h[i] = identical(logit.value(raw[i]), max_logit) ? at_largest(before[i]) : h[i];
     }
   }
-  // The gradients of a pack, given p and h.
+  // Replaces the derivatives h of a pack by g, given p.
   template <int kVecSize>
   __device__ __forceinline__ void apply_to(const Compute (&p)[kVecSize], Compute (&h)[kVecSize]) const {
     Compute at_max[kVecSize], largest = p[0];
@@ -1091,21 +1105,21 @@ struct SoftmaxVjp {
   }
 };
 
-// Sources of probabilities and their logarithms in a pass: the softmax of the row; KnownLogs, but for packs that lack
-// digits; or KnownLogs alone, for classes that are no leaders.
+// Source of probabilities and their logarithms in a pass: the softmax of the row; KnownLogs, except for classes for
+// which they lack digits; or KnownLogs alone, for classes that are not leaders.
 enum LogsOf { kOfSoftmax, kKnownInPacks, kKnownAlone };
 
-// `Place` takes the gradients, as GradientsInMemory.
+// Computes the gradients of a thread's classes. `Place` stores them; it has the interface of GradientsInMemory.
 template <int kLogs, class Program, class Place, class Compute = typename Program::Compute>
 struct GradientPass {
   static constexpr bool kReadsTargets = !Program::kSkipsSums || Program::kValued;
-  // True if the row has a leader in place of KnownLogs.
+  // True if row.leader is set without KnownLogs: only the leader's pack is then compared with the largest logit.
   static constexpr bool kKnowsLeader = kLogs == kKnownInPacks && Program::kAffine && kNarrow && !Program::kCapped;
   const Program& program;
   const typename Program::Row& row;
   const Place& place;
   bool active;
-  // The value of the row, to which Program::add_to_value adds.
+  // With Program::kSkipsSums and kValued: the value of the row, to which Program::add_to_value adds.
   Compute* value;
   SoftmaxVjp<Compute, typename Program::InputSum> of_logits;
   SoftmaxVjp<Compute, typename Program::TargetSum> of_teacher;
@@ -1125,7 +1139,7 @@ struct GradientPass {
   __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
                                              const Pack<typename Program::Target, kVecSize>& t) const {
     Compute grad_z[kVecSize], grad_t[kVecSize];
-    // A row that is NaN has no gradient: NaN. An inactive row has gradient 0.
+    // A NaN row has no gradient: its gradients are NaN. Those of an inactive row are 0.
     if (!active || row.value != row.value) {
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) grad_z[i] = grad_t[i] = row.value;
@@ -1171,7 +1185,7 @@ struct GradientPass {
       grad_z[i] = of_logits.apply(p, tangent_or_zero(of_class, 0)) * slopes[i];
       grad_t[i] = of_teacher.apply(q, tangent_or_zero(of_class, 1)) * teacher_slopes[i];
     }
-    // As in SumPass.
+    // Not unrolled, as in SumPass.
 #pragma unroll 1
     for (int i = 0; classes != 0; ++i, classes >>= 1) {
       if (!(classes & 1)) continue;
@@ -1225,11 +1239,11 @@ struct GradientPass {
   }
 };
 
-// The gradients of a row whose SumPass left h_1 and p of each class.
+// Computes the gradients of a row whose SumPass has kept h_1 and p of each class.
 template <class Program, class Place, class Compute = typename Program::Compute>
 struct KeptGradientPass {
   const Place& place;
-  Compute instead;  // the gradient of an inactive row, 0, or of a row that is NaN
+  Compute instead;  // gradient of an inactive row (0) or of a NaN row (NaN)
   bool usual;
   SoftmaxVjp<Compute> of_logits;
 
@@ -1263,6 +1277,8 @@ struct SubwarpAdd {
   }
 };
 
+// Adds the sums of all threads of the group; every one of them gets the result. Precondition: all threads of the group
+// call it together, with a SubwarpGroup all lanes of the warp.
 template <class Sums, class Group, class Compute, class OfInput, class OfTarget>
 __device__ __forceinline__ void group_reduce_sums(const Group& group, DenseSums<Compute, OfInput, OfTarget>& sums,
                                                   SyncState& sync) {
@@ -1291,8 +1307,8 @@ __device__ __forceinline__ void group_reduce_sums(const ColumnWarps<kWarps>& gro
   sums = {x[0], x[1], x[2]};
 }
 
-// The destination of the gradients of a row: its classes, or memory. Returned by reference, it cost kernels of second
-// derivatives 31 registers (NVRTC 13.0).
+// Returns the destination of a row's gradients: its classes, or memory. Returned by reference, it cost kernels of
+// second derivatives 31 registers (NVRTC 13.0).
 template <class Program, class Classes>
 __device__ __forceinline__ auto gradient_place(const Program& program, const int64 (&offset)[kRowStreams],
                                                const Classes& classes) {
@@ -1305,7 +1321,7 @@ __device__ __forceinline__ auto gradient_place(const Program& program, const int
   }
 }
 
-// The pass in front of the gradients, which is the last one if there are none.
+// Runs the pass before the gradients. Without gradients it is the last pass.
 template <bool kGradient, class Classes, class Pass>
 __device__ __forceinline__ void visit_before_gradient(Classes& classes, Pass& pass) {
   if constexpr (kGradient) {
@@ -1317,7 +1333,7 @@ __device__ __forceinline__ void visit_before_gradient(Classes& classes, Pass& pa
   }
 }
 
-// Writes the gradients of a row for visit_known_row: those of leaders one by one.
+// Writes the gradients of a row for visit_known_row. The leaders' gradients are written one by one.
 template <class Program, class Place, class Classes>
 __device__ __forceinline__ void write_known_gradients(const Program& program, const typename Program::Row& row,
                                                       const Place& place, const Classes& classes,
@@ -1334,8 +1350,9 @@ __device__ __forceinline__ void write_known_gradients(const Program& program, co
   }
 }
 
-// visit_dense_row of two softmaxes, for Classes::kAlone: by KnownLogs, but for the leaders, and for a thread or a pack
-// whose values have no form for those.
+// Version of visit_dense_row for two softmaxes and Classes::kAlone. KnownLogs evaluate all classes but the leaders.
+// Where values occur that KnownLogs do not cover, the softmaxes evaluate their pack (if numbers are kept) or all
+// classes of the thread instead.
 template <bool kGradient, class Group, class Program, class Classes, class Scale>
 __device__ __forceinline__ typename Program::Compute visit_known_row(const Program& program, const Group& group,
                                                                      const int64 (&offset)[kRowStreams],
@@ -1397,26 +1414,27 @@ __device__ __forceinline__ typename Program::Compute visit_known_row(const Progr
   return row.value;
 }
 
-// Evaluates a row, and writes its gradients if kGradient. `classes` yields the row's classes to the threads of the
+// Evaluates a row, and with kGradient writes its gradients. `classes` yields the row's classes to the threads of the
 // group:
 //
-//   classes.for_each(f)          f for every class of this thread, for none of an inactive row
-//   classes.final_pass(f)        the same, in the last pass
-//   classes.final_pass_all(f)    the same, but also for an inactive row, whose packs hold anything
-//   classes.fill(f)              f.write<n>(first) for every n classes of this thread, also of an inactive row
+//   classes.for_each(f)          calls f for all classes of this thread; for none if the row is inactive
+//   classes.final_pass(f)        for_each() for the last pass
+//   classes.final_pass_all(f)    final_pass() also for an inactive row, whose packs are undefined
+//   classes.fill(f)              calls f.write<n>(first) for each n classes of this thread, also if the row is inactive
 //
-// With Classes::kPlacesGradients it takes the gradients too, as GradientsInMemory. With Classes::kOnChip another pass
-// costs no traffic. With Classes::kHasRoom two numbers of each class may take the place of the operands:
+// With Classes::kPlacesGradients, `classes` also stores the gradients, with the interface of GradientsInMemory. With
+// Classes::kOnChip, another pass costs no traffic. With Classes::kHasRoom, two numbers per class can replace the
+// operands:
 //
-//   classes.for_each_kept(f)     f(first, x, t, kept) for every class of this thread, and keeps what f leaves in `kept`
-//   classes.final_kept_pass(f)   f(first, kept) in the last pass, also for an inactive row, whose numbers are anything
+//   classes.for_each_kept(f)     calls f(first, x, t, kept) for all classes of this thread, and keeps `kept`
+//   classes.final_kept_pass(f)   calls f(first, kept) in the last pass; for an inactive row `kept` is undefined
 //
-// With Classes::kAlone the row is on chip, too, and no other lane of the warp has classes of it:
+// With Classes::kAlone, the row is on chip too, and no other lane of the warp has classes of it:
 //
-//   classes.read(c, x, t)        the operands of a class of this thread
-//   classes.put_logit(c, x)      replaces the logit of such a class, and put_target(c, t) its target
-//   classes.keep(c, kept)        keeps these numbers of it, if there is room
-//   classes.count()              classes of the row
+//   classes.read(c, x, t)        returns the operands of a class of this thread
+//   classes.put_logit(c, x)      replaces the logit of such a class; put_target(c, t) replaces its target
+//   classes.keep(c, kept)        keeps these numbers of the class (with kHasRoom)
+//   classes.count()              number of classes of the row
 //   Classes::kEach               most classes of a pack
 //
 // Precondition: all threads of the worker call it together.
@@ -1426,7 +1444,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
                                                                      Classes& classes, bool exists, SyncState& sync,
                                                                      Scale& scale) {
   using Compute = typename Program::Compute;
-  // With kNarrow the general passes are as fast for terms whose derivatives by log p sum to 0.
+  // With kNarrow, the general passes are as fast for terms whose derivatives with respect to log p sum to 0.
   if constexpr (Classes::kAlone && Program::kKnown && !(kNarrow && Program::Term::kBalanced)) {
     return visit_known_row<kGradient>(program, group, offset, classes, exists, sync, scale);
   }
@@ -1436,7 +1454,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   constexpr bool kPlain = kSameType<Compute, float> || kSameType<Compute, double>;
   constexpr bool kOnChip = Classes::kOnChip && kPlain;
   constexpr bool kAlone = Classes::kAlone && Program::kTeacher && kPlain;
-  // Gradients in place of logits that are not on chip could lie over those that other lanes are still to read.
+  // Gradients that overwrite logits in memory could destroy logits that other lanes are still to read.
   constexpr bool kAtOnce = kGradient && Program::kTermIsGradient && (Classes::kOnChip || !Program::kInPlace);
   constexpr bool kKept = kGradient && (kOnChip || kAlone) && !kAtOnce && Program::kKeeps && Classes::kHasRoom;
   const int width = group.subwarp_size();
@@ -1459,7 +1477,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     group_combine(group, sums, sync);
     row.softmax[0].set(sums.softmax);
     if constexpr (kOnChip) row.leader[0] = leader_of_row(known, row.softmax[0]);
-    // Without a distribution, its largest logit being infinite, a row is NaN.
+    // A row without a distribution, whose largest logit is infinite, is NaN.
     const Compute max_logit = row.softmax[0].max_logit, no_distribution = max_logit - max_logit;
     row.sums.value = scalar_fma(-row.softmax[0].log_sum, with_leader(sums.grad_log_p), sums.value) + no_distribution;
     row.sums.grad_log_p = sums.grad_log_p;
@@ -1474,7 +1492,8 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
 #pragma unroll
       for (int i = 0; i < Program::kSoftmaxes; ++i) known[i] = pass.known[i];
     } else if constexpr (kAlone) {
-      // To find and mask leaders takes a thread longer than to ask each of few classes, whose exponentials are cheap.
+      // For few classes, whose exponentials are cheap, comparing each of them is faster than finding and masking
+      // leaders.
       if (kNarrow && classes.count() < kFewClasses) {
         SoftmaxPass<Program> pass(program);
         classes.for_each(pass);
@@ -1512,7 +1531,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
         row.sums.value += row.softmax[i].max_logit - row.softmax[i].max_logit;
       }
     } else if constexpr (kAtOnce) {
-      // As in resident_rows.cuh: a narrower gradient lies over logits that other lanes read.
+      // As in resident_rows.cuh: a narrower gradient overwrites logits that other lanes read.
       if constexpr (Program::kInPlace && !Group::kMultiWarp) __syncwarp();
       row.factor = grad_factor(scale, offset);
       const auto place = gradient_place(program, offset, classes);
@@ -1537,7 +1556,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       classes.fill(FillPass<Program, decltype(place)>{place, row.value});
     }
   } else if constexpr (kGradient) {
-    // So does one that is written after the sums.
+    // So does a narrower gradient that is written after the sums.
     if constexpr (Program::kInPlace && !Group::kMultiWarp) __syncwarp();
     row.factor = grad_factor(scale, offset);
     const auto place = gradient_place(program, offset, classes);
@@ -1559,7 +1578,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   return row.value;
 }
 
-// Rows whose classes Source::Classes yields, constructed for each row.
+// Reader whose rows' classes are those of Source::Classes, constructed for each row.
 template <class Source>
 struct DenseReader {
   template <bool kGradient, class Group, class Program, class Scale>
@@ -1576,7 +1595,7 @@ struct DenseReader {
     }
   };
 
-  // As TwoPassReader::sweep.
+  // Interface of TwoPassReader::sweep.
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {

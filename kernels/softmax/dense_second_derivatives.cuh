@@ -1,12 +1,12 @@
-// Second derivatives for dense targets, as second_derivatives.cuh for class indices: tangents v of the logits and w of
-// the targets (or of a teacher's logits). Either may be missing.
+// Second derivatives for dense targets, as second_derivatives.cuh has them for class indices: tangents v of the logits
+// and w of the targets (or of a teacher's logits). Either tangent may be missing.
 //
 //   jvp    sum over c of v_c dL/dx_c + w_c dL/dt_c                    per row, if kValued
 //   hvp    grad_output times the tangents of dL/dx_c and dL/dt_c along v and w together
 //
-// Steps and ownership are those of dense_rows.cuh, on nested numbers. If the derivatives h_1 of a term sum to 0,
-// nothing but the jvp is a sum of terms, and the last pass adds it. What is added and written for each class besides
-// its term is written out for them, as in hvp_rows.cuh:
+// Steps and ownership are those of dense_rows.cuh, on nested numbers. If the derivatives h_1 of a term sum to 0 over a
+// row and only the logits have a gradient (kSkipsSums), the jvp is the only sum of terms, and the last pass adds it.
+// Besides the term, the arithmetic per class is written out instead of using nested numbers, as in hvp_rows.cuh:
 //
 //   S' = sum of e_c u_c                          e_c = exp(z_c - m),  u_c = z_c' - m'        m: the largest logit
 //   g_c' = factor h_c' - e_c (B u_c + B')        B: SoftmaxVjp::shared
@@ -17,7 +17,8 @@
 #include "softmax/dense_rows.cuh"
 #include "softmax/second_derivatives.cuh"
 
-// Adds the logits of a pack, and returns them in z. A factor of 0 times an infinite tangent is NaN at first.
+// Adds the logits of a pack to `part`, and returns them in z. An exponential of 0 times an infinite tangent is NaN at
+// first; then the tangents of the pack are computed again with scaled_tangent.
 template <int kVecSize, class Logits, class Storage, bool kMoves, class T>
 __device__ __forceinline__ void add_logits(const Logits& logit, const Pack<WithTangent<Storage, kMoves>, kVecSize>& x,
                                            OnlineSoftmax<NestedDual<T>, ExcludeMax>& part,
@@ -62,13 +63,13 @@ __device__ __forceinline__ void add_logits(const Logits& logit, const Pack<WithT
   part.exp_sum.tangent += changed;
 }
 
-// The sum of h over classes, and the tangent of the sum over the others than the leader, the class of the largest
-// logit.
+// Sum of h over classes (`all`), and the tangent of the sum over all classes but the leader (`others`). The leader is
+// the class of the largest logit.
 //
-// As p of the leader approaches 1, h' of the others and g' get as small as 1 - p. Along tangents of the other operand
-// h' of the leader does not: `others` would have no digits left as the difference of all.tangent and h' of the leader.
-// A part of the classes has a leader of its own, which is one of the others if it is not the row's: `others` is
-// all.tangent then, as ExcludeMax adds an exponential again.
+// As p of the leader approaches 1, h' of the others and g' become as small as 1 - p. Along tangents of the other
+// operand, h' of the leader does not: all.tangent minus h' of the leader would have no digits left. Each part of the
+// classes has a leader of its own. If that is not the leader of the row, it is one of the others, and `others` becomes
+// all.tangent (as_part), as ExcludeMax adds an exponential again.
 template <class T>
 struct SumBesideLeader<NestedDual<T>> {
   NestedDual<T> all;
@@ -77,7 +78,7 @@ struct SumBesideLeader<NestedDual<T>> {
   SumBesideLeader() = default;
   __device__ __forceinline__ SumBesideLeader(NestedDual<T> all, T others) : all(all), others(others) {
   }
-  // Of classes without the leader.
+  // Sum over classes without the leader.
   __device__ __forceinline__ SumBesideLeader(NestedDual<T> all) : all(all), others(all.tangent) {
   }
   __device__ __forceinline__ SumBesideLeader& operator+=(SumBesideLeader x) {
@@ -105,8 +106,8 @@ template <class T>
 __device__ __forceinline__ T with_leader(SumBesideLeader<T> sum) {
   return sum.all;
 }
-// The sum over the others than the leader, given h of the leader. Its value may lack digits: it is multiplied by p',
-// which is as small as 1 - p.
+// Sum over all classes but the leader, given h of the leader. Its value may lack digits: it is multiplied by p', which
+// is as small as 1 - p.
 template <class T>
 __device__ __forceinline__ NestedDual<T> without_leader(NestedDual<T> sum, NestedDual<T> h) {
   return sum - h;
@@ -116,7 +117,7 @@ __device__ __forceinline__ NestedDual<T> without_leader(SumBesideLeader<NestedDu
   return {sum.all.value - h.value, sum.others};
 }
 
-// `factor` has no tangent.
+// SoftmaxVjp on nested numbers. Precondition: `factor` has no tangent.
 template <class T, class Sum>
 struct SoftmaxVjp<NestedDual<T>, Sum> {
   using Number = NestedDual<T>;
@@ -158,24 +159,24 @@ struct SoftmaxVjp<NestedDual<T>, Sum> {
         h[i] = scalar_fma(-exponential, shared, of_term[i] * factor);
       }
     }
-    // Rare. `others` lacks all classes that share the largest logit. Each of them has p <= 1/2, which may be rounded
-    // up, and needs no other formula.
+    // Rare. `others` leaves out all classes that share the largest logit, so at_largest() does not hold if there are
+    // several. Each of them has p <= 1/2, possibly rounded up, and needs no other formula.
     if (!(largest == max_logit.value) || (kApart && !(inv_sum.value > T(0.51)))) return;
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) h[i] = identical(z[i], max_logit) ? at_largest(of_term[i]) : h[i];
   }
 };
 
-// A DenseRowProgram with a SumBesideLeader for each operand that has a gradient while the other one moves. Along
-// tangents of the operand itself, h' of the leader has the factor (log p)', which is as small as 1 - p. If the h_1 of a
-// row sum to 0, so do their tangents, and g' is h': no digits are lost.
+// A DenseRowProgram that uses a SumBesideLeader for each operand that has a gradient while the other operand moves.
+// Along tangents of the operand itself, h' of the leader has the factor (log p)', which is as small as 1 - p. If the
+// h_1 of a row sum to 0, so do their tangents, and g' is h': no digits are lost.
 template <class Program, bool kInputMoves, bool kTargetMoves>
 using WithLeadersApart =
     typename Program::template Apart<Program::kInputGradient && kTargetMoves && !Program::Term::kBalanced,
                                      Program::kTargetGradient && kInputMoves && Program::kTeacher>;
 
-// The program of these rows. Program: a DenseRowProgram that computes on NestedDual.
-// kInputMoves, kTargetMoves: the operand has tangents.
+// Program of rows with tangents: its value is the jvp, its gradients are the hvp. Program: a DenseRowProgram that
+// computes on NestedDual. kInputMoves, kTargetMoves: the operand has tangents. kValued: the jvp is wanted.
 template <class Program, bool kInputMoves_, bool kTargetMoves_, bool kValued_>
 struct DenseHvpProgram : WithLeadersApart<Program, kInputMoves_, kTargetMoves_> {
   using Base = WithLeadersApart<Program, kInputMoves_, kTargetMoves_>;
@@ -202,7 +203,8 @@ struct DenseHvpProgram : WithLeadersApart<Program, kInputMoves_, kTargetMoves_> 
     return with_tangent<kTargetMoves>(Base::targets_of(offset), Base::target_step(), target_tangents,
                                       offset[kTargetGradients], this->space.class_stride[kTargetGradients]);
   }
-  // Vectors are those of the results, wherever the operands begin.
+  // The row as vectors that are aligned in the results, wherever the operands start. Without gradients, in
+  // the logits.
   template <int kVecSize>
   using View =
       RowVectors<Choose<Base::kInputGradient || !Base::kTargetGradient, typename Base::Input, typename Base::Target>,
@@ -217,7 +219,7 @@ struct DenseHvpProgram : WithLeadersApart<Program, kInputMoves_, kTargetMoves_> 
       return Base::template view<kVecSize>(offset);
     }
   }
-  // As of DenseRowProgram. Tangents that are known to be 0 take no instructions in the term.
+  // As DenseRowProgram::evaluate(). Tangents that are 0 at compile time cost the term no instructions.
   __device__ __forceinline__ auto evaluate(const typename Base::Row& row, Number z, Number t, int64 c) const {
     Number log_p = row.softmax[0].log_p(z), second = t;
     if constexpr (Base::kTeacher) second = row.softmax[1].log_p(t);

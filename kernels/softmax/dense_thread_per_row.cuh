@@ -1,15 +1,16 @@
-// Dense targets, one thread per row: classes are strided, or few. Passes as in dense_rows.cuh.
+// Dense targets, one thread per row: classes are strided, or few. The passes are those of dense_rows.cuh.
 //
-// 1. With kStaged, a thread copies all classes of both operands to shared memory first. Without it (second
+// 1. With kStaged, a thread first copies all classes of both operands to shared memory. Without it (second
 //    derivatives), each pass reads memory again.
-// 2. The thread runs all passes alone; a warp reads neighbouring rows. Nothing is exchanged.
+// 2. The thread runs all passes alone; the lanes of a warp read neighbouring rows. Threads exchange nothing.
 //
-// Traffic: with kStaged both operands are read once, otherwise once per pass; each gradient is written once.
+// Traffic: with kStaged each operand is read once, otherwise once per pass; each gradient is written once.
 // Preconditions: with kStaged, dynamic shared memory for both operands of all rows of the block.
 #pragma once
 #include "softmax/dense_rows.cuh"
 
-// kStaged: from shared memory. For a SubwarpGroup of width 1.
+// Source of a DenseReader. kStaged: classes are read from shared memory. Precondition: the group is a SubwarpGroup of
+// width 1.
 template <bool kStaged>
 struct DenseThreadPerRow {
   template <class Program, class Group>
@@ -74,7 +75,7 @@ struct DenseThreadPerRow {
 #pragma unroll 1
       for (int64 c = 0; c < classes; ++c) f.template write<1>(c);
     }
-    // With kHasRoom.
+    // Precondition, also of final_kept_pass() and keep(): kHasRoom.
     template <class F>
     __device__ __forceinline__ void for_each_kept(F& f) const {
       if (!active) return;
@@ -109,7 +110,7 @@ struct DenseThreadPerRow {
     }
 
    private:
-    // Starts all copies at once, so that as many as possible are in flight.
+    // Issues all copies at once, so that as many as possible are in flight.
     __device__ __forceinline__ void stage() const {
       for (int64 c = 0; c < classes; ++c) {
         cp_async(staged_x(c), reinterpret_cast<const X*>(x + c * x_stride));
@@ -121,7 +122,7 @@ struct DenseThreadPerRow {
     static __device__ __forceinline__ Compute* kept_at(P* place) {
       return reinterpret_cast<Compute*>(place);
     }
-    // All logits first, then all targets, so that both are aligned.
+    // All logits come first, then all targets, so that both are aligned.
     __device__ __forceinline__ X* staged_x(int64 c) const {
       extern __shared__ uint4 staged[];
       return reinterpret_cast<X*>(staged) + static_cast<int>(c) * blockDim.x + threadIdx.x;

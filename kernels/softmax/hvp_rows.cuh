@@ -1,35 +1,39 @@
-// Second derivatives of rows without a cap: what second_derivatives.cuh computes, with the derivatives of exponentials
-// written out.
+// Second derivatives for class indices without a cap: JVP and HVP as in second_derivatives.cuh, but with the
+// derivatives of the exponentials written out instead of evaluated on nested dual numbers.
 //
-//   e_c = exp(z_c - m),  u_c = v_c - v_m              v_m: the tangent of the largest logit
-//   S' = scale sum of e_c u_c                         the tangent of the sum S of exponentials without the label's
+//   logits x and their tangents v (R, C), labels y (R,),  z_c = scale x_c
+//   e_c = exp(z_c - m),  u_c = v_c - v_m              v_m: tangent of the largest logit
+//   S' = scale sum of e_c u_c                         tangent of the sum S of exponentials without the label's
 //   hvp_c = e_c (A scale u_c + A') - B' w_c           A, B and their tangents A', B': GradCoeffs (softmax.cuh)
 //
-// 1. The first pass adds e_c and e_c u_c. A logit that is larger than those before, or as large, is rare; the sums are
-//    then rescaled on nested numbers, and so are parts that are combined.
+// 1. The first pass adds e_c and e_c u_c over the classes. The sums are rescaled, on nested numbers, only when a logit
+//    reaches or exceeds the running maximum, which is rare, and when partial sums are combined.
 // 2. finish() evaluates the loss and the coefficients of the row on nested numbers.
 // 3. The second pass computes hvp_c in about a dozen instructions. Nested numbers take eighty: they also compute values
-//    that nobody stores, multiply by tangents of 0, and compare each factor with 0.
+//    that are never stored, multiply by tangents that are 0, and compare each factor with 0.
 //
-// Tangents are multiplied by the scale after v_m is subtracted, so one that all classes share cancels before anything
-// is rounded. A factor of 0 times an infinite tangent is NaN at first: a pack whose results are NaN is evaluated again
-// with scaled_tangent.
+// v_m is subtracted before tangents are multiplied by the scale, so a tangent shared by all classes cancels before
+// anything is rounded. A factor of 0 times an infinite tangent is NaN at first: a pack whose results are NaN is
+// evaluated again with scaled_tangent, which returns 0 for such a product.
 //
-// A Source yields the classes of a row: from memory in each pass (HvpRowInMemory), or from shared memory, where threads
-// take rows alone (StagedHvpColumn, PackedHvpRows). Rows in registers are those of register_hvp.cuh. Traffic: rows in
-// memory are read twice, staged ones once; each result is written once. Preconditions: Program::kCapped is false.
+// A Source supplies the classes of a row. HvpRowInMemory reads memory in each pass; the threads of a group share the
+// row. StagedHvpColumn and PackedHvpRows read shared memory; each thread owns a row. register_hvp.cuh covers rows in
+// registers.
+//
+// Traffic: rows in memory are read twice, staged rows once; each result is written once. Preconditions:
+// Program::kCapped is false.
 #pragma once
 #include "softmax/packed_rows.cuh"
 #include "softmax/second_derivatives.cuh"
 
-// Contiguous classes of a row, with their tangents.
+// Contiguous classes of a row with their tangents.
 template <class Storage, int kVecSize>
 struct TangentPack {
   Pack<Storage, kVecSize> values, tangents;
 };
 
-// exp(scale x - shift). The error of an exponent to base 2, 2^-18, does not count in 16 bits. A shift without logits is
-// -scalar_max(), whose product is not to be infinite.
+// exp(scale x - shift). For 16-bit storage it is a power of 2: the error of its exponent, 2^-18, does not matter there.
+// The product of the shift and log2(e) must not be infinite, so it is clamped at -scalar_max().
 template <class Storage, class T>
 __device__ __forceinline__ T exponential_of_class(T x, T scale, T shift) {
   if constexpr (sizeof(Storage) == 2 && kSameType<T, float>) {
@@ -39,12 +43,12 @@ __device__ __forceinline__ T exponential_of_class(T x, T scale, T shift) {
   }
 }
 
-// Sums over classes: RowSums on nested numbers, whose tangents are those of unscaled logits.
+// Sums over classes: RowSums on nested numbers whose tangents are those of unscaled logits.
 template <class Program>
 using HvpSums = RowSums<typename Program::Compute, Program::kSmoothed>;
 
-// Adds contiguous classes from `first` to the sums, whose maximum is none of theirs exceeds; `target` is the position
-// of the label's class or -1, and z the label's logit.
+// Adds contiguous classes, starting at `first`, to the sums. `target` is the position of the label's class in the pack,
+// or -1; z is the label's logit. Precondition: no logit of the pack exceeds the maximum of `sums`.
 template <int kVecSize, class Program, class T>
 __device__ __forceinline__ void add_with_tangents(const Program& program, int64 first, int target, NestedDual<T> z,
                                                   const TangentPack<typename Program::Storage, kVecSize>& pack,
@@ -88,7 +92,7 @@ __device__ __forceinline__ void add_with_tangents(const Program& program, int64 
   sums.softmax.exp_sum.tangent += changed;
 }
 
-// The larger of a maximum and the logits of a pack. Tangents are those of unscaled logits.
+// Returns the maximum of `max_logit` and the logits of a pack, with its tangent, which is that of an unscaled logit.
 template <class T, class Storage, int kVecSize>
 __device__ __forceinline__ NestedDual<T> max_with_tangents(T scale, const TangentPack<Storage, kVecSize>& pack,
                                                            NestedDual<T> max_logit) {
@@ -100,7 +104,8 @@ __device__ __forceinline__ NestedDual<T> max_with_tangents(T scale, const Tangen
   return max_logit;
 }
 
-// The sums of a thread's part of a row, as partial_softmax.
+// Sums over a thread's part of a row, as partial_softmax: every `step`-th vector from `begin` to `end`, and the edge
+// class `edge` (or -1).
 template <int kVectors, class Program, class Source, class View, class Index, class T>
 __device__ __forceinline__ HvpSums<Program> sums_with_tangents(const Program& program, const Source& source,
                                                                const View& view, Index label, NestedDual<T> z,
@@ -110,7 +115,7 @@ __device__ __forceinline__ HvpSums<Program> sums_with_tangents(const Program& pr
   const T scale = program.logit.scale.value;
   HvpSums<Program> sums{{z, NestedDual<T>(0)}, NestedDual<T>(0), NestedDual<T>(0)};
   if constexpr (Source::kStaged) {
-    // In some lane of a warp each class is the largest so far: the maximum comes first.
+    // The maximum needs a pass of its own: in nearly every pack some lane of the warp would meet a new maximum.
     NestedDual<T> max_logit = z;
 #pragma unroll 2
     for (Index vector = begin; vector < end; vector += step) {
@@ -137,7 +142,7 @@ __device__ __forceinline__ HvpSums<Program> sums_with_tangents(const Program& pr
       if constexpr (!Source::kStaged) {
         RunningMax<T, Storage, kVecSize> largest;
         largest.add(x[k].values);
-        // Rare after the first few packs. Equal logits count too: of them the largest tangent is chosen.
+        // Rare after the first few packs. A tie counts too: the largest tangent of equal logits is chosen.
         if (!(scale * largest.get() < sums.softmax.max_logit.value)) {
           rescale(sums.softmax, max_with_tangents(scale, x[k], sums.softmax.max_logit));
         }
@@ -150,16 +155,17 @@ __device__ __forceinline__ HvpSums<Program> sums_with_tangents(const Program& pr
   return sums;
 }
 
-// Coefficients of hvp_c, the same for all classes of a row.
+// Coefficients of hvp_c, shared by all classes of a row.
 template <class T>
 struct HvpCoeffs {
-  T max_logit, max_tangent;  // the tangent is unscaled
-  T exp_coeff;               // times the scale
+  T max_logit, max_tangent;  // max_tangent is that of the unscaled logit
+  T exp_coeff;               // includes a factor `scale`
   T exp_tangent, weight_tangent, target;
   bool all_zero;
 };
 
-// Stores the results of contiguous classes from `first`.
+// Computes and stores hvp_c of contiguous classes, starting at `first`. `target` is the position of the label's class
+// in the pack, or -1.
 template <int kVecSize, class Program, class Source, class T>
 __device__ __forceinline__ void store_hvp(const Program& program, const Source& source, int64 first, int target,
                                           const HvpCoeffs<T>& coeffs,
@@ -194,14 +200,14 @@ __device__ __forceinline__ void store_hvp(const Program& program, const Source& 
   source.template store<kVecSize>(first, NarrowPack<typename Program::Storage, kVecSize>::from(g));
 }
 
-// Stores the results of the same part of a row.
+// Stores the results of a thread's part of a row, the one that sums_with_tangents visits.
 template <int kVectors, class Program, class Source, class View, class Index, class T>
 __device__ __forceinline__ void store_hvps(const Program& program, const Source& source, const View& view, Index label,
                                            const HvpCoeffs<T>& coeffs, Index begin, Index end, Index step, Index edge) {
   using Storage = typename Program::Storage;
   constexpr int kVecSize = View::kVecSize;
   if (coeffs.all_zero) {
-    // The row may be inactive, and its logits anything.
+    // The row may be inactive and its logits may hold anything, so nothing is loaded.
     if (edge >= 0) source.template store<1>(edge, Pack<Storage, 1>{});
 #pragma unroll 1
     for (Index vector = begin; vector < end; vector += step) {
@@ -228,15 +234,16 @@ __device__ __forceinline__ void store_hvps(const Program& program, const Source&
   }
 }
 
-// Evaluates a row, and returns what its results need. Tangents of z, of the maximum and of the sums are those of
-// unscaled logits. Precondition: `first` holds in one thread of the row.
+// Evaluates a row, sets `value`, whose tangent is the jvp, and returns the coefficients of hvp_c. The tangents of z, of
+// the maximum and of the sums are those of unscaled logits. Precondition: `first` is true in exactly one thread of the
+// row, which stores the outputs per row.
 template <class Program, class Scale, class T>
 __device__ __forceinline__ HvpCoeffs<T> hvp_coeffs(const Program& program, const RowTarget<NestedDual<T>>& t,
                                                    NestedDual<T> z, HvpSums<Program> sums, Scale& scale, bool first,
                                                    NestedDual<T>& value) {
   using Number = NestedDual<T>;
   const T of_logit = program.logit.scale.value, max_tangent = sums.softmax.max_logit.tangent;
-  // Only now are tangents those of scaled logits.
+  // From here on, tangents are those of scaled logits.
   z.tangent = scaled_tangent(of_logit, z.tangent);
   sums.softmax.max_logit.tangent = scaled_tangent(of_logit, max_tangent);
   sums.softmax.exp_sum.tangent = scaled_tangent(of_logit, sums.softmax.exp_sum.tangent);
@@ -254,8 +261,8 @@ __device__ __forceinline__ HvpCoeffs<T> hvp_coeffs(const Program& program, const
           grad_coeffs.all_zero()};
 }
 
-// A row, as two_pass_row. Preconditions: those of two_pass_row; source.open(active) and source.close() are called by
-// all lanes of a warp together.
+// Computes a row in two passes, as two_pass_row. Preconditions: those of two_pass_row. source.open(active) and
+// source.close() are warp-collective: all lanes of a warp call them together.
 template <int kVectors, class Group, class Program, class Source, class View, class Scale>
 __device__ __forceinline__ typename Program::Compute hvp_row(const Program& program, const Group& group,
                                                              const RowTarget<typename Program::Compute>& t,
@@ -291,14 +298,15 @@ __device__ __forceinline__ typename Program::Compute hvp_row(const Program& prog
 // ---------------------------------------------------------------------------------------------------------------------
 // Rows in memory
 
-// Both passes read memory; the first one leaves the row in L2 as far as it stays there.
-// kShifted: logits may lie otherwise than the results, whose vectors are loaded from any element on then.
+// A row in global memory, read in both passes; the second pass finds it in L2 as far as it has stayed there. kShifted:
+// logits and results may be aligned differently. Vectors are aligned in the results, and those of logits may then start
+// at any element.
 template <class Storage, bool kShifted>
 struct HvpRowInMemory {
   static constexpr bool kStaged = false;
   PointerWithTangent<Storage> from;
   StridedPointer<Storage> to;
-  bool vectors_of_logits, vectors_of_tangents;  // they lie as the results do
+  bool vectors_of_logits, vectors_of_tangents;  // true if their vectors are aligned where those of the results are
 
   __device__ __forceinline__ void open(bool) const {
   }
@@ -307,7 +315,7 @@ struct HvpRowInMemory {
   template <int kVecSize, bool kLast>
   __device__ __forceinline__ TangentPack<Storage, kVecSize> load(int64 first) const {
     TangentPack<Storage, kVecSize> x;
-    // Vectors of logits are contiguous: a product of 64 bits would take as many instructions as a class.
+    // Vectors of logits are contiguous. A 64-bit product with their step would cost as many instructions as a class.
     const Storage* const at = from.values + (kVecSize == 1 ? first * from.value_step : first);
     if (!kShifted || kVecSize == 1 || vectors_of_logits) {
       x.values = kLast ? load_stream<kVecSize>(at) : load_pack<kVecSize>(at);
@@ -363,7 +371,7 @@ struct HvpReader {
     }
   };
 
-  // As TwoPassReader::sweep.
+  // Visits every row once, as TwoPassReader::sweep.
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {
@@ -373,9 +381,9 @@ struct HvpReader {
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Rows that a thread takes alone, in shared memory
+// Rows in shared memory, one thread per row
 
-// All classes of a row, kVecSize at a time.
+// View of all classes of a row as vectors of kVecSize classes, without edge elements.
 template <int kVecSize_>
 struct ClassesOfThread {
   static constexpr int kVecSize = kVecSize_;
@@ -389,7 +397,8 @@ struct ClassesOfThread {
   }
 };
 
-// Strided classes: a thread copies those of its row, asynchronously, and reads them alone.
+// A row with strided classes. The thread that owns it copies its logits and tangents to shared memory asynchronously.
+// No other thread reads them, so no barrier is needed.
 template <class Storage>
 struct StagedHvpColumn {
   static constexpr bool kStaged = true;
@@ -436,8 +445,8 @@ struct StagedHvpColumn {
   }
 };
 
-// Contiguous rows of kClasses classes without gaps, in logits, tangents and results: a warp moves tiles of them, each
-// of its lanes takes a row, as in packed_rows.cuh. The results take the place of the logits.
+// Contiguous rows of kClasses classes, without gaps in logits, tangents and results. A warp copies tiles of 32 rows to
+// shared memory and back, and each lane owns a row, as in packed_rows.cuh. The results overwrite the staged logits.
 template <class Storage, int kClasses, int kWordBytes>
 struct PackedHvpRows {
   static constexpr bool kStaged = true;
@@ -471,7 +480,7 @@ struct PackedHvpRows {
   __device__ __forceinline__ void close() const {
     __syncwarp();
     values.copy_out(to, rows);
-    // The next rows are copied to the same place.
+    // The next tile is copied to the same place.
     __syncwarp();
   }
   template <int kCount, bool kLast>
@@ -491,7 +500,7 @@ struct PackedHvpRows {
   }
 };
 
-// Source: one of the two.
+// Source: StagedHvpColumn or PackedHvpRows.
 template <class Source>
 struct StagedHvpReader {
   template <class Group, class Program, class Scale>
@@ -510,7 +519,7 @@ struct StagedHvpReader {
     }
   };
 
-  // As TwoPassReader::sweep.
+  // Visits every row once, as TwoPassReader::sweep.
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {

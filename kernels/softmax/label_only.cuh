@@ -1,19 +1,21 @@
-// Losses of log-probabilities x (R, C) that depend on the label's class only: negative log-likelihood. Gradients of any
-// strides; those without gaps are label_only_tiles.cuh's.
+// Losses of log-probabilities x (R, C) that depend only on the entry of the label's class, such as the negative
+// log-likelihood. Gradients may have any strides; label_only_tiles.cuh and label_only_rows.cuh cover special layouts.
 //
-//   value      loss(-x[r, y_r])
-//   gradient   d loss / d x at class y_r, 0 at all other classes
+//   labels y (R,)
+//   value      sum over r of loss(-x[r, y_r]) / divisor, or a value per row
+//   gradient   grad_output * scale * d loss / d x[r, y_r] at class y_r, 0 at all other classes;  scale = 1 / divisor
 //
-// 1. A group loads the label and one element of the row, and evaluates the loss.
-// 2. Its threads write the gradient of all classes: a warp per row if classes are contiguous, otherwise a thread per
-//    row.
+// 1. Each thread of a group loads the label and one element of the row, and evaluates the loss.
+// 2. The threads of the group write the gradient of all classes. The group is a warp if classes are contiguous,
+//    otherwise a single thread.
+// 3. The worker, a warp, stores the partial sum of each of its chunks.
 //
-// Traffic: one element of each row is read; every gradient is written once. Preconditions: none on strides.
+// Traffic: one element of each row is read; each gradient is written once. Preconditions: none on strides.
 #pragma once
 #include "softmax/rows.cuh"
 
-// The loss of a row, of which log_prob is the label's class if the row is active; stores what is wanted per row if
-// `first`.
+// Evaluates a row. `log_prob` is the entry of the label's class; it is not used if the row is inactive. The thread with
+// `first` stores the outputs per row.
 template <class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ RowResult<Compute> label_only_result(const Program& program, const RowTarget<Compute>& t,
                                                                 const typename Program::Input& log_prob, bool first) {
@@ -26,11 +28,13 @@ __device__ __forceinline__ RowResult<Compute> label_only_result(const Program& p
     y.value = lost ? nan_result(loss.value) : loss.value;
     y.grad_coeffs.target = lost ? y.value : -tangent_or_zero(loss, 0);
   }
-  // A row without outputs of its own, as most are, takes one test.
+  // Most programs have no outputs per row: a single test skips them.
   if (first && (program.per_row != 0 || !t.active)) program.store(t, y, false);
   return y;
 }
 
+// Stores the gradient of a row: `slope` at the label's class of an active row, 0 elsewhere. The threads of the group
+// share the classes.
 template <class Group, class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_label_only(const Program& program, const Group& group,
                                                  const RowTarget<Compute>& t, Compute slope) {
@@ -42,7 +46,7 @@ __device__ __forceinline__ void store_label_only(const Program& program, const G
   }
 }
 
-// As TwoPassReader.
+// Visits every row once, as TwoPassReader.
 struct LabelOnlyReader {
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
@@ -69,13 +73,13 @@ struct LabelOnlyReader {
   }
 };
 
-// A coefficient times a factor. No 0 * inf for rows without a gradient.
+// A coefficient times a factor. A coefficient of 0 stays 0, even if the factor is infinite.
 template <class Compute>
 __device__ __forceinline__ Compute scaled_coefficient(Compute coefficient, double factor) {
   return is_zero(coefficient) ? coefficient : coefficient * static_cast<Compute>(factor);
 }
 
-// As apply_grad_coeffs.
+// The gradients from stored coefficients, as apply_grad_coeffs.
 template <class Group, class Program, class Result>
 __device__ __forceinline__ void apply_grad_coeffs_label_only(const Program& program, const Group& group,
                                                              int64 result_stride, double scale,

@@ -1,36 +1,38 @@
-// Losses of log-probabilities of which a lane takes several rows at once: short rows whose gradients have no gaps, and
-// rows whose classes lie apart, neighbouring rows between them: images (N, C, H, W).
+// Losses of log-probabilities as in label_only.cuh, with several rows per lane. There are three versions:
 //
-//   value, gradient   as label_only.cuh
-//   short rows        a tile is 32 kRows rows, one stretch of gradients; lane l takes rows l, 32 + l, ...
-//   columns           a tile is a slice of the classes of 32 kRows neighbouring rows; lane l takes rows l kRows, ...
-//   sparse            a tile is 32 kRows rows of gradients that are zeros already; lane l takes rows l, 32 + l, ...
+//   value, gradient    as label_only.cuh
+//   LabelOnlyShort     short rows whose gradients have no gaps: a tile is 32 kRows rows, one contiguous range of
+//                      gradients; lane l owns rows l, 32 + l, ... of it
+//   LabelOnlyColumns   strided classes with neighbouring rows between them, as in images (N, C, H, W): a tile is a
+//                      slice of the classes of 32 kRows neighbouring rows; lane l owns the kRows rows from l kRows on
+//   LabelOnlySparse    gradients that are zero already: a tile is 32 kRows rows; lane l owns rows l, 32 + l, ... of it
 //
-// 1. A lane loads the labels of its rows, of short ones a tile ahead of their use, then the log-probabilities of all
-// its
-//    labels, so that these loads overlap, and evaluates the rows.
-// 2. Short rows: it writes the gradients of its labels into an image of the tile in shared memory, which is 0
+// 1. Each lane loads the labels of its rows, except for LabelOnlyColumns one tile ahead of their use. Then it loads the
+//    log-probabilities of all its labels, so that these loads overlap, and evaluates the rows.
+// 2. LabelOnlyShort: the lane writes the gradients of its labels into an image of the tile in shared memory, which is 0
 //    elsewhere. The warp stores the image as vectors of kVecSize elements; then each lane clears what it wrote.
-//    Columns: it stores vectors of kRows rows, class by class. Where rows are few, slices of their classes are tiles of
-//    other warps, which evaluate the rows again; the first slice owns their losses.
-//    Sparse: it stores the gradients of its labels where they belong.
+//    LabelOnlyColumns: the lane stores vectors of kRows rows, class by class. If there are few rows, their classes are
+//    cut into slices. Each slice is a tile, other warps process it and evaluate the rows again; the first slice owns
+//    the losses. LabelOnlySparse: the lane stores the gradients of its labels directly.
 //
-// A warp owns its image and its tiles: there are no barriers but __syncwarp().
+// A warp owns its image and its tiles, so __syncwarp() is the only barrier.
 //
-// Traffic: labels and one element of each row, by each slice; one write of every gradient. Preconditions: gradients of
-// short rows begin at 16 bytes and follow each other without gaps; kRows divides the rows of columns, and rows of a
-// vector are neighbours; the group is a SlicedRows of width 1.
+// Traffic: each slice reads the labels and one element of each row. Each gradient is written once, by LabelOnlySparse
+// only those of the labels. Preconditions: the gradients of LabelOnlyShort begin at a multiple of 16 bytes and have no
+// gaps; for LabelOnlyColumns, kRows divides the number of rows, and the rows of a vector are adjacent in memory; the
+// group is a SlicedRows of width 1.
 #pragma once
 #include "softmax/label_only_tiles.cuh"
 #include "softmax/lane_rows.cuh"
 
-// Warps that take the classes of rows in slices.
+// Warps that process the classes of rows in `slices` slices.
 struct SlicedRows : SubwarpGroup {
   int slices;
 };
 
-// Evaluates the first `count` rows of a lane. `places` receives the classes of their labels as seen from `first`, or -1
-// of labels that are not among `classes` ones from there. offsets(i, at) sets the offsets of row i, which exists.
+// Evaluates the first `count` rows of a lane. places[i] receives the class of row i's label relative to class `first`,
+// or -1 if the row is inactive or the label is not among the `classes` classes from `first` on. `owned`: this tile owns
+// the losses of the rows. offsets(i, at) sets the offsets of row i, which exists.
 template <int kRows, class Program, class Source, class Offsets, class Compute = typename Program::Compute>
 __device__ __forceinline__ void evaluate_labels(const Program& program, Source& source,
                                                 const LaneLabels<kRows, Program>& labels, int count,
@@ -40,7 +42,7 @@ __device__ __forceinline__ void evaluate_labels(const Program& program, Source& 
   typename Source::template Load<Program> loads[kRows] = {};
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    // Rows that do not exist were not loaded: they are masked.
+    // Labels of rows that do not exist have not been loaded and count as masked.
     program.validate_label(t[i], labels.label_load[i]);
     if (i < count) offsets(i, t[i].offset);
     if (t[i].active) loads[i] = source.load(program, t[i]);
@@ -54,18 +56,18 @@ __device__ __forceinline__ void evaluate_labels(const Program& program, Source& 
   }
 }
 
-// Tiles of 32 kRows rows, of which a lane takes every 32nd.
+// Tiles of 32 kRows rows. Each lane owns every 32nd row of a tile.
 template <int kRows>
 struct LabelTiles {
   static constexpr int kTile = kRows * kWarp;  // rows
 
-  // Rows of this lane in a tile.
+  // Number of rows of this lane in a tile.
   template <class Program>
   static __device__ __forceinline__ int count_of(const Program& program, int64 tile) {
     const int64 left = program.space.rows - tile * kTile - threadIdx.x % kWarp;
     return left >= kTile ? kRows : left <= 0 ? 0 : static_cast<int>((left + kWarp - 1) / kWarp);
   }
-  // Starts the loads of their labels.
+  // Starts the loads of the labels of this lane's rows.
   template <class Program>
   static __device__ __forceinline__ LaneLabels<kRows, Program> read(const Program& program, int64 tile) {
     const int64 row = tile * kTile + threadIdx.x % kWarp;
@@ -87,7 +89,7 @@ struct LabelOnlyShort {
   using Tiles = LabelTiles<kRows>;
   static constexpr int kTile = Tiles::kTile;
 
-  // The tiles of this warp, chunk by chunk; finish(chunk) ends each.
+  // Processes the tiles of this warp, chunk by chunk. Calls finish(chunk) at the end of each chunk.
   template <bool kGradient, class Program, class Source, class Finish>
   static __device__ __forceinline__ void for_each_chunk(const Program& program, const SlicedRows& group, Source& source,
                                                         int64 chunks, const Finish& finish) {
@@ -147,7 +149,7 @@ struct LabelOnlyShort {
 
 template <int kRows>
 struct LabelOnlySparse {
-  // As LabelOnlyShort::for_each_chunk.
+  // Processes the tiles of this warp, as LabelOnlyShort::for_each_chunk.
   template <bool kGradient, class Program, class Source, class Finish>
   static __device__ __forceinline__ void for_each_chunk(const Program& program, const SlicedRows& group, Source& source,
                                                         int64 chunks, const Finish& finish) {
@@ -187,7 +189,8 @@ struct LabelOnlySparse {
 
 template <int kRows>
 struct LabelOnlyColumns {
-  // Stores the gradients of some classes of a lane's rows: 0, but for those of labels, at their places.
+  // Stores the gradients of `classes` classes of a lane's rows: 0, except those of the labels, whose classes are
+  // `places`.
   template <class Gradient, class Compute>
   static __device__ __forceinline__ void store_columns(Gradient* to, int64 stride, int classes,
                                                        const int (&places)[kRows], const Compute (&gradients)[kRows]) {
@@ -199,7 +202,7 @@ struct LabelOnlyColumns {
       store_pack<kRows>(to, NarrowPack<Gradient, kRows>::from(g));
     }
   }
-  // As LabelOnlyShort::for_each_chunk.
+  // Processes the tiles of this warp, as LabelOnlyShort::for_each_chunk.
   template <bool kGradient, class Program, class Source, class Finish>
   static __device__ __forceinline__ void for_each_chunk(const Program& program, const SlicedRows& group, Source& source,
                                                         int64 chunks, const Finish& finish) {
@@ -240,7 +243,7 @@ struct LabelOnlyColumns {
   }
 };
 
-// As TwoPassReader. Rows: LabelOnlyShort, LabelOnlySparse or LabelOnlyColumns.
+// Visits every row once, as TwoPassReader. Rows: LabelOnlyShort, LabelOnlySparse or LabelOnlyColumns.
 template <class Rows>
 struct LabelOnlyRowsReader {
   template <bool kGradient, class Program, class Scale>
@@ -256,7 +259,7 @@ struct LabelOnlyRowsReader {
   }
 };
 
-// As apply_grad_coeffs.
+// The gradients from stored coefficients, as apply_grad_coeffs.
 template <class Rows, class Program, class Stored>
 __device__ __forceinline__ void apply_grad_coeffs_label_only_rows(const Program& program, const SlicedRows& group,
                                                                   int64 chunks, int64 result_stride, double scale,

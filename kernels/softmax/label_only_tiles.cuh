@@ -1,34 +1,34 @@
-// Losses of log-probabilities whose gradients are one stretch without gaps: row r begins at element r C. Short rows are
-// label_only_rows.cuh's.
+// Losses of log-probabilities as in label_only.cuh, for gradients without gaps: row r begins at element r C. Short rows
+// are in label_only_rows.cuh.
 //
 //   value, gradient   as label_only.cuh
 //
-// 1. The stretch is cut into tiles of 16-byte vectors, whatever the number of classes. Tile i belongs to chunk
-//    i % chunks; a warp takes a chunk, one tile after another.
-// 2. A tile owns the rows that begin in it: their losses are its share of the sum. The row that reaches into it from
-//    the tile before is looked at again, since its label may lie here.
-// 3. Lanes take the rows of a tile. Each loads the labels of kRows rows, then their log-probabilities, so that these
-//    loads overlap.
-// 4. The warp stores zeros between the loads of labels and their use, and the gradients of labels over them. Few
-//    sectors are written twice, as of short rows each would be.
+// 1. The gradients are cut into tiles of 16-byte vectors, regardless of row boundaries. A chunk consists of the tiles
+//    whose number has the same remainder modulo `chunks`. A warp owns a chunk and processes its tiles in order.
+// 2. A tile owns the rows that begin in it: it adds their losses to the sum of the chunk. A row that reaches into the
+//    tile from the one before is visited again, because its label may be in this tile.
+// 3. The lanes share the rows of a tile. Each lane loads the labels of kRows rows, then their log-probabilities, so
+//    that these loads overlap.
+// 4. The warp stores zeros while these loads are in flight, then the gradients of the labels over them. Few sectors are
+//    written twice; with short rows every sector would be.
 //
-// Of few rows (kFew) tiles own nothing: the first warp evaluates all rows once more behind its tiles, adds them up and
-// divides. No block waits for the others then, which would take half as long as all of a short kernel.
+// With few rows (kFew) tiles own no rows: after its tiles, the first warp evaluates all rows once more, adds their
+// losses and divides the sum. No block waits for the others then: waiting takes half as long as a short kernel.
 //
-// A warp owns its tiles: there are no barriers but __syncwarp().
+// A warp owns its tiles, so __syncwarp() is the only barrier.
 //
-// Traffic: labels, one element of each row, one write of every gradient. Preconditions: the gradients have no gaps and
-// begin at 16 bytes; the group is a SubwarpGroup of width 1.
+// Traffic: labels and one element of each row are read; each gradient is written once, that of a label twice.
+// Preconditions: the gradients have no gaps and begin at a multiple of 16 bytes; the SubwarpGroup has width 1.
 #pragma once
 #include "softmax/label_only.cuh"
 
-// kTileVectors: vectors that a lane stores of a tile. kOwns: tiles own the rows that begin in them.
+// kTileVectors: number of vectors of a tile that each lane stores. kOwns: tiles own the rows that begin in them.
 template <int kVecSize, int kTileVectors, bool kOwns = true>
 struct LabelOnlyTiles {
   static constexpr int kSize = kTileVectors * kWarp * kVecSize;  // elements of a tile
   static constexpr int kRows = 2;
 
-  // Stores zeros as the first `length` gradients of a tile.
+  // Stores zeros to the first `length` gradients of a tile.
   template <class Gradient>
   static __device__ __forceinline__ void clear_tile(Gradient* to, int length) {
     const Pack<Gradient, kVecSize> zeros{};
@@ -45,28 +45,29 @@ struct LabelOnlyTiles {
     }
   }
 
-  // The rows of one tile, which begins at element `begin`. Source: see LabelLosses. Precondition: all lanes of the warp
-  // call it together.
+  // Processes the rows of the tile that begins at element `begin`. Source: LabelLosses or StoredLabelGradients.
+  // Precondition: all lanes of the warp call it together.
   template <bool kGradient, class Program, class Source>
   static __device__ __forceinline__ void visit_tile(const Program& program, Source& source, int64 begin) {
     using Compute = typename Program::Compute;
     using Gradient = typename Program::Gradient;
     const int64 classes = program.space.classes, left = program.space.rows * classes - begin;
     const int length = left < kSize ? static_cast<int>(left) : kSize, lane = threadIdx.x % kWarp;
-    // The tile begins behind `skipped` elements of its first row.
+    // The first row of the tile begins `skipped` elements before the tile.
     const int64 first_row = quotient(begin, classes), skipped = begin - first_row * classes;
-    // Places in the tile: of its second row, and from there on one row behind the other.
+    // Positions in the tile: its second row begins at `second`, each further row `step` elements later. Both are
+    // limited to kSize, which fits an int.
     const int second = static_cast<int>(classes - skipped < kSize ? classes - skipped : kSize),
               step = static_cast<int>(classes < kSize ? classes : kSize);
     Gradient* const to = program.gradients + begin;
     const auto begins_at = [&](int k) { return k == 0 ? 0 : second + (k - 1) * step; };
     const auto is_owned = [&](int k) { return kOwns && (k != 0 || skipped == 0); };
-    // Place of the label of row k, or -1 outside of the tile.
+    // Position of the label of the tile's k-th row, or -1 if it is outside the tile or the row is inactive.
     const auto place_of = [&](int k, const RowTarget<Compute>& t) {
       const int64 place = t.label + (k == 0 ? -skipped : static_cast<int64>(begins_at(k)));
       return t.active && place >= 0 && place < length ? static_cast<int>(place) : -1;
     };
-    // All lanes make the first round, because they store zeros together.
+    // All lanes execute the first iteration, because they clear the tile together.
 #pragma unroll 1
     for (int k = lane; k == lane || begins_at(k) < length; k += kRows * kWarp) {
       typename Program::LabelLoad labels[kRows] = {};
@@ -81,7 +82,7 @@ struct LabelOnlyTiles {
       }
 #pragma unroll
       for (int j = 0; j < kRows; ++j) {
-        // A label that was not loaded is masked.
+        // A label that has not been loaded counts as masked.
         program.validate_label(t[j], labels[j]);
         const int row = k + j * kWarp;
         if (t[j].active && (is_owned(row) || place_of(row, t[j]) >= 0)) loads[j] = source.load(program, t[j]);
@@ -103,7 +104,7 @@ struct LabelOnlyTiles {
     }
   }
 
-  // The tiles of this warp, chunk by chunk; finish(chunk) ends each.
+  // Processes the tiles of this warp, chunk by chunk. Calls finish(chunk) at the end of each chunk.
   template <bool kGradient, class Program, class Source, class Finish>
   static __device__ __forceinline__ void for_each_chunk(const Program& program, const SubwarpGroup& group,
                                                         Source& source, int64 chunks, const Finish& finish) {
@@ -119,8 +120,8 @@ struct LabelOnlyTiles {
   }
 };
 
-// A source of gradients for LabelOnlyTiles: the log-probability of the label. `owned` holds in one tile per row, which
-// adds the row's loss to `total` and stores what is wanted per row.
+// Source of gradients: evaluates each row from the log-probability of its label. `owned` is true in one tile per row,
+// which adds the row's loss to `total` and stores the outputs per row.
 template <class Scale>
 struct LabelLosses {
   Scale& scale;
@@ -142,7 +143,7 @@ struct LabelLosses {
   }
 };
 
-// As LabelLosses, from stored coefficients.
+// Source of gradients, as LabelLosses, from stored coefficients.
 template <class Stored>
 struct StoredLabelGradients {
   const Stored* grad_output;
@@ -169,11 +170,11 @@ struct StoredLabelGradients {
   }
 };
 
-// Rows of a lane where they are few.
+// Rows of each lane of the warp that evaluates all rows if there are few.
 constexpr int kFewRows = 2;
 
-// A divisor, given the labels of all rows, `kCount` in each lane; those of rows that do not exist are masked.
-// Precondition: all lanes of the warp call it together.
+// Returns the divisor, given the labels of all rows, `kCount` in each lane; labels of rows that do not exist are
+// masked. Precondition: all lanes of the warp call it together.
 template <int kCount, class Divisor, class LabelLoad>
 __device__ __forceinline__ double divisor_of(const Divisor& divisor, const LabelLoad (&labels)[kCount]) {
   if constexpr (kSameType<Divisor, double>) {
@@ -183,7 +184,7 @@ __device__ __forceinline__ double divisor_of(const Divisor& divisor, const Label
   }
 }
 
-// As TwoPassReader.
+// Visits every row once, as TwoPassReader.
 template <int kVecSize, int kTileVectors, bool kFew>
 struct LabelOnlyTilesReader {
   template <bool kGradient, class Program, class Scale>
@@ -200,8 +201,8 @@ struct LabelOnlyTilesReader {
     }
   }
 
-  // value = sum of the losses of few rows / divisor; outputs per row as the program asks. Preconditions: every thread
-  // of every block calls it once, behind its tiles; there are at most kFewRows kWarp rows.
+  // value = sum of the losses of few rows / divisor. Also stores the outputs per row. Preconditions: every thread of
+  // every block calls it once, after its tiles; there are at most kFewRows kWarp rows.
   template <class Program, class Divisor, class Result>
   static __device__ __forceinline__ void find_value(const Program& program, const Divisor& divisor, Result* value) {
     using Compute = typename Program::Compute;
@@ -221,7 +222,7 @@ struct LabelOnlyTilesReader {
       program.validate_label(t[i], labels[i]);
       if (t[i].active) log_probs[i] = program.raw(t[i].offset, t[i].label);
     }
-    // Labels are counted while the log-probabilities are on their way.
+    // Counts labels while the log-probabilities are in flight.
     const double by = divisor_of(divisor, labels);
     double total = 0.0;
 #pragma unroll
@@ -235,7 +236,7 @@ struct LabelOnlyTilesReader {
 template <int kVecSize, int kTileVectors>
 constexpr bool kFindsValue<LabelOnlyTilesReader<kVecSize, kTileVectors, true>> = true;
 
-// As apply_grad_coeffs.
+// The gradients from stored coefficients, as apply_grad_coeffs.
 template <int kVecSize, int kTileVectors, class Program, class Stored>
 __device__ __forceinline__ void apply_grad_coeffs_label_only_tiles(const Program& program, const SubwarpGroup& group,
                                                                    int64 chunks, int64 result_stride, double scale,

@@ -1,22 +1,26 @@
-// Rows that a lane takes alone: their labels, and their evaluation side by side, without branches for the usual row.
+// Rows that each belong to a single lane: loads of their labels, and their evaluation side by side, without branches
+// for the usual row.
 //
-// 1. LaneLabels loads the labels of kVecSize rows, which lie `apart` rows from each other.
-// 2. active_classes reduces each label to its class, or to a negative number if the row is inactive: masked, ignored,
-//    absent, or with a label out of range.
-// 3. evaluate_lane_rows evaluates all rows at once, inactive ones too, whose results are dropped. Inactive rows,
-//    outputs per row and rows without a gradient are rare, or rare enough: each has one branch for all rows of the
-//    lane. Ignored pixels are frequent in images, though: what is rare besides them finds the row's offsets again, and
-//    waits for its label.
+// 1. LaneLabels loads the labels of the kVecSize rows of a lane.
+// 2. active_classes maps each label to its class, or to a negative number if the row is inactive: masked, ignored, past
+//    the last row, or with a label out of range.
+// 3. evaluate_lane_rows evaluates all rows at once, also inactive ones, whose results it drops. Inactive rows, outputs
+//    per row and rows without a gradient are rare, or rare enough: each case has one branch for all rows of the lane.
+//    Ignored pixels are frequent in images, though, so that branch only counts them. Just rows with a label out of
+//    range or with outputs find their offsets again and wait for their label.
 //
-// The cost of a row besides its logits limits short rows: all of it is here. Preconditions: stated at each function.
+// The fixed cost of a row, apart from its logits, limits short rows; all of it is in this file. WarpTiles claims tiles
+// for a warp.
+//
+// Traffic: labels and masks are read once, and again in rare cases. Preconditions: stated at each function.
 #pragma once
 #include "softmax/rows.cuh"
 
-// The tiles of a warp: tile t belongs to chunk t % chunks, and a warp takes whole chunks. Its first chunk is static,
-// the others are claimed a tile ahead, so that nobody waits for the atomic and the next tile's rows can be on their
-// way. Preconditions: all lanes of the warp call each function together; chunks <= tiles.
+// The tiles of a warp. Tile t belongs to chunk t % chunks, and a warp owns whole chunks. Its first chunk is static; it
+// claims the following ones a tile ahead of their use, so that no lane waits for the atomic and the loads of the next
+// tile can be in flight. Preconditions: all lanes of the warp call each function together; chunks <= tiles.
 struct WarpTiles {
-  int chunk;  // chunks or more behind the last one
+  int chunk;  // >= chunks after the last one
   int64 tile;
   unsigned* counter;  // nullptr: all chunks are static
   unsigned claimed;   // valid in the leader
@@ -45,13 +49,14 @@ struct WarpTiles {
   }
 };
 
-// The labels of a lane's rows, as loaded.
+// Labels and masks of a lane's rows, as loaded.
 template <int kVecSize, class Program>
 struct LaneLabels {
-  // Those of rows that do not exist are 0: the branchless evaluation looks at them too.
+  // Labels of rows that do not exist stay 0: the branchless evaluation reads them too.
   typename Program::LabelLoad label_load[kVecSize] = {};
 
-  // Labels of the first `count` rows of kVecSize: that at `offset`, and each `apart` rows further.
+  // Loads the labels of the first `count` rows of kVecSize: the row at `offset`, and further ones `apart` rows from
+  // each other.
   __device__ __forceinline__ void read(const Program& program, const int64 (&offset)[kRowStreams], int count,
                                        int apart = 1) {
     auto* label = program.labels + offset[kLabels];
@@ -65,7 +70,7 @@ struct LaneLabels {
       if constexpr (Program::kMasked) mask += apart * step[kRowMask][0];
     }
   }
-  // Labels of rows `row` + Rows::distance(i), of which `offset` has the row at 0.
+  // Loads the labels of rows `row` + Rows::distance(i), where row 0 is at `offset`. Only the first `count` rows exist.
   template <class Rows>
   __device__ __forceinline__ void read_of(const Program& program, const int64 (&offset)[kRowStreams], int row,
                                           int count) {
@@ -79,7 +84,7 @@ struct LaneLabels {
       label_load[i] = program.load_label(program.labels + offset[kLabels] + rows * step[kLabels][0], mask);
     }
   }
-  // Labels of rows that are found one by one: offsets(i, at) sets the offsets of row i.
+  // Loads the labels of rows with separate offsets: offsets(i, at) sets those of row i.
   template <class Offsets>
   __device__ __forceinline__ void read_each(const Program& program, int count, const Offsets& offsets) {
 #pragma unroll
@@ -90,7 +95,7 @@ struct LaneLabels {
       label_load[i] = program.load_label(at);
     }
   }
-  // The class of each label, or an InactiveClass. Only the first `count` rows exist.
+  // Returns in `classes` the class of each label, or an InactiveClass. Only the first `count` rows exist.
   template <class Index>
   __device__ __forceinline__ void active_classes(const Program& program, int count, Index (&classes)[kVecSize]) const {
 #pragma unroll
@@ -101,10 +106,10 @@ struct LaneLabels {
   }
 };
 
-// Evaluates kVecSize rows of a lane, given their labels (active_classes), logits z of the labels, and sums. Returns the
-// sum of the values and the coefficients of the gradients, scaled if kGradient. Bit i of `zero_rows` tells that row i
-// has coefficients of 0 alone: its gradients are 0 whatever its logits are, so the caller replaces those. offsets(i,
-// at) sets the offsets of row i, which exists if i < count.
+// Evaluates kVecSize rows of a lane, given their labels (active_classes), the logits z of the labels, and the sums.
+// Returns the sum of the values, and in `coeffs` the coefficients of the gradients, scaled if kGradient. Bit i of
+// `zero_rows` is set if all coefficients of row i are 0: its gradients are 0 whatever its logits hold, so the caller
+// must replace the logits. offsets(i, at) sets the offsets of row i. Row i exists if i < count.
 template <bool kGradient, int kVecSize, class Program, class Index, class Offsets, class Scale,
           class Compute = typename Program::Compute>
 __device__ __forceinline__ double evaluate_lane_rows(const Program& program, const Index (&labels)[kVecSize],
@@ -113,7 +118,7 @@ __device__ __forceinline__ double evaluate_lane_rows(const Program& program, con
                                                      int count, const Offsets& offsets, Scale& scale,
                                                      GradCoeffs<Compute> (&coeffs)[kVecSize], unsigned& zero_rows) {
   Compute values[kVecSize], lse[kVecSize];
-  // Outputs per row are rare: one test for all rows of the lane.
+  // Outputs per row are rare: a single test covers all rows of the lane.
   bool exceptional = program.per_row != 0, may_be_zero = false;
   Index labels_of_all = Index(0);
   Compute sum_of_values = Compute(0);
@@ -130,7 +135,7 @@ __device__ __forceinline__ double evaluate_lane_rows(const Program& program, con
     sum_of_values = i == 0 ? y.value : sum_of_values + y.value;
     may_be_zero |= coeffs[i].exp_coeff == Compute(0);
   }
-  // One negative label makes them negative all together, and one value that is NaN their sum NaN.
+  // A single negative label makes the OR of all labels negative, and a single NaN makes the sum of the values NaN.
   exceptional |= labels_of_all < 0 || sum_of_values != sum_of_values;
   zero_rows = 0;
   if (exceptional) {
@@ -146,7 +151,7 @@ __device__ __forceinline__ double evaluate_lane_rows(const Program& program, con
         program.inactive_rows += labels[i] < 0 ? 1u : 0u;
         continue;
       }
-      // Offsets and label are found again, for they would take registers of all other calls.
+      // Finds offsets and label again: kept from before, they would take registers in all other calls.
       RowTarget<Compute> again;
       offsets(i, again.offset);
       program.read_label(again);
@@ -176,7 +181,7 @@ __device__ __forceinline__ double evaluate_lane_rows(const Program& program, con
     for (int i = 0; i < kVecSize; ++i) {
       int64 offset[kRowStreams] = {};
       if constexpr (kIsPerRow<Scale>) {
-        // A row that does not exist has no place, and any factor.
+        // A row that does not exist has no offsets; its factor does not matter.
         if (i < count) offsets(i, offset);
       }
       const Compute factor = grad_factor(scale, offset) * program.logit.common_slope();
@@ -184,7 +189,7 @@ __device__ __forceinline__ double evaluate_lane_rows(const Program& program, con
       if constexpr (Program::kSmoothed) coeffs[i].weight_coeff *= factor;
       coeffs[i].target *= factor;
     }
-    // No 0 * inf for rows without a gradient.
+    // Avoids 0 * inf in rows without a gradient.
     if (zero_rows != 0) {
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {

@@ -1,20 +1,21 @@
-// Rows of second derivatives in registers: the classes of a lane. Lane l of the `width` neighbouring lanes that share a
-// row, or of the warps that do (ColumnWarps), has its vectors l, width + l, ..., kHeld at most, and at most one element
-// at an edge of the row.
+// Rows in registers for second derivatives: the vectors of each lane, and the largest logit of a row.
 //
-// Traffic: that of the functors. Preconditions: vectors are those of the results, and of the operands unless kShifted;
-// a vector of one class may have strides.
+// A row is shared by `width` neighbouring lanes of a warp, or by one lane of each of `width` warps (ColumnWarps). The
+// thread of rank l holds the vectors l, width + l, ... of the row, at most kHeld, and at most one edge element.
+//
+// Traffic: that of the functors. Preconditions: vectors are aligned in the results, and in the operands too unless
+// kShifted; rows may be strided if a vector is a single class.
 #pragma once
 #include "softmax/second_derivatives.cuh"
 
-// kEdges: rows have single elements at their ends. kPartial: not all lanes have kHeld vectors. Precondition: they have
-// kHeld - 1 at least, unless rows have edges.
+// kEdges: rows may have single elements at their ends. kPartial: some lanes have fewer than kHeld vectors.
+// Precondition: every lane has at least kHeld - 1 vectors, unless rows have edges.
 template <class Storage, int kVecSize, int kHeld, bool kEdges, bool kPartial>
 struct LaneVectors {
   const RowVectors<Storage, kVecSize, int> view;
   const int rank, width, edge;
 
-  // Precondition: `offset` is that of the row in the results.
+  // Precondition: `offset` is the offset of the row in the results.
   template <class Group>
   __device__ __forceinline__ LaneVectors(const Group& group, const Storage* results, int64 offset, int64 classes)
       : view(results, offset, static_cast<int>(classes)),
@@ -22,7 +23,8 @@ struct LaneVectors {
         width(group.num_threads()),
         edge(kEdges ? view.edge_class(rank) : -1) {
   }
-  // f(first, pack) for all packs, those of vectors and that of an edge, which is the only one of a class in `single`.
+  // Calls f(first, pack) for each vector of this lane, with its pack in `held`, and for its edge element, whose
+  // one-class pack is `single`.
   template <class Pack, class Single, class F>
   __device__ __forceinline__ void for_each(Pack (&held)[kHeld], Single& single, F& f) const {
 #pragma unroll
@@ -34,7 +36,7 @@ struct LaneVectors {
   }
 };
 
-// Loads neighbouring classes of a row.
+// Loads kCount neighbouring classes of a row, starting at class `first`. Only single classes have a `step`.
 template <int kCount, bool kShifted, class Storage>
 __device__ __forceinline__ Pack<Storage, kCount> load_of_lane(const Storage* row, int64 step, int first) {
   if constexpr (kCount == 1) return load_stream<1>(row + first * step);
@@ -46,14 +48,14 @@ __device__ __forceinline__ Pack<Storage, kCount> load_of_lane(const Storage* row
   return load_stream<kCount>(at);
 }
 
-// The largest logit of a row, unscaled, and its tangent.
+// Largest logit of a row, unscaled, and its tangent.
 template <class T>
 struct MaxWithTangent {
   T logit, tangent;
 };
 
-// Functors of LaneVectors::for_each on packs of logits x with tangents v: the largest logit, and then the largest
-// tangent of the logits that are as large.
+// Functors for LaneVectors::for_each on packs with logits x and tangents v. LargestLogit finds the largest logit; then
+// LargestTangent finds the largest tangent among the logits that are equal to it.
 template <class T>
 struct LargestLogit {
   T logit = -scalar_infinity(T());
@@ -75,7 +77,7 @@ struct LargestTangent {
 
   template <class Pack>
   __device__ __forceinline__ void operator()(int, const Pack& pack) {
-    // Rare, but in one pack of a row.
+    // Rare: usually only one pack of a row has the largest logit.
     if (!(LargestLogit<T>::of(pack) == max.logit)) return;
     T x[Pack::kCount], v[Pack::kCount];
     unpack(pack.x, x);
@@ -87,8 +89,8 @@ struct LargestTangent {
   }
 };
 
-// The largest logit of a row among the packs of its lanes. Preconditions: those of row_reduce; `active` is the same in
-// all lanes of a row.
+// Finds the largest logit of a row, and its tangent, among the packs of the threads that share the row. Preconditions:
+// those of row_reduce; `active` is the same in all of these threads.
 template <class T, class Group, class Lanes, class Pack, int kHeld, class Single>
 __device__ __forceinline__ MaxWithTangent<T> largest_of_lanes(const Group& group, const Lanes& lanes,
                                                               Pack (&held)[kHeld], Single& single, bool active) {

@@ -1,22 +1,22 @@
-// Second derivatives for dense targets, many rows of few contiguous classes: a lane takes a row, and its warp moves 32
-// rows together, as packed_dense_rows.cuh. Results of dense_second_derivatives.cuh.
+// Second derivatives for dense targets, many rows of few contiguous classes: one row per lane; each warp moves 32 rows
+// together, as in packed_dense_rows.cuh. Results of dense_second_derivatives.cuh.
 //
-//   32 rows of kClasses classes = one contiguous stretch of each operand and each tangent per warp, a tile
+//   tile of a warp = 32 rows of kClasses classes, contiguous in each operand and each tangent
 //
-// 1. A warp copies the stretches to shared memory, coalesced.
-// 2. Each lane makes the passes of dense_rows.cuh over its row, on nested numbers. The last one leaves the results in
-//    place of the operands.
-// 3. The warp writes the results that are wanted, coalesced.
+// 1. The warp copies the tile of each operand and tangent to shared memory, coalesced.
+// 2. Each lane runs the passes of dense_rows.cuh over its row, on nested numbers. The last pass overwrites the operands
+//    with the results.
+// 3. The warp writes the requested results, coalesced.
 //
 // A warp owns its tiles; only __syncwarp separates the steps.
 //
-// Traffic: each operand and tangent is read once, each result written once. Preconditions: rows of all of them are
-// contiguous and follow each other without gaps; all begin at a multiple of kWordBytes.
+// Traffic: each operand and tangent is read once, each result is written once. Preconditions: in each of these arrays
+// rows are contiguous and follow each other without gaps; each array begins at a multiple of kWordBytes.
 #pragma once
 #include "softmax/dense_second_derivatives.cuh"
 #include "softmax/packed_rows.cuh"
 
-// The row of a lane in shared memory: values and tangents of both operands.
+// The row of a lane in shared memory: values and tangents of both operands. Implements Classes of visit_dense_row.
 template <class Program, int kClasses>
 struct PackedDenseHvpClasses {
   static constexpr bool kContiguous = true;
@@ -26,7 +26,7 @@ struct PackedDenseHvpClasses {
   static constexpr bool kHasRoom = false;
   using Input = typename Program::InputStorage;
   using Target = typename Program::TargetStorage;
-  // Classes that are read together: a power of two that divides a row, in words of 16 bytes at most.
+  // Classes that are read together: a power of two that divides the number of classes, at most 4, in at most 16 bytes.
   static constexpr int kWidest = 16 / static_cast<int>(sizeof(Input) > sizeof(Target) ? sizeof(Input) : sizeof(Target));
   static constexpr int kMost = kWidest < 4 ? kWidest : 4;
   static constexpr int kEach = (kClasses & -kClasses) < kMost ? (kClasses & -kClasses) : kMost;
@@ -81,7 +81,7 @@ struct PackedDenseHvpClasses {
   }
 };
 
-// As TwoPassReader.
+// Visits every row once, as TwoPassReader.
 template <int kClasses, int kWordBytes>
 struct PackedDenseHvpReader {
   template <bool kGradient, class Program, class Scale>
@@ -120,7 +120,7 @@ struct PackedDenseHvpReader {
         __syncwarp();
         if constexpr (Program::kInputGradient) inputs.copy_out(program.gradients + at, here);
         if constexpr (Program::kTargetGradient) targets.copy_out(program.target_gradients + at, here);
-        // The next rows are copied to the same place.
+        // The next tile is copied to the same place.
         __syncwarp();
       }
       return total;

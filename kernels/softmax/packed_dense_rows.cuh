@@ -1,23 +1,22 @@
-// Dense targets, many rows of few contiguous classes: a lane takes a row, and its warp moves 32 rows together, as
+// Dense targets, many rows of few contiguous classes: one row per lane; each warp moves 32 rows together, as in
 // packed_rows.cuh. Value and gradients of dense_rows.cuh.
 //
-//   32 rows of kClasses classes = one contiguous stretch of logits and one of targets per warp, a tile
+//   tile of a warp = 32 rows of kClasses classes, contiguous in logits and in targets
 //
-// 1. A warp copies both stretches to shared memory, coalesced.
-// 2. Each lane makes the passes of dense_rows.cuh over its row. The last one leaves gradients in place of what they are
-//    gradients of.
-// 3. The warp writes the gradients that are wanted, coalesced.
+// 1. The warp copies the tile of both operands to shared memory, coalesced.
+// 2. Each lane runs the passes of dense_rows.cuh over its row. The last pass overwrites each operand with its gradient.
+// 3. The warp writes the requested gradients, coalesced.
 //
 // A warp owns its tile; only __syncwarp separates the steps.
 //
-// Traffic: each logit and target is read once, each gradient written once. Preconditions: rows of all operands are
-// contiguous and follow each other without gaps; all begin at a multiple of kWordBytes; gradients have the dtypes of
-// their operands.
+// Traffic: each logit and target is read once, each gradient is written once. Preconditions: in operands and gradients
+// rows are contiguous and follow each other without gaps; each array begins at a multiple of kWordBytes; gradients have
+// the dtypes of their operands.
 #pragma once
 #include "softmax/dense_rows.cuh"
 #include "softmax/packed_rows.cuh"
 
-// The row of a lane in shared memory.
+// The row of a lane in shared memory. Implements Classes of visit_dense_row.
 template <class Program, int kClasses>
 struct PackedDenseClasses {
   static constexpr bool kContiguous = true;
@@ -28,7 +27,7 @@ struct PackedDenseClasses {
   using Target = typename Program::Target;
   using Compute = typename Program::Compute;
   static constexpr bool kHasRoom = sizeof(Input) == sizeof(Compute) && sizeof(Target) == sizeof(Compute);
-  // Classes that are read together: a power of two that divides a row, in words of 16 bytes at most.
+  // Classes that are read together: a power of two that divides the number of classes, in at most 16 bytes.
   static constexpr int kWidest = 16 / static_cast<int>(sizeof(Input) > sizeof(Target) ? sizeof(Input) : sizeof(Target));
   static constexpr int kEach = (kClasses & -kClasses) < kWidest ? (kClasses & -kClasses) : kWidest;
   using X = Pack<Input, kEach>;
@@ -64,7 +63,7 @@ struct PackedDenseClasses {
 #pragma unroll 1
     for (int c = 0; c < kClasses; c += kEach) f.template write<kEach>(c);
   }
-  // With kHasRoom.
+  // Only if kHasRoom: two numbers of each class replace its operands.
   template <class F>
   __device__ __forceinline__ void for_each_kept(F& f) const {
     if (!active) return;
@@ -124,7 +123,7 @@ struct PackedDenseClasses {
   }
 };
 
-// As TwoPassReader.
+// Visits every row once, as TwoPassReader.
 template <int kClasses, int kWordBytes>
 struct PackedDenseReader {
   template <bool kGradient, class Program, class Scale>
@@ -158,7 +157,7 @@ struct PackedDenseReader {
         if constexpr (kGradient) {
           if constexpr (Program::kInputGradient) inputs.copy_out(program.gradients + first * kClasses, here);
           if constexpr (Program::kTargetGradient) targets.copy_out(program.target_gradients + first * kClasses, here);
-          // The next rows are copied to the same place.
+          // The next tile is copied to the same place.
           __syncwarp();
         }
       }

@@ -1,51 +1,54 @@
-// Rows in registers, of few contiguous classes: a lane takes a row, and its warp moves many rows together. Value and
-// gradient of softmax.cuh, by register_rows.cuh; by rolled_rows.cuh if more is computed of many classes than a loss.
+// Many rows of few contiguous classes, in registers: each lane owns whole rows, and its warp moves many rows together.
+// Value and gradient of softmax.cuh, computed by register_rows.cuh, or by rolled_rows.cuh if there are more than
+// kMaxKept classes and logits are capped or labels smoothed.
 //
-//   32 kRows rows of kClasses classes = one contiguous stretch per warp, a tile; lane l takes its rows l, 32 + l, ...
+//   tile of a warp = 32 kRows rows of kClasses classes, contiguous in memory; lane l owns its rows l, 32 + l, ...
 //
-// 1. A warp copies a tile to shared memory in words of kWordBytes, coalesced.
-// 2. Each lane takes its rows to registers, one after another, in the widest words that a row consists of, evaluates
-//    them, and leaves the gradients in their place.
+// 1. The warp copies a tile to shared memory in words of kWordBytes, coalesced.
+// 2. Each lane loads its rows into registers, one after another, in the widest words that divide a row. It evaluates
+//    them and overwrites them in shared memory with their gradients.
 // 3. The warp writes the tile back, coalesced.
 //
-// Moved by one lane each, rows would touch 32 cache lines per word. Lanes read rows kPitch bytes apart, an odd number
-// of their words, so that they do not conflict in a bank. A warp owns its tile; only __syncwarp separates the steps.
+// If each lane moved its own rows, every word would touch 32 cache lines. In shared memory rows are kPitch bytes apart,
+// an odd number of their words, so that lanes have no bank conflicts. A warp owns its tile; only __syncwarp separates
+// the steps.
 //
-// Logits may have gaps: between rows, which are `pitch` elements apart, and between their classes, kStep elements
-// apart. Then step 1 copies the gaps, too, because the sectors of memory that hold logits hold them as well, and each
-// lane has its rows in registers before it writes gradients, which are contiguous and lie over logits of other lanes.
+// Logits may have gaps: between rows, which are `pitch` elements apart, and between classes, which are kStep elements
+// apart. Step 1 then copies the gaps too, because they share memory sectors with the logits. Gradients are contiguous
+// and overlap the logits of other lanes in shared memory, so each lane loads all its rows into registers before it
+// writes gradients.
 //
-// Traffic: each logit is read once, with the gaps around it, each gradient written once. Preconditions: rows of
-// gradients are contiguous, follow each other without gaps, and begin at a multiple of their words; so do rows of
-// logits if there is no kStep. Otherwise each of these begins at a multiple of its words, `pitch` elements behind the
-// row before it, with which it does not overlap.
+// Traffic: each logit is read once, together with the gaps around it; each gradient is written once. Preconditions:
+// rows of gradients are contiguous and follow each other without gaps; they begin at a multiple of their words. The
+// same holds for logits without kStep. With kStep each row of logits begins at a multiple of its words, `pitch`
+// elements after the row before it, and rows do not overlap.
 #pragma once
 #include "softmax/register_rows.cuh"
 #include "softmax/rolled_rows.cuh"
 
-// The rows of a lane in shared memory: the first one, the others kWarp rows apart. The tile begins at a multiple of 16
-// bytes.
+// The rows of a lane in shared memory, kWarp rows apart; `row` points to the first one. The tile begins at a multiple
+// of 16 bytes.
 template <class Storage, int kClasses, int kRows>
 struct PackedSource {
   static constexpr int kVecSize = kRows;
   static constexpr int kPerThread = kClasses;
-  // Of fewer classes comparisons take no longer.
+  // With fewer classes, comparing each class with the label takes no longer.
   static constexpr bool kMasks = kClasses >= 4;
   static constexpr int kRowBytes = kClasses * static_cast<int>(sizeof(Storage));
-  // The largest power of two that divides a row, of 16 bytes at most, and the bytes from row to row.
+  // kBytes: the largest power of two that divides a row, at most 16 bytes. kPitch: bytes from row to row.
   static constexpr int kBytes = (kRowBytes & -kRowBytes) < 16 ? (kRowBytes & -kRowBytes) : 16;
   static constexpr int kPitch = kRowBytes + (kRowBytes % 32 == 0 ? 16 : 0);
   static constexpr int kEach = kBytes / static_cast<int>(sizeof(Storage));
   using Word = Pack<Storage, kEach>;
   char* row;
-  int64 first;  // the number of the first row
+  int64 first;  // number of the lane's first row
 
   // Offsets of the i-th row. Precondition: it exists.
   template <class Program>
   __device__ __forceinline__ void offsets(const Program& program, int i, int64 (&at)[kRowStreams]) const {
     program.space.offsets(first + i * kWarp, at);
   }
-  // The logit of a class of row i, in whose place it leaves -inf; -inf for class -1.
+  // Returns the logit of class c of row i, and replaces it by -inf. Returns -inf for class -1.
   __device__ __forceinline__ Storage mask_out(int i, int c) const {
     const Storage none = Narrow<Storage>::from(-scalar_infinity(0.0f));
     if (c < 0) return none;
@@ -54,7 +57,7 @@ struct PackedSource {
     *at = none;
     return x;
   }
-  // Puts the gradient of a class of row i in its place, if the class is not -1.
+  // Stores the gradient of class c of row i, unless c is -1.
   __device__ __forceinline__ void store_target(int i, int c, Storage gradient) const {
     if (c >= 0) *element(i, c) = gradient;
   }
@@ -90,9 +93,9 @@ struct PackedSource {
   }
 };
 
-// Logits of a lane in shared memory where they lie as in global memory: class c of row i is c * kStep elements behind
-// row + i * kWarp * pitch. Rows are read in words of kBytes. Preconditions: a row begins at a multiple of kBytes; the
-// last word of a row may be read to its end.
+// The logits of a lane in shared memory with the gaps that they have in global memory: row i begins at
+// row + i * kWarp * pitch, and its class c is the element c * kStep from there. Rows are read in words of kBytes.
+// Preconditions: each row begins at a multiple of kBytes; the last word of a row may be read completely.
 template <class Storage, int kClasses, int kRows, int kStep, int kBytes>
 struct StretchedRows {
   static constexpr int kEach = kBytes / static_cast<int>(sizeof(Storage));
@@ -107,7 +110,7 @@ struct StretchedRows {
       Word found;
 #pragma unroll
       for (int j = 0; j < kClasses; ++j) {
-        // Words without a class are left out.
+        // Words without a class are skipped.
         const int word = j * kStep / kEach;
         if (j == 0 || word != (j - 1) * kStep / kEach) found = load_words(words + word);
         x[j].element[i] = found.element[j * kStep % kEach];
@@ -116,11 +119,12 @@ struct StretchedRows {
   }
 };
 
-// Starts copies of `bytes` bytes in words of 16, which the warp sees after cp_async_wait_all() and __syncwarp(). They
-// lie in shared memory as far behind a multiple of 16 bytes as in global memory. `before` and `behind`: 16 bytes of the
-// tensor exist in front of them, and behind them; others are not read. kPadding more bytes, 16 or none, lie in front of
-// each `pitch` bytes but the first, counted from a multiple of 16. Preconditions: all lanes of the warp call it
-// together; `stage` is a multiple of 16 and has 16 bytes more; pitch is a multiple of 16 if there is a padding.
+// Starts copies of `bytes` bytes to shared memory in words of 16 bytes; the warp sees them after cp_async_wait_all()
+// and __syncwarp(). The copy begins at the same distance from a multiple of 16 bytes as `from`. `before` and `behind`:
+// true if the tensor has at least 16 more bytes before and after the range; otherwise nothing outside of it is read on
+// that side. kPadding bytes, 16 or 0, are inserted after every `pitch` bytes, counted from the multiple of 16 at or
+// before `from`. Preconditions: all lanes of the warp call it together; `stage` is a multiple of 16 and has room for 16
+// bytes more; `pitch` is a multiple of 16 if there is padding.
 template <int kPadding, class Storage>
 __device__ __forceinline__ void copy_stretch(char* stage, const Storage* from, int bytes, bool before, bool behind,
                                              int pitch) {
@@ -130,8 +134,8 @@ __device__ __forceinline__ void copy_stretch(char* stage, const Storage* from, i
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(from) % 16);
   const int end = shift + bytes;
   const char* const aligned = reinterpret_cast<const char*>(from) - shift;
-  // The place of this lane's chunk is found from that of its last one, without a division: `within` is its distance
-  // from the last padding.
+  // Updates the position of this lane's word incrementally, without a division: `within` is its distance from the last
+  // padding.
   const int each = kPadding == 0 ? 0 : kAtOnce / pitch, rest = kPadding == 0 ? 0 : kAtOnce % pitch;
   int added = kPadding == 0 ? 0 : 16 * lane / pitch, within = kPadding == 0 ? 0 : 16 * lane % pitch;
 #pragma unroll 4
@@ -157,12 +161,12 @@ __device__ __forceinline__ void copy_stretch(char* stage, const Storage* from, i
   }
 }
 
-// Rows of a warp in shared memory, `kRowsOfTile` of them: copied in and out in words of kWordBytes. Bytes between rows
-// are those of PackedSource.
+// The tile of a warp in shared memory, kRowsOfTile rows. It is copied in and out in words of kWordBytes. Rows have the
+// pitch of PackedSource.
 template <class Storage, int kClasses, int kRowsOfTile, int kWordBytes>
 struct PackedTile {
   using Source = PackedSource<Storage, kClasses, 1>;
-  // A word does not cross the padding behind a row.
+  // A word does not cross the padding after a row.
   static constexpr int kEach = kWordBytes / static_cast<int>(sizeof(Storage));
   static constexpr int kBytes = kRowsOfTile * Source::kPitch;
   using Word = Pack<Storage, kEach>;
@@ -172,14 +176,14 @@ struct PackedTile {
   __device__ __forceinline__ char* row(int r) const {
     return stage + r * Source::kPitch;
   }
-  // f(i, at) for each word i of `rows` rows, `at` its place; g(i, at) for each element i behind the last whole word.
-  // Precondition: all lanes of the warp call it together.
+  // Calls f(i, at) for each word i of `rows` rows, where `at` is its address in the tile, and g(i, at) for each element
+  // i after the last whole word. Precondition: all lanes of the warp call it together.
   template <class F, class G>
   __device__ __forceinline__ void each(int rows, const F& f, const G& g) const {
     const int lane = threadIdx.x % kWarp, elements = rows * kClasses, words = elements / kEach;
     constexpr int kWords = kRowsOfTile * kClasses / kEach;
     if (rows == kRowsOfTile && kRowsOfTile * kClasses % kEach == 0) {
-      // All tiles but the last: the number of words is a constant.
+      // All tiles but the last are full: the number of words is a constant.
 #pragma unroll 8
       for (int k = 0; k < (kWords + kWarp - 1) / kWarp; ++k) {
         const int i = k * kWarp + lane;
@@ -194,19 +198,19 @@ struct PackedTile {
       g(i, reinterpret_cast<Storage*>(place(i * static_cast<int>(sizeof(Storage)))));
     }
   }
-  // The place of a byte of the tile.
+  // Address of byte `byte` of the rows, which are padded in shared memory.
   __device__ __forceinline__ char* place(int byte) const {
     return stage + (Source::kPitch == Source::kRowBytes
                         ? byte
                         : byte + byte / Source::kRowBytes * (Source::kPitch - Source::kRowBytes));
   }
-  // Starts copies, which the warp sees after cp_async_wait_all() and __syncwarp().
+  // Starts copies of the first `rows` rows; the warp sees them after cp_async_wait_all() and __syncwarp().
   __device__ __forceinline__ void copy_in(const Storage* from, int rows) const {
     each(
         rows, [&](int i, Word* at) { cp_async(at, reinterpret_cast<const Word*>(from) + i); },
         [&](int i, Storage* at) { *at = from[i]; });
   }
-  // Precondition: the warp has synchronised since the tile was written.
+  // Writes the first `rows` rows. Precondition: the warp has synchronized since the tile was written.
   __device__ __forceinline__ void copy_out(Storage* to, int rows) const {
     each(
         rows, [&](int i, const Word* at) { store_pack<kEach>(to + i * kEach, load_words(at)); },
@@ -214,13 +218,13 @@ struct PackedTile {
   }
 };
 
-// Bytes of shared memory that belong to this warp, of `bytes` for each.
+// Returns this warp's part of dynamic shared memory, of which each warp has `bytes` bytes.
 __device__ __forceinline__ char* shared_of_warp(int bytes) {
   extern __shared__ uint4 staged[];
   return reinterpret_cast<char*>(staged) + threadIdx.x / kWarp * bytes;
 }
 
-// The rows of a PackedSource, in registers already.
+// The rows of a PackedSource after they have been loaded into registers.
 template <class Source, class Storage>
 struct LoadedRows {
   static constexpr int kVecSize = Source::kVecSize;
@@ -244,12 +248,14 @@ struct LoadedRows {
   }
 };
 
-// As TwoPassReader. kRows: rows of a lane. Logits are read in words of kWordBytes, gradients written in such words, or
-// of 16 bytes if kShifted: logits lie otherwise than their gradients, which are aligned. kAhead: the next tile is
-// copied to another place while a warp evaluates one. kStep: elements from class to class of logits with gaps, which
-// are kShifted, or 0. kPadded: 16 bytes are put between the pitches of these rows, which would otherwise conflict in
-// banks. Preconditions then: a pitch is a multiple of 16 bytes, and each row ends before a pitch behind the last
-// multiple of 16 bytes in front of it.
+// Visits every row once, as TwoPassReader.
+//
+// kRows: rows per lane. kAhead: while a warp evaluates a tile, the next one is copied to a second buffer. kWordBytes:
+// size of the words in which logits are read and gradients written. kShifted: logits are aligned differently from their
+// gradients, which are aligned to 16 bytes and written in such words. kStep: elements from class to class of logits
+// with gaps, which need kShifted; otherwise 0. kPadded: 16 bytes are inserted between the pitches of rows with gaps,
+// which would otherwise have bank conflicts. Preconditions with kPadded: the pitch is a multiple of 16 bytes, and each
+// row ends within one pitch of the last multiple of 16 bytes at or before its beginning.
 template <int kClasses, int kRows, bool kAhead, int kWordBytes, bool kShifted = false, int kStep = 0,
           bool kPadded = false>
 struct PackedReader {
@@ -260,10 +266,11 @@ struct PackedReader {
     using Stored = PackedTile<Storage, kClasses, kWarp * kRows, kShifted ? 16 : kWordBytes>;
     using Place = PackedSource<Storage, kClasses, kRows>;
     static constexpr bool kGaps = kStep > 0;
-    // Rows with padding have no one shift: their logits are copied in words of kWordBytes.
+    // True if logits are copied as one range of bytes (copy_stretch). Rows that PackedSource pads have no common shift,
+    // so their logits are copied in words of kWordBytes.
     static constexpr bool kCut = kGaps || (kShifted && Place::kPitch == Place::kRowBytes);
     static constexpr int kTile = kWarp * kRows, kSize = static_cast<int>(sizeof(Storage));
-    // Bytes from the first class of a row to the end of the last one.
+    // Bytes from the beginning of a row's first class to the end of its last one.
     static constexpr int kSpan = kGaps ? ((kClasses - 1) * kStep + 1) * kSize : Place::kRowBytes;
     static constexpr int kPadding = kPadded ? 16 : 0;
     using Logits = StretchedRows<Storage, kClasses, kRows, kGaps ? kStep : 1, kGaps ? kWordBytes : kSize>;
@@ -275,27 +282,28 @@ struct PackedReader {
     __device__ __forceinline__ explicit Tiles(const Program& program) : program(program), stage(nullptr) {
       stage = shared_of_warp((kAhead ? 2 : 1) * bytes());
     }
-    // Bytes from row to row of the logits, in memory.
+    // Bytes from row to row of the logits, in global memory.
     __device__ __forceinline__ int pitch() const {
       if constexpr (!kGaps) return Place::kRowBytes;
       return static_cast<int>(program.space.at.stride[kLogits][0]) * kSize;
     }
-    // Bytes behind the first logit of a tile and the last multiple of 16 in front of it: as a tile has 32 rows or more,
-    // those of all tiles.
+    // Bytes from the last multiple of 16 to a tile's first logit. They are the same for all tiles, because a tile has a
+    // multiple of 32 rows.
     __device__ __forceinline__ int shift() const {
       return static_cast<int>(reinterpret_cast<unsigned long long>(program.input) % 16);
     }
-    // Bytes of a tile in shared memory, as packed_stage of engines/softmax/layout.py.
+    // Bytes of shared memory for one tile, as packed_stage of engines/softmax/layout.py.
     __device__ __forceinline__ int bytes() const {
       if constexpr (!kGaps) return Tile::kBytes + (kCut ? 16 : 0);
       const int logits = kTile * (pitch() + kPadding);
       return (logits > Stored::kBytes ? logits : Stored::kBytes) + 16;
     }
+    // Number of rows of a tile.
     __device__ __forceinline__ int rows_of(int64 tile) const {
       const int64 behind = program.space.rows - tile * kTile;
       return behind < kTile ? static_cast<int>(behind) : kTile;
     }
-    // Rows of this lane.
+    // Number of rows of this lane, if the tile has `here` rows.
     static __device__ __forceinline__ int count_of(int here) {
       return (here - static_cast<int>(threadIdx.x % kWarp) + kWarp - 1) / kWarp;
     }
@@ -310,6 +318,7 @@ struct PackedReader {
                          [&](int i, int64(&at)[kRowStreams]) { program.space.offsets(row + i * kWarp, at); });
       }
     }
+    // Starts copies of the logits of a tile of `here` rows. Precondition: all lanes of the warp call it together.
     __device__ __forceinline__ void start_logits(int64 tile, int here, unsigned buffer) const {
       char* const place = stage + buffer * bytes();
       const int64 first = tile * kTile;
@@ -322,7 +331,8 @@ struct PackedReader {
         Tile{place}.copy_in(program.input + first * kClasses, here);
       }
     }
-    // Evaluates a tile whose copies are complete, and writes its gradients. ahead(): as in visit_register_rows.
+    // Evaluates a tile whose copies are complete, and writes its gradients. Returns the sum of its values. ahead(): as
+    // in visit_register_rows. Precondition: all lanes of the warp call it together.
     template <bool kGradient, class Scale, class Ahead>
     __device__ __forceinline__ double visit(int64 tile, int here, unsigned buffer, Scale& scale, const Ahead& ahead) {
       const int lane = threadIdx.x % kWarp;
@@ -331,7 +341,7 @@ struct PackedReader {
       const Place place{stored.row(lane), first + lane};
       double total;
       if constexpr (kCut) {
-        // Gradients lie over logits of other lanes' rows.
+        // The gradients overlap logits of other lanes' rows in shared memory.
         const int apart = pitch() + kPadding;
         Pack<Storage, kRows> x[kClasses];
         Logits{stored.stage + lane * apart + shift(), apart}.load(x);
@@ -346,7 +356,7 @@ struct PackedReader {
       __syncwarp();
       if constexpr (kGradient) {
         stored.copy_out(program.gradients + first * kClasses, here);
-        // The next rows are copied to the same place.
+        // A later tile is copied to the same place.
         __syncwarp();
       }
       return total;
@@ -391,7 +401,7 @@ struct PackedReader {
       cp_async_wait_all();
       __syncwarp();
       left.advance(group, chunks, tiles);
-      // Behind the last tile nothing is loaded.
+      // Nothing is loaded after the last tile.
       here = left.chunk < chunks ? rows.rows_of(left.tile) : 0;
       buffer ^= 1u;
       if (here > 0) rows.start_logits(left.tile, here, buffer);

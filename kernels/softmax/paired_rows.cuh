@@ -1,34 +1,34 @@
-// Rows of 16 bits whose classes lie apart, neighbouring rows between them, of which no vector divides the number:
-// images (N, C, H, W) of an odd number of pixels. Value and gradient of softmax.cuh.
+// Strided classes with neighbouring rows between them, in 16 bits, where no vector divides the number of rows: images
+// (N, C, H, W) with an odd number of pixels. Value and gradient of softmax.cuh.
 //
-//   x[n, c, h, w]: a row is (n, :, h, w); a tile is 32 kVecSize neighbouring rows, of which words of 4 bytes hold pairs
+//   x[n, c, h, w]: a row is (n, :, h, w); a tile is 32 kVecSize neighbouring rows, stored as 4-byte words of two rows
 //   lower class    the tile begins in the lower half of a word: word 32 q + l has the rows 64 q + 2 l + (0, 1)
-//   upper class    it begins in the upper half: word 32 q + l has the rows 64 q + 2 l + (-1, 0), and one more word the
+//   upper class    it begins in the upper half: word 32 q + l has the rows 64 q + 2 l + (-1, 0); one more word has the
 //                  last row, which takes the place of row -1
 //
-// If classes lie an odd number of elements apart, every second one is an upper class (kAlternates); otherwise all are,
-// or none.
+// If the class stride is odd, every second class is an upper one (kAlternates); otherwise all are, or none.
 //
-// 1. A warp copies all words of a tile to shared memory, lane l every 32nd from word l on.
-// 2. Lane l takes the words 32 q + l of all classes, and so other rows of upper classes than of lower ones. It finds
-//    maxima of both; lanes exchange them, so that each has those of its rows in lower classes. So with the sums of
-//    exponentials.
-// 3. The lane evaluates these rows, and passes what their gradients need to the lane that has them in upper classes.
-// 4. It writes the gradients of its words. Where those of lower classes are upper ones, as gradients may begin at
-//    another address (without kAlike), it takes their rows from two words of logits. Gradients of a tile that is not
-//    whole are written one by one, and so are all that begin in the same half as the logits in some classes or tiles
-//    and in the other half in others (without kInWords).
+// 1. The warp copies all words of a tile to shared memory: lane l copies every 32nd word, starting at word l.
+// 2. Lane l reads the words 32 q + l of all classes, which hold other rows in upper classes than in lower ones. It
+//    finds the maxima of both. Lanes exchange those of upper classes by shuffles, so that each lane has the maxima of
+//    its rows in lower classes. They exchange sums of exponentials in the same way.
+// 3. The lane evaluates these rows. It passes the coefficients of their gradients to the lane that has the rows in
+//    upper classes.
+// 4. The lane writes the gradients of its words. Without kAlike the gradients of a class begin in the other half of a
+//    word than its logits, so each word of gradients combines two words of logits. Without kInWords they begin in the
+//    same half in some classes or tiles and in the other half in others; there, and in partial tiles, gradients are
+//    written one by one.
 //
-// The lanes of a warp copy words for each other: a barrier of the warp lies before and after. A word may hold an
-// element of another tile, or of no tile.
+// The lanes of a warp copy words for each other, so the copies need a __syncwarp() before and after. A word may contain
+// an element of another tile, or of no tile.
 //
-// Traffic: each logit is read once, each gradient written once. Preconditions: rows of the inner dimension are
-// neighbours in logits and gradients; no stride of the logits is negative, and that of their classes is positive; all
-// lanes of a warp take each step together.
+// Traffic: each logit is read once, each gradient is written once. Preconditions: rows of the inner dimension are
+// adjacent in logits and gradients; no stride of the logits is negative, and their class stride is positive; all lanes
+// of a warp execute each step together.
 #pragma once
 #include "softmax/thread_per_row.cuh"
 
-// Passes a number of each row of lower classes to the lane that has the row in upper classes. Precondition: all lanes
+// Passes a number of each row in lower classes to the lane that has the row in upper classes. Precondition: all lanes
 // of the warp call it together.
 template <class T, int kVecSize>
 __device__ __forceinline__ void to_upper(const T (&lower)[kVecSize], T (&upper)[kVecSize]) {
@@ -45,7 +45,8 @@ __device__ __forceinline__ void to_upper(const T (&lower)[kVecSize], T (&upper)[
     upper[2 * q + 1] = lower[2 * q];
   }
 }
-// Passes them back. Precondition: as above.
+// Passes numbers back: from the lane that has a row in upper classes to the one that has it in lower classes.
+// Precondition: that of to_upper.
 template <class T, int kVecSize>
 __device__ __forceinline__ void to_lower(const T (&upper)[kVecSize], T (&lower)[kVecSize]) {
   constexpr int kPairs = kVecSize / 2;
@@ -60,7 +61,7 @@ __device__ __forceinline__ void to_lower(const T (&upper)[kVecSize], T (&lower)[
   }
 }
 
-// Passes one number of a struct of each row in the same way.
+// Passes the member `number` of each row's struct in the same way. Precondition: that of to_upper.
 template <class Row, class T, int kVecSize>
 __device__ __forceinline__ void to_upper(const Row (&lower)[kVecSize], Row (&upper)[kVecSize], T Row::* number) {
   T own[kVecSize], moved[kVecSize];
@@ -71,7 +72,8 @@ __device__ __forceinline__ void to_upper(const Row (&lower)[kVecSize], Row (&upp
   for (int i = 0; i < kVecSize; ++i) upper[i].*number = moved[i];
 }
 
-// Passes one number of a struct back, and adds it to that of the lane. Precondition: that of to_lower.
+// Passes the member `number` of each row's struct back, and adds it to that of the receiving lane. Precondition: that
+// of to_lower.
 template <class Row, class T, int kVecSize>
 __device__ __forceinline__ void add_to_lower(const Row (&upper)[kVecSize], Row (&lower)[kVecSize], T Row::* number) {
   T own[kVecSize], moved[kVecSize];
@@ -82,7 +84,7 @@ __device__ __forceinline__ void add_to_lower(const Row (&upper)[kVecSize], Row (
   for (int i = 0; i < kVecSize; ++i) lower[i].*number += moved[i];
 }
 
-// A tile in memory and in shared memory.
+// A tile in global memory, and its copy in shared memory.
 template <class Storage_, int kVecSize_, int kClasses_, bool kAlternates_, bool kAlike_, bool kInWords_>
 struct PairedTile {
   using Storage = Storage_;
@@ -90,16 +92,17 @@ struct PairedTile {
   static constexpr int kVecSize = kVecSize_, kClasses = kClasses_, kPairs = kVecSize / 2, kRows = kVecSize * kWarp;
   static constexpr int kWords = kRows / 2 + 1;  // of a class
   static constexpr bool kAlternates = kAlternates_, kAlike = kAlike_, kInWords = kInWords_;
-  // For select_bytes: the upper half of a word and the lower half of another, and the reverse.
+  // Selectors for select_bytes: the upper half of x followed by the lower half of y; the lower half of x and the upper
+  // half of y.
   static constexpr unsigned kUpperLower = 0x5432, kLowerUpper = 0x7610;
   const Storage* end;   // of the logits
-  const Storage* from;  // the first row
-  Storage* gradients;   // of the first row
+  const Storage* from;  // the tile's first row, class 0
+  Storage* gradients;   // of the tile's first row
   int64 stride, gradient_stride;
-  int left;  // rows that exist
+  int left;  // number of rows that exist
   unsigned* stage;
 
-  // `offset`: of the first row.
+  // `offset`: that of the tile's first row.
   template <class Program>
   __device__ __forceinline__ PairedTile(const Program& program, const Storage* end, const int64 (&offset)[kRowStreams],
                                         int left)
@@ -115,18 +118,18 @@ struct PairedTile {
   static __device__ __forceinline__ int lane() {
     return threadIdx.x % kWarp;
   }
-  // Rows between the first row of a lane in lower classes, 2 lane(), and its i-th one.
+  // Distance of the lane's i-th row in lower classes from its first one, which is row 2 lane() of the tile.
   static __device__ __forceinline__ constexpr int distance(int i) {
     return i / 2 * (2 * kWarp) + i % 2;
   }
-  // Rows of this lane among the first `left` of a tile: the first ones.
+  // Number of rows of this lane among the first `left` of a tile. They are its first ones.
   static __device__ __forceinline__ int count_of(int left) {
     int count = 0;
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) count += 2 * lane() + distance(i) < left ? 1 : 0;
     return count;
   }
-  // 1 of an element in the upper half of a word, otherwise 0.
+  // Returns 1 if an element is the upper half of a word, otherwise 0.
   static __device__ __forceinline__ int half_of(const Storage* x) {
     return static_cast<int>(reinterpret_cast<unsigned long long>(x) / sizeof(Storage)) & 1;
   }
@@ -139,11 +142,11 @@ struct PairedTile {
   __device__ __forceinline__ Storage& at_row(int c, int row) const {
     return (reinterpret_cast<Storage*>(word(c, 0)) + is_upper(c))[row];
   }
-  // Class c of row i of the lane, in lower classes.
+  // Class c of the lane's i-th row in lower classes.
   __device__ __forceinline__ Storage& at(int c, int i) const {
     return at_row(c, 2 * lane() + distance(i));
   }
-  // Copies the first `count` words of class c, of which one begins at `from`.
+  // Copies the first `count` words of class c. Precondition: `from` is the beginning of a word.
   __device__ __forceinline__ void copy_words(int c, const Storage* from, int count) const {
 #pragma unroll
     for (int i = lane(); i < kWords; i += kWarp) {
@@ -152,7 +155,7 @@ struct PairedTile {
   }
   // Copies the tile to shared memory.
   __device__ __forceinline__ void load() const {
-    __syncwarp();  // the lanes have read the tile before
+    __syncwarp();  // all lanes have read the previous tile
     const Storage* of_class = from;
     if constexpr (kHasCpAsync) {
 #pragma unroll 4
@@ -160,7 +163,7 @@ struct PairedTile {
         const int before = half_of(of_class);
         copy_words(c, of_class - before, (left + before + 1) / 2);
       }
-      // The last word may hold an element behind the tile, but none behind the logits.
+      // The last word may contain an element after the tile, but none after the end of the logits.
       const int before = half_of(of_class), whole = (left + before + (of_class + left < end ? 1 : 0)) / 2;
       copy_words(kClasses - 1, of_class - before, whole);
       if (2 * whole < left + before && lane() == 0) {
@@ -181,9 +184,9 @@ struct PairedTile {
   }
 };
 
-// The upper classes of a tile, or the lower ones, as the passes of thread_per_row.cuh take them: with the rows that a
-// lane has in upper classes if kUpperRows. Gradients are written in words with kInWords, those of kStoresTogether_
-// classes side by side.
+// The upper classes of a tile (kUpper), or its lower ones, as a source for the passes of thread_per_row.cuh.
+// kUpperRows: with the rows that a lane has in upper classes, instead of those in lower ones. kInWords: gradients are
+// written in words. kStoresTogether_: number of classes whose gradients are computed side by side.
 template <class Tile, bool kUpper, bool kUpperRows = kUpper, bool kInWords = true, int kStoresTogether_ = 4>
 struct PairedClasses {
   using Value = typename Tile::Storage;
@@ -193,7 +196,7 @@ struct PairedClasses {
   using P = Pack<Value, kVecSize>;
   const Tile& tile;
   int first, count;
-  const unsigned* words;  // this lane's of the first class
+  const unsigned* words;  // of this lane, in the first class
 
   __device__ __forceinline__ explicit PairedClasses(const Tile& tile) : tile(tile) {
     const bool alike = tile.is_upper(0) == kUpper;
@@ -207,8 +210,9 @@ struct PairedClasses {
   __device__ __forceinline__ int class_of(int k) const {
     return first + kStep * k;
   }
-  // The labels of the lane's rows as numbers of these classes, or -1, given those of its rows in lower classes.
-  // Precondition: all lanes of the warp call it together.
+  // Converts labels, given for the lane's rows in lower classes, to indices into these classes, or -1 if the label is
+  // none of them. The results are for the rows selected by kUpperRows. Precondition: all lanes of the warp call it
+  // together.
   __device__ __forceinline__ void index_labels(const int (&labels)[kVecSize], int (&found)[kVecSize]) const {
     if constexpr (kUpperRows) {
       to_upper(labels, found);
@@ -224,7 +228,7 @@ struct PairedClasses {
   }
   __device__ __forceinline__ P read(int k) const {
     const unsigned* const from = words + k * (kStep * Tile::kWords);
-    // Row -1 of the first lane is the last one.
+    // Row -1 of the first lane stands for the tile's last row.
     const bool wraps = kUpperRows && Tile::lane() == 0;
     P x;
 #pragma unroll
@@ -241,7 +245,7 @@ struct PairedClasses {
     return x;
   }
   struct Cursor {
-    Value* to;  // of the lane's first row in lower classes
+    Value* to;  // at the lane's first row in lower classes
   };
   __device__ __forceinline__ Cursor first_class() const {
     return {tile.gradients + first * tile.gradient_stride + 2 * Tile::lane()};
@@ -259,7 +263,7 @@ struct PairedClasses {
         store_one(cursor.to, row + 1, gradient.element[2 * q + 1]);
       }
     }
-    // Opaque, or multiples of the step take registers.
+    // Opaque, because the compiler would keep multiples of the step in registers.
     cursor.to = opaque(cursor.to + kStep * tile.gradient_stride);
   }
 
@@ -269,7 +273,8 @@ struct PairedClasses {
   }
 };
 
-// Adds the sums over upper classes, but for the maxima, which all have. Precondition: that of to_lower.
+// Adds the sums over upper classes to those over lower classes, except for the maxima, which they share. Precondition:
+// that of to_lower.
 template <class Compute, bool kSmoothed, int kVecSize>
 __device__ __forceinline__ void add_upper_sums(const RowSums<Compute, kSmoothed> (&upper)[kVecSize],
                                                RowSums<Compute, kSmoothed> (&lower)[kVecSize]) {
@@ -286,16 +291,16 @@ __device__ __forceinline__ void add_upper_sums(const RowSums<Compute, kSmoothed>
   }
 }
 
-// Writes the gradients of a tile, given labels and coefficients of the lane's rows in lower classes. `read` as in
+// Writes the gradients of a tile, given labels and coefficients of the lane's rows in lower classes. `read`: as in
 // store_rows_of_thread. Precondition: all lanes of the warp call it together.
 template <bool kInWords, class Tile, class Program, class Coeffs>
 __device__ __forceinline__ void store_paired_rows(const Program& program, const Tile& tile,
                                                   const int (&labels)[Tile::kVecSize],
                                                   const Coeffs (&coeffs)[Tile::kVecSize], bool read) {
   constexpr bool kSmoothed = Program::kSmoothed, kAlike = Tile::kAlike;
-  // Side by side, the rare elements that are written alone would take many registers, and so would capped logits.
+  // Single elements are rare. Computed side by side they would take many registers, and so would capped logits.
   constexpr int kTogether = kInWords != Tile::kInWords || Program::kCapped ? 1 : 4;
-  // Those whose gradients are lower classes, and upper ones.
+  // Classes whose gradients are lower classes, and those whose gradients are upper classes.
   const PairedClasses<Tile, !kAlike, false, kInWords, kTogether> lower(tile);
   const PairedClasses<Tile, kAlike, true, kInWords, kTogether> upper(tile);
   int of_class[Tile::kVecSize];
@@ -310,9 +315,9 @@ __device__ __forceinline__ void store_paired_rows(const Program& program, const 
   store_rows_of_thread<false, false, kSmoothed>(program, upper, of_class, moved, read);
 }
 
-// Evaluates the rows of a tile, of which this lane has those at Tile::distance from `row` on, with labels `now`, and
-// writes their gradients; the first `count` of them exist. Returns the sum of the values. Precondition: all lanes of
-// the warp call it together.
+// Evaluates the rows of a tile and writes their gradients. This lane has the rows `row` + Tile::distance(i), with
+// labels `now`; the first `count` of them exist. Returns the sum of their values. Precondition: all lanes of the warp
+// call it together.
 template <bool kGradient, class Tile, class Program, class Scale>
 __device__ __forceinline__ double visit_paired_rows(const Program& program, const Tile& tile, int64 row,
                                                     const LaneLabels<Tile::kVecSize, Program>& now, Scale& scale,
@@ -350,7 +355,7 @@ __device__ __forceinline__ double visit_paired_rows(const Program& program, cons
       z[i] = program.logit.value(widen<Compute>(tile.at(labels[i] < 0 ? 0 : labels[i], i)));
     }
     if constexpr (kMasksTarget) {
-      // Lanes read words of which their neighbours replace a half.
+      // A lane reads words in which a neighbour replaces one half.
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
@@ -381,7 +386,7 @@ __device__ __forceinline__ double visit_paired_rows(const Program& program, cons
   const double total = evaluate_lane_rows<kGradient>(
       program, labels, z, sums, count,
       [&](int i, int64(&at)[kRowStreams]) {
-        // Found again, for they would take registers of all calls.
+        // Finds the offsets again: kept from before, they would take registers in all calls.
         program.space.offsets(row, at);
 #pragma unroll
         for (int s = 0; s < kRowStreams; ++s) at[s] += Tile::distance(i) * program.space.at.stride[s][0];
@@ -389,7 +394,7 @@ __device__ __forceinline__ double visit_paired_rows(const Program& program, cons
       scale, coeffs, zero_rows);
   if constexpr (kGradient) {
     if (any && __any_sync(0xffffffffu, zero_rows != 0) != 0) {
-      // Their logits may be infinite.
+      // The logits of these rows may be infinite.
       __syncwarp();
 #pragma unroll 1
       for (int c = 0; c < Tile::kClasses; ++c) {
@@ -409,7 +414,8 @@ __device__ __forceinline__ double visit_paired_rows(const Program& program, cons
   return total;
 }
 
-// As TwoPassReader, of kClasses classes. A tile does not leave the inner dimension.
+// Visits every row once, as TwoPassReader. Rows have kClasses classes. A tile does not cross the end of the inner
+// dimension.
 template <int kVecSize, int kClasses, bool kAlternates, bool kAlike, bool kInWords>
 struct PairedRowsReader {
   template <bool kGradient, class Program, class Scale>
@@ -425,13 +431,13 @@ struct PairedRowsReader {
     const auto* const end = program.input + last[kLogits] + (kClasses - 1) * program.space.class_stride[kLogits] + 1;
     for_each_chunk(group, scale, chunks, work, [&](int chunk) {
       double total = 0.0;
-      // The first row of a tile, and rows of the tile that exist: of none behind the last tile.
+      // Finds the first row of a tile and the number of its rows that exist, which is 0 past the last tile.
       const auto find = [&](int64 tile, int64& row, int& left) {
         const int64 outer = quotient(tile, tiles_of_inner), first = (tile - outer * tiles_of_inner) * kRows;
         left = tile >= tiles ? 0 : inner - first >= kRows ? kRows : static_cast<int>(inner - first);
         row = left > 0 ? outer * inner + first : 0;
       };
-      // Labels are one step ahead. Offsets are found twice: they would take registers of all passes.
+      // Labels are loaded one step ahead. Offsets are computed twice: kept, they would take registers in all passes.
       LaneLabels<kVecSize, Program> ahead;
       const auto read_labels = [&](int64 tile) {
         int64 row, offset[kRowStreams];

@@ -1,25 +1,29 @@
-// Pipelined rows: the value of rows without gradients, through registers. The loads of the next row are in flight while
-// a row is computed.
+// Pipelined rows: the value of rows without gradients, through registers. While a row is computed, the loads of the
+// next one are in flight.
 //
 //   value as in softmax.cuh; the bits are those of resident_rows.cuh
 //
-// 1. A chunk has the rows that it has in resident_rows.cuh. kLanes lanes of a warp take a row, so that 32 / kLanes rows
-//    are taken at once. A longer row is cut into kParts parts, one for each warp of a block.
-// 2. Each lane of a warp loads label and mask of one row of the next chunk. Rows without a loss are left out of step 3.
-// 3. The warp moves its vectors from the registers in which they arrive, and starts the loads of the next rows, which
-//    may belong to the next chunk. It finds maximum and sum of exponentials, and the lane of the row keeps them.
-// 4. At the end of a chunk each lane evaluates its row, and the values are added in the order of resident rows.
+// 1. A chunk contains the same rows as in resident_rows.cuh. A row is shared by kLanes lanes of a warp, which processes
+//    32 / kLanes rows at once. A longer row is cut into kParts parts, one for each warp of a block.
+// 2. Each lane owns at most one row of a chunk. It loads that row's label and mask one chunk ahead. Step 3 skips rows
+//    without a loss.
+// 3. The warp copies its vectors out of the registers in which they arrive, and starts the loads of the next rows,
+//    which may belong to the next chunk. It finds the maximum and the sum of exponentials of each row; the lane that
+//    owns the row keeps them.
+// 4. At the end of a chunk each lane evaluates the row that it owns. The values are added in the order of
+//    resident_rows.cuh.
 //
-// So the memory is busy while a row is computed, the threads of a block wait for each other once in a chunk or never,
-// and rows share the fixed work of a row.
+// So memory stays busy while a row is computed, the threads of a block synchronize once per chunk or never, and the
+// rows of a chunk share the fixed cost of a row.
 //
 // Traffic: each logit is read once. Preconditions: class stride 1; rows consist of aligned vectors of 16 bytes, at most
 // kVectors per lane; neither smoothing nor a cap; no gradients.
 #pragma once
 #include "softmax/rows.cuh"
 
-// A warp that takes the chunks of a block of resident rows alone, and a block whose warps share a row. `turns`: rows of
-// a chunk that a warp takes one after another, kLanes at most.
+// PipelinedWarp: the worker is a warp, which processes alone what a block processes in resident_rows.cuh.
+// PipelinedBlock: the warps of a block share a row. `turns`: number of rows of a chunk that the same lanes process one
+// after another, at most kLanes.
 struct PipelinedWarp : SubwarpGroup {
   int turns;
 };
@@ -27,7 +31,8 @@ struct PipelinedBlock : ClusterGroup<1> {
   int turns;
 };
 
-// The sums of all parts of a row, with the bits of combine_warp_partials. Precondition: kParts is a power of two.
+// Combines the sums of all parts of a row, with the bits of combine_warp_partials. Precondition: kParts is a power of
+// two.
 template <int kParts, class Sums>
 __device__ __forceinline__ Sums combine_row_parts(const Sums* parts, int stride) {
   Sums sums[kParts];
@@ -46,8 +51,8 @@ __device__ __forceinline__ Sums combine_row_parts(const Sums* parts, int stride)
   return sums[0];
 }
 
-// Shared memory by which the warps of a block meet at the end of a chunk: of each row the sums of its parts, and the
-// label's logit; and the chunk that the leader claimed. Double-buffered, so one barrier is enough.
+// Shared memory through which the warps of a block exchange their results at the end of a chunk: for each row the sums
+// of its parts and the label's logit; and the chunk that the leader claimed. Double-buffered, so one barrier is enough.
 template <int kParts, class Sums, class Compute>
 struct ChunkExchange {
   // An array of words, because Sums may have constructors.
@@ -60,8 +65,8 @@ struct ChunkExchange {
   }
 };
 
-// The chunks of a worker, as each of its warps sees them. kWarps: warps of a block of resident rows, whose rows a warp
-// takes one after another; 1 if warps share a row.
+// State of a warp that processes the chunks of its worker. kWarps: warps of a block in resident_rows.cuh, whose rows
+// this warp processes one after another; 1 if warps share a row.
 template <int kVecSize, int kVectors, int kLanes, int kParts, int kWarps, class Group, class Program>
 struct PipelinedWorker {
   using Compute = typename Program::Compute;
@@ -72,8 +77,8 @@ struct PipelinedWorker {
   using Exchange = ChunkExchange<kParts, Sums, Compute>;
   static_assert(!Program::kSmoothed && !Program::kCapped, "neither smoothing nor a cap");
   static_assert(kLanes == kWarp || kParts == 1, "a warp shares a row with others, or takes several");
-  static constexpr int kThreads = kLanes * kParts;  // of a row
-  // Rows that a warp takes at once, and the bits of their first lanes.
+  static constexpr int kThreads = kLanes * kParts;  // that share a row
+  // Number of rows that a warp processes at once, and the bit mask of the first lane of each.
   static constexpr int kTogether = kWarp / kLanes;
   static constexpr unsigned kFirstLanes = static_cast<unsigned>(0xffffffffull / ((1ull << kLanes) - 1));
 
@@ -82,26 +87,26 @@ struct PipelinedWorker {
   const int64 chunks;
   const Workspace& work;
   const int lane;
-  const int slot;     // of the row among those that the warp takes at once
-  const int index;    // of the lane among those of the row; also the turn of the lane's own row
+  const int slot;     // of these lanes' row among those that the warp processes at once
+  const int index;    // of the lane among those that share a row; also the turn of the row that it owns
   const int first;    // this thread's first vector
   const int vectors;  // of a row
 
   int chunk;
   int next;          // the chunk after it
-  unsigned claimed;  // the number of the one after that, in the leader
-  int label;         // of the lane's row; -1 without a loss
+  unsigned claimed;  // claim of the chunk after that; valid in the leader
+  int label;         // class of the lane's row; -1 without a loss
   Label next_label;  // of the lane's row in the next chunk
-  unsigned active;   // lanes whose rows have a loss
-  unsigned missing;  // lanes whose rows have not been loaded: of this chunk, or of the next one
-  bool is_ahead;     // of the next one
+  unsigned active;   // bit mask of lanes whose rows have a loss
+  unsigned missing;  // bit mask of lanes whose rows are still to be loaded, in this chunk or in the next one
+  bool is_ahead;     // true if `missing` refers to the next chunk
   unsigned buffer;
 
-  // The next row of these lanes, and its label's logit where this part has it.
+  // Loaded ahead: this lane's vectors of the next row, and the label's logit if this part contains it, otherwise -inf.
   P ahead[kVectors];
   Input ahead_logit;
 
-  // Of the lane's own row.
+  // Of the row that this lane owns.
   Sums own_sums;
   Compute own_target;
   bool has_target;
@@ -128,35 +133,38 @@ struct PipelinedWorker {
     missing = active;
   }
 
-  // The row that these lanes take in a turn.
+  // Row that these lanes process in a turn of a chunk.
   __device__ __forceinline__ int64 row_of(int of_chunk, int turn) const {
     return ((turn / kWarps * chunks + of_chunk) * kWarps + turn % kWarps) * kTogether + slot;
   }
-  // True if this lane has a row of its own.
+  // True if this lane owns a row of a chunk.
   __device__ __forceinline__ bool has_row(int of_chunk) const {
     return index < group.turns && of_chunk < chunks && row_of(of_chunk, index) < program.space.rows;
   }
-  // Starts the loads of the label of this lane's row; of row 0 without one, because nothing uses it.
+  // Starts the loads of the label of the row that this lane owns. A lane without one loads that of row 0, which nothing
+  // uses.
   __device__ __forceinline__ Label load_label(int of_chunk) const {
     int64 offset[kRowStreams];
     program.space.offsets(has_row(of_chunk) ? row_of(of_chunk, index) : 0, offset);
     return program.load_label(offset);
   }
+  // Returns the class of this lane's row, given its label, or a negative number without a row or without a loss.
   __device__ __forceinline__ int class_of(int of_chunk, const Label& loaded) const {
     return has_row(of_chunk) ? program.template active_class<int>(loaded) : -1;
   }
+  // Claims the chunk after the next one, if there is a counter.
   __device__ __forceinline__ void claim() {
     claimed = 0;
     if (work.claim_counter != nullptr && group.is_leader()) claimed = claim_next(work.claim_counter);
   }
-  // The first turn of these lanes' rows. Precondition: there are some.
+  // Returns the first turn whose rows are owned by any of `lanes`, a bit mask. Precondition: it is not 0.
   static __device__ __forceinline__ int first_turn(unsigned lanes) {
 #pragma unroll
     for (int shift = kWarp / 2; shift >= kLanes; shift /= 2) lanes |= lanes >> shift;
     return __ffs(static_cast<int>(lanes)) - 1;
   }
 
-  // True if the label is among this thread's vectors' warp: each part has a warp's vectors of every kThreads.
+  // True if this warp's part contains the label: of every kThreads vectors of a row, each part has kWarp.
   __device__ __forceinline__ bool is_here(int label_of_row) const {
     return label_of_row >= 0 && (kParts == 1 || label_of_row / kVecSize % kThreads / kWarp == first / kWarp);
   }
@@ -187,7 +195,7 @@ struct PipelinedWorker {
     }
   }
 
-  // Takes the rows of a turn.
+  // Finds the sums of the rows of a turn, and starts the loads of the next rows.
   __device__ __forceinline__ void visit(int turn) {
     const Input lowest = Narrow<Input>::from(-scalar_infinity(0.0f));
     const int label_of_row = __shfl_sync(0xffffffffu, label, slot * kLanes + turn);
@@ -225,7 +233,7 @@ struct PipelinedWorker {
     }
   }
 
-  // Evaluates this lane's row. Returns its value.
+  // Evaluates the row that this lane owns. Returns its value, or 0 without a row.
   __device__ __forceinline__ Compute evaluate(Exchange& shared) {
     if (!has_row(chunk)) return Compute(0);
     RowTarget<Compute> t;
@@ -238,8 +246,8 @@ struct PipelinedWorker {
     return program.finish(t, own_target, own_sums, true).value;
   }
 
-  // Evaluates the chunk, and stores the sum of its values: rows of one warp of resident rows one after another, and
-  // those of all its warps in the order of worker_sum().
+  // Evaluates the rows of the chunk, and stores the sum of their values. They are added in the order of
+  // resident_rows.cuh: the rows of each of its warps one after another, then the sums of its warps as in worker_sum().
   __device__ __forceinline__ void finish(Exchange& shared) {
     if constexpr (kParts > 1) {
       shared.sums(buffer)[threadIdx.x] = own_sums;
@@ -259,7 +267,7 @@ struct PipelinedWorker {
     if (lane == 0) work.partials[chunk] = total;
   }
 
-  // Goes on to the next chunk. Precondition: it exists.
+  // Moves on to the next chunk. Precondition: it exists.
   __device__ __forceinline__ void advance(Exchange& shared) {
     const int workers = static_cast<int>(group.workers());
     chunk = next;
@@ -278,10 +286,11 @@ struct PipelinedWorker {
     is_ahead = false;
   }
 
+  // Processes all chunks of the worker. Precondition: the first one exists.
   __device__ __forceinline__ void run(Exchange& shared) {
 #pragma unroll 1
     for (;;) {
-      // Otherwise its first rows are on their way.
+      // Otherwise the loads of the first rows are in flight.
       if (missing == active && active != 0) load_ahead();
       own_sums = Sums::empty();
       own_target = Compute(0);
@@ -301,7 +310,7 @@ struct PipelinedWorker {
 
 template <int kVecSize, int kVectors, int kLanes, int kParts, int kWarps>
 struct PipelinedReader {
-  // As TwoPassReader::sweep.
+  // Visits every row once, as TwoPassReader::sweep.
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale&, int64 chunks,
                                                const Workspace& work) {

@@ -1,30 +1,33 @@
-// Second derivatives for dense targets, along tangents v of the logits and for their gradient alone: rows in registers.
-// Results of dense_second_derivatives.cuh.
+// Second derivatives for dense targets by the logits only: tangents v of the logits, hvp of the logits' gradient. Rows
+// in registers. Results of dense_second_derivatives.cuh.
 //
-// The derivatives h_c of a term that is affine in log p depend on targets alone. With logits z = s x, the largest one
-// at class m, e_c = exp(z_c - z_m), u_c = v_c - v_m, S = sum of e_c, M = sum of e_c u_c / S and H = sum of h_c:
+// If a term is affine in log p, its derivatives h_c depend only on the targets. With logits x, tangents v and targets
+// (R, C), z = s x with the largest logit at class m, e_c = exp(z_c - z_m), u_c = v_c - v_m, S = sum of e_c,
+// M = sum of e_c u_c / S and H = sum of h_c:
 //
 //   lse'   = s (v_m + M)
 //   jvp    = s (sum of h_c u_c - H M) + slope lse'                             slope = penalty'(lse)
 //   hvp_c  = e_c (A u_c + B)          A = s K (slope - H),  B = K slope' - A M,  K = grad_output s / S
 //
-// As u_m is 0, nothing cancels at the largest logit either. A term whose derivatives sum to 0 needs no sum of its own:
-// the tangent of its derivative is evaluated on nested numbers, without targets.
+// u_m is 0, so nothing cancels at the largest logit either. If the derivatives of a term sum to 0
+// (Program::kSkipsSums), no sum over the term is needed: the tangent of each derivative is evaluated on nested numbers,
+// without targets.
 //
-// 1. Lane l of the `width` neighbouring lanes that share a row, or of the warps that do, loads its vectors of all
-//    operands at once: l, width + l, and so on, kHeld at most, and an element at an edge of the row.
-// 2. The lanes find the largest logit, then its tangent (the largest one of equal logits), then the sums.
-// 3. Each lane writes its results from the exponentials, which it has kept.
+// 1. The threads that share a row load all of it at once: vectors and edge elements of all operands (lane_vectors.cuh).
+// 2. They find the largest logit, then its tangent (the largest one of equal logits), then the sums.
+// 3. Each thread writes the results of its classes, from the exponentials, which it has kept, or with kSkipsSums from
+//    the term, which it evaluates again.
 //
 // A product of 0 and an infinite tangent is NaN at first: a pack whose results are NaN is evaluated again with
-// scaled_tangent. Traffic: each operand is read once, each result written once. Preconditions: Program::kAffine, or
-// Program::kSkipsSums without a value; no cap; vectors are those of the results, and of the operands unless kShifted; a
-// vector of one class may have strides.
+// scaled_tangent.
+//
+// Traffic: each operand is read once, each result is written once. Preconditions: Program::kAffine, or
+// Program::kSkipsSums without Program::kValued; no cap; those of lane_vectors.cuh.
 #pragma once
 #include "softmax/dense_second_derivatives.cuh"
 #include "softmax/lane_vectors.cuh"
 
-// Neighbouring classes of a lane, and their exponentials.
+// Neighbouring classes of a lane: logits x, tangents v, targets t and exponentials e.
 template <class Program, int kVecSize>
 struct DenseHvpPack {
   static constexpr int kCount = kVecSize;
@@ -34,30 +37,30 @@ struct DenseHvpPack {
   decltype(typename Program::Compute().value) e[kVecSize];
 };
 
-// Sums over the classes of a row: of e_c, of e_c u_c, of h_c, and of h_c u_c.
+// Indices of the sums over the classes of a row: of e_c, e_c u_c, h_c and h_c u_c.
 enum DenseHvpSum { kExpSum, kChanged, kGradLogP, kAlong };
 
-// Coefficients of the results of a row's classes, besides the maximum: A and B, the latter NaN in a row without a
-// distribution; and for a term that is evaluated again M, log S and the factor of the results.
+// Coefficients of a row's results, besides the maximum. `coeff` and `constant` are A and B; B is NaN in a row without a
+// distribution. The others are for terms that are evaluated again (kSkipsSums): M, log S and the factor of the results.
 template <class T>
 struct DenseHvpCoeffs {
   T coeff, constant;
   T mean, log_sum, factor;
 };
 
-// The functors on packs of classes that a lane has.
+// Functors for LaneVectors::for_each on the packs of a lane: loads, sums, and results.
 template <class Program, bool kShifted>
 struct DenseHvpLane {
   using Number = typename Program::Compute;
   using T = decltype(Number().value);
   using Input = typename Program::InputStorage;
-  // True if the terms of a row add up to nothing that its results need.
+  // True if the results of a row need no sum over its terms.
   static constexpr bool kSkipsSums = Program::kSkipsSums;
   static constexpr int kSums = kSkipsSums ? 2 : Program::kValued ? 4 : 3;
 
   const Program& program;
   const int64 (&offset)[kRowStreams];
-  typename Program::Row row;  // as terms see it
+  typename Program::Row row;  // as passed to the term
 
   __device__ __forceinline__ DenseHvpLane(const Program& program, const int64 (&offset)[kRowStreams])
       : program(program), offset(offset) {
@@ -110,7 +113,7 @@ struct DenseHvpLane {
     }
 
    private:
-    // e_c, but for a factor near 1 that all classes share: the rounding error of the maximum that is subtracted.
+    // e_c, apart from a factor near 1 that all classes share: the rounding error of the maximum that is subtracted.
     __device__ __forceinline__ T exponential(T x) const {
       const T of_logit = lane.program.logit.scale.value;
       if constexpr (kNarrow && kSingle<T>) {
@@ -148,6 +151,7 @@ struct DenseHvpLane {
     }
 
    private:
+    // Results from the exponentials: e_c (A u_c + B).
     template <int kCount>
     __device__ __forceinline__ void of_exponentials(const DenseHvpPack<Program, kCount>& pack, const T (&u)[kCount],
                                                     T (&g)[kCount]) const {
@@ -164,6 +168,7 @@ struct DenseHvpLane {
             scaled_tangent(pack.e[i], coeffs.constant) + scaled_tangent(coeffs.coeff, scaled_tangent(pack.e[i], u[i]));
       }
     }
+    // Results from a term whose derivatives sum to 0: the tangents of these derivatives, times `factor`.
     template <int kCount>
     __device__ __forceinline__ void of_term(int first, const DenseHvpPack<Program, kCount>& pack, const T (&u)[kCount],
                                             T (&g)[kCount]) const {
@@ -181,7 +186,7 @@ struct DenseHvpLane {
   };
 };
 
-// Template arguments: those of LaneVectors; kShifted: operands may lie otherwise than the results.
+// Template arguments are those of LaneVectors. kShifted: operands may be aligned differently from the results.
 template <int kVecSize, int kHeld, bool kEdges, bool kPartial, bool kShifted>
 struct RegisterDenseHvpReader {
   template <class Group, class Program, class Scale>
@@ -222,13 +227,14 @@ struct RegisterDenseHvpReader {
     }
 
    private:
-    // The coefficients of a row from the sums of a lane, and its jvp. Precondition: that of row_reduce.
+    // Adds the sums of all threads of a row. Returns its coefficients, and in `value` its jvp if kValued. Precondition:
+    // that of row_reduce.
     __device__ __forceinline__ DenseHvpCoeffs<T> coeffs_of(const MaxWithTangent<T>& max, T (&sums)[Lane::kSums],
                                                            T factor, T& value) const {
       row_reduce(group, sums, AddOp{});
       const T of_logit = program.logit.scale.value, inverse = scalar_divide_closely(T(1), sums[kExpSum]);
       const T mean = sums[kChanged] * inverse, log_sum = scalar_log(sums[kExpSum]);
-      // Without a distribution, its largest logit being infinite, a row is NaN.
+      // A row whose largest logit is infinite has no distribution: its results are NaN.
       const T no_distribution = max.logit - max.logit;
       if constexpr (Lane::kSkipsSums) {
         return {T(0), no_distribution, mean, log_sum, factor * of_logit};
@@ -247,7 +253,7 @@ struct RegisterDenseHvpReader {
     }
   };
 
-  // As TwoPassReader::sweep.
+  // Visits every row once, as TwoPassReader::sweep.
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {

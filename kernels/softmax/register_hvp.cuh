@@ -1,15 +1,16 @@
-// Second derivatives for class indices without a cap, rows in registers: what hvp_rows.cuh computes, with its passes.
+// Second derivatives for class indices without a cap, rows in registers. Results, formulas and passes of hvp_rows.cuh.
 //
-// 1. The lanes that share a row load all of it at once, logits and tangents (lane_vectors.cuh).
-// 2. They find the largest logit and its tangent, then the sums, which nothing rescales.
-// 3. Each lane writes the results of its classes.
+// 1. The threads that share a row load all of it at once, logits and tangents (lane_vectors.cuh).
+// 2. They find the largest logit and its tangent, then the sums, which need no rescaling.
+// 3. Each thread writes the results of its classes.
 //
-// Traffic: logits and tangents are read once, each result is written once. Preconditions: those of lane_vectors.cuh.
+// Traffic: logits and tangents are read once, each result is written once. Preconditions: those of lane_vectors.cuh;
+// Program::kCapped is false.
 #pragma once
 #include "softmax/hvp_rows.cuh"
 #include "softmax/lane_vectors.cuh"
 
-// Neighbouring classes of a lane.
+// Neighbouring classes of a lane: logits x and tangents v.
 template <class Storage, int kVecSize>
 struct HvpPack {
   static constexpr int kCount = kVecSize;
@@ -21,7 +22,7 @@ struct HvpPack {
   }
 };
 
-// The functors on packs of classes that a lane has.
+// Functors for LaneVectors::for_each on the packs of a lane: loads, sums, and results.
 template <class Program, bool kShifted>
 struct HvpLane {
   using Number = typename Program::Compute;
@@ -30,7 +31,7 @@ struct HvpLane {
   const Program& program;
   const RowTarget<Number>& target;
 
-  // The position of the label's class among `count` from `first`, or -1.
+  // Position of the label's class among the `count` classes from `first`, or -1.
   __device__ __forceinline__ int position(int first, int count) const {
     const int at = static_cast<int>(target.label) - first;
     return target.active && at >= 0 && at < count ? at : -1;
@@ -59,7 +60,7 @@ struct HvpLane {
   struct Store {
     const HvpLane& lane;
     const HvpCoeffs<T> coeffs;
-    // As a Source of store_hvp.
+    // Implements Source::store for store_hvp.
     template <int kCount>
     __device__ __forceinline__ void store(int64 first, const Pack<Storage, kCount>& g) const {
       const int64 at = kCount == 1 ? first * lane.program.space.class_stride[kGradients] : first;
@@ -68,7 +69,7 @@ struct HvpLane {
     template <int kCount>
     __device__ __forceinline__ void operator()(int first, const HvpPack<Storage, kCount>& pack) const {
       if (coeffs.all_zero) {
-        // The row may be inactive, and its logits anything.
+        // The row may be inactive and its logits may hold anything.
         store(first, Pack<Storage, kCount>{});
       } else {
         store_hvp<kCount>(lane.program, *this, first, lane.position(first, kCount), coeffs, pack.with_tangents());
@@ -77,7 +78,7 @@ struct HvpLane {
   };
 };
 
-// Template arguments: those of LaneVectors; kShifted: operands may lie otherwise than the results.
+// Template arguments are those of LaneVectors. kShifted: operands may be aligned differently from the results.
 template <int kVecSize, int kHeld, bool kEdges, bool kPartial, bool kShifted>
 struct RegisterHvpReader {
   template <class Group, class Program, class Scale>
@@ -121,7 +122,7 @@ struct RegisterHvpReader {
     }
   };
 
-  // As TwoPassReader::sweep.
+  // Visits every row once, as TwoPassReader::sweep.
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {

@@ -1,32 +1,32 @@
-// Rows in registers: each logit is read once, and goes through no memory between its arrival and its gradient. Value
-// and gradient of softmax.cuh.
+// Rows in registers: each logit is read once, and goes through no memory between its load and its gradient. Value and
+// gradient of softmax.cuh.
 //
-//   a lane takes kVecSize rows, all kPerThread classes of each
+//   a lane owns kVecSize rows, and all kPerThread classes of each
 //
-// 1. Labels and logits are loaded together, so their latencies overlap.
-// 2. A lane finds maximum and sum of exponentials of its rows. Each exponential stays in a register, in place of its
-//    logit, if there are few; otherwise it is computed again in step 4.
+// 1. Labels and logits are loaded together, so that their latencies overlap.
+// 2. A lane computes the maximum and the sum of exponentials of its rows. If there are few, each exponential replaces
+//    its logit in a register; otherwise it is computed again in step 4.
 // 3. The lane evaluates its rows side by side (lane_rows.cuh).
 // 4. It writes their gradients.
 //
-// A source says where the logits of a lane are and where its gradients go: columns.cuh has classes that lie apart,
-// packed_rows.cuh few contiguous ones. Lanes without rows load something, and drop it. The number of classes is a
-// constant of the kernel, so the label's class is found by comparing it with constants.
+// A source tells where a lane finds its logits, and where its gradients go: columns.cuh has strided classes,
+// packed_rows.cuh few contiguous ones. Lanes without rows load arbitrary logits, and drop the results. The number of
+// classes is a compile-time constant, and the label's class is found by comparing the label with constants.
 //
-// Capped logits have one branch per lane and sweep: if all logits of its rows are near (softmax.cuh), as usual, no
-// power and reciprocal of the cap is computed. The loops over classes are unrolled, so a branch for each logit would
-// leave no two of them side by side.
+// With capped logits a lane has one branch per sweep: if all logits of its rows are near (softmax.cuh), which is usual,
+// no exponential and no reciprocal is computed for the cap. The loops over classes are unrolled, and a branch for each
+// logit would keep them from interleaving two logits.
 //
 // Traffic: each logit is read once, each gradient written once. Preconditions: gradients have the dtype of logits.
 #pragma once
 #include "softmax/lane_rows.cuh"
 
-// Values that a thread keeps as exponentials, at most: more registers would leave too few warps.
+// Maximum number of exponentials that a thread keeps: with more registers, too few warps would be resident.
 constexpr int kMaxKept = 32;
 
-// Adds the classes of a lane's rows to their sums, whose max_logit is set; `z`: the logits of the labels. e[j] receives
-// the exponentials of class j if kKept, if the logits are capped times their slopes. kNear: capped logits are known to
-// be near. kMasks: the logits of the labels have been replaced by -inf.
+// Adds the classes of a lane's rows to `sums`, whose max_logit is set. z[i] is the label's logit of row i. With kKept,
+// e[j] receives the exponentials of class j; with capped logits, their products with the slopes. kNear: capped logits
+// are known to be near. kMasks: the labels' logits have been replaced by -inf.
 template <bool kNear, bool kKept, bool kMasks, int kPerThread, int kVecSize, class Program, class Compute,
           int kKeptClasses>
 __device__ __forceinline__ void add_register_rows(const Program& program,
@@ -55,8 +55,8 @@ __device__ __forceinline__ void add_register_rows(const Program& program,
   }
 }
 
-// Replaces the logits of a lane's rows by their gradients, that of the label's class too if not kMasks. Bit i of
-// zero_rows: those of row i are 0. e, kKept and kNear: as above.
+// Replaces the logits of a lane's rows by their gradients. With kMasks the gradients of the labels' classes are left to
+// the caller. If bit i of zero_rows is set, all gradients of row i are 0. e, kKept and kNear: as in add_register_rows.
 template <bool kNear, bool kKept, bool kMasks, int kPerThread, int kVecSize, class Program, class Compute,
           int kKeptClasses>
 __device__ __forceinline__ void gradients_of_register_rows(
@@ -79,15 +79,15 @@ __device__ __forceinline__ void gradients_of_register_rows(
       if constexpr (Program::kSmoothed) g[i] -= coeffs[i].weight_coeff * w;
       if constexpr (!kMasks) g[i] = j == labels[i] ? coeffs[i].target : g[i];
       if constexpr (Program::kCapped && !kKept) g[i] *= slope;
-      // A weight may be infinite.
+      // In rows without a gradient an infinite weight would lead to NaN, so zeros are selected.
       if constexpr (Program::kSmoothed) g[i] = zero_rows >> i & 1u ? Compute(0) : g[i];
     }
     x[j] = NarrowPack<typename Program::Input, kVecSize>::from(g);
   }
 }
 
-// Evaluates the `count` rows of a lane and writes their gradients. Returns the sum of the values. ahead() starts the
-// loads of the next rows, where logits and labels of these are in use no longer.
+// Evaluates the `count` rows of a lane and, if kGradient, writes their gradients. Returns the sum of the values.
+// ahead() starts loading the next rows. It is called when the logits and labels of the source are no longer needed.
 template <bool kGradient, class Source, class Program, class Scale, class Ahead>
 __device__ __forceinline__ double visit_register_rows(const Program& program, const Source& source,
                                                       const LaneLabels<Source::kVecSize, Program>& labels_of,
@@ -99,7 +99,7 @@ __device__ __forceinline__ double visit_register_rows(const Program& program, co
   constexpr bool kKept =
       kGradient && (Program::kKeepsProducts || (!Program::kCapped && kPerThread * kVecSize <= kMaxKept));
   static_assert(kSameType<Input, typename Program::Gradient>, "gradients take the place of logits in registers");
-  // The labels' classes are compared with no constant where their logits can be found otherwise.
+  // With kMasks the source looks up the labels' logits, and no class is compared with the label.
   constexpr bool kMasks = Source::kMasks && !Program::kSmoothed && !Program::kCapped;
   Pack<Input, kVecSize> x[kPerThread];
   int labels[kVecSize];
@@ -121,7 +121,7 @@ __device__ __forceinline__ double visit_register_rows(const Program& program, co
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       largest[i] = j == 0 && !kMasks ? raw[i] : max_ignoring_nan(largest[i], raw[i]);
-      // Rows without a label drop what they find.
+      // Rows without a label drop the logit found here.
       if constexpr (!kMasks) z[i] = j == 0 || j == labels[i] ? raw[i] : z[i];
       if constexpr (Program::kCapped) farthest = max_ignoring_nan(farthest, scalar_abs(raw[i]));
     }
@@ -146,7 +146,8 @@ __device__ __forceinline__ double visit_register_rows(const Program& program, co
       coeffs, zero_rows);
   if constexpr (kGradient) {
     if (count <= 0) return total;
-    // Compared again: of few classes, compilers would keep each comparison as a bit of a register.
+    // Opaque labels are compared again. With few classes, compilers would otherwise keep the result of each comparison
+    // as a bit of a register.
     const int zero = static_cast<int>(opaque_zero());
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) labels[i] += zero;

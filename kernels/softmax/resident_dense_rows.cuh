@@ -1,23 +1,26 @@
-// Resident rows with dense targets: both operands stay in shared memory, each is read from memory once. Passes as in
-// dense_rows.cuh.
+// Resident rows with dense targets: both operands stay in shared memory, and each is read from memory once. Value,
+// gradients and passes of dense_rows.cuh.
 //
 // 1. Each thread copies its vectors of both operands to shared memory (cp.async), and loads its edge elements.
-// 2. All passes read shared memory. A thread reads only what it copied itself, so the copies need no barrier. The sums
-//    may leave numbers that the gradient needs in place of the operands.
-// 3. In the last pass, each vector that is used up makes room for one of the thread's next row, whose copy starts at
-//    once. L2 prefetch of that row starts between the first two passes.
+// 2. All passes read shared memory. A thread reads only what it copied itself, so the copies need no barrier. The pass
+//    that computes the sums may replace the operands by numbers that the gradient needs.
+// 3. In the last pass, as soon as a vector is used up, the thread starts copying a vector of its next row to the same
+//    slots. L2 prefetch of that row starts between the first two passes.
 //
-// With kShifted vectors are those of the gradients, and operands that lie otherwise are shifted to them on their way to
-// shared memory: element by element where cp.async takes elements, otherwise in registers (ShiftedVectors), which are
-// not held across the last pass: such operands are loaded when their row begins.
+// A group owns a row, and a thread the same vectors in all passes.
 //
-// Traffic: both operands are read once, each gradient is written once. Preconditions: class stride 1 and equal
-// alignment of all operands and gradients, with kShifted of all gradients, and vectors of 16 bytes; dynamic shared
-// memory for all vectors of a row.
+// With kShifted, vectors are aligned as the gradients are, and operands with another alignment are shifted on their way
+// to shared memory: element by element where cp.async can copy single elements, otherwise in registers
+// (ShiftedVectors). Registers would have to be held across the last pass, so operands of the second kind are loaded
+// when their row begins.
+//
+// Traffic: both operands are read once, each gradient is written once. Preconditions: class stride 1, and equal
+// alignment of all operands and gradients, with kShifted only of all gradients; vectors of 16 bytes with kShifted;
+// dynamic shared memory for all vectors of a row.
 #pragma once
 #include "softmax/dense_rows.cuh"
 
-// This thread's vectors of both operands, as visit_dense_row expects them.
+// This thread's classes of a row, as visit_dense_row (dense_rows.cuh) expects them.
 template <class Program_, class Group, int kVecSize, bool kShifted>
 struct StagedDenseRow {
   static constexpr bool kContiguous = true;
@@ -32,7 +35,8 @@ struct StagedDenseRow {
   using View = RowVectors<Input, kVecSize, int>;
   using Compute = typename Program::Compute;
   static constexpr bool kHasRoom = sizeof(Input) == sizeof(Compute) && sizeof(Target) == sizeof(Compute);
-  // Vectors of an iteration. Two of eight classes, or of two softmaxes, do not fit into the nearest instruction cache.
+  // Number of vectors per iteration. The code for two vectors of eight classes, or with two softmaxes, does not fit
+  // into the nearest instruction cache.
   static constexpr int kUnrolled = Program::kTeacher || kVecSize >= 8 ? 1 : 2;
 
   // A row, and this thread's edge elements.
@@ -44,7 +48,7 @@ struct StagedDenseRow {
     Target edge_t;
     Compute edge_kept[2][1];
   };
-  // Slots of one vector of both operands.
+  // Slots of one vector of each operand.
   struct Slot {
     X* x;
     T* t;
@@ -60,7 +64,7 @@ struct StagedDenseRow {
   Row now, ahead;
   View view;
   bool active;
-  // Vectors of the next row that are still to be copied.
+  // Vectors of the next row, which the last pass copies: pointers to the first ones, and their number.
   const Input* next_x;
   const Target* next_t;
   int next_vectors;
@@ -73,13 +77,14 @@ struct StagedDenseRow {
     for (int v = group.thread_rank(); v < next_vectors; v += group.num_threads(), at.advance()) refill(v, at);
   }
 
+  // Returns the slots of this thread's first vectors.
   static __device__ __forceinline__ Slot begin() {
     extern __shared__ uint4 staged[];
     X* const x = reinterpret_cast<X*>(staged);
     return {x + threadIdx.x, reinterpret_cast<T*>(x + blockDim.x) + threadIdx.x};
   }
 
-  // Makes the next row the current one, and `row` the next (-1: there is none).
+  // Makes the next row the current one, and `row` the next one (-1 if there is none).
   __device__ __forceinline__ void advance_row(int64 row) {
     now = ahead;
     active = now.active;
@@ -94,8 +99,8 @@ struct StagedDenseRow {
     cp_async_wait_all();
   }
 
-  // Loads the edge elements of the next row, and prefetches it to L2 half a row before its copies start, so that these
-  // hit L2.
+  // Loads the edge elements of the next row, and prefetches this row to L2. Half a row later its copies start, and hit
+  // L2.
   __device__ __forceinline__ void prefetch_next() {
     next_vectors = 0;
     if (!ahead.active) return;
@@ -126,7 +131,7 @@ struct StagedDenseRow {
     }
     visit_edge(f, active);
   }
-  // With kHasRoom.
+  // Precondition: kHasRoom.
   template <class F>
   __device__ __forceinline__ void for_each_kept(F& f) {
     const int vectors = active ? view.vectors : 0;
@@ -175,7 +180,7 @@ struct StagedDenseRow {
   }
 
  private:
-  // Numbers of the classes of a vector, in place of an operand.
+  // store_kept() stores the numbers of the classes of a vector in place of an operand; load_kept() loads them.
   template <class P>
   static __device__ __forceinline__ void store_kept(const Compute (&kept)[kVecSize], P* at) {
     Pack<Compute, kVecSize> pack;
@@ -190,13 +195,14 @@ struct StagedDenseRow {
     for (int i = 0; i < kVecSize; ++i) kept[i] = pack.element[i];
   }
 
+  // Sets `ahead` to a row, without its edge elements.
   __device__ __forceinline__ void locate(int64 row) {
     ahead.exists = row >= 0 && row < program.space.rows;
     program.space.offsets(ahead.exists ? row : 0, ahead.offset);
     ahead.active = ahead.exists && program.active(ahead.offset);
   }
 
-  // The vectors of a row: those of its logits, or those of its gradients.
+  // Returns the vectors of a row: those of its gradients with kShifted, otherwise those of its logits.
   __device__ __forceinline__ View view_of(const Row& row) const {
     const int classes = static_cast<int>(program.space.classes);
     if constexpr (kShifted) {
@@ -206,23 +212,25 @@ struct StagedDenseRow {
       return View(program.input, row.offset[kLogits], classes);
     }
   }
-  // The last aligned pack that begins at an element or in front of it.
+  // Returns the last aligned pack that begins at an element or before it.
   template <class P, class Storage>
   static __device__ __forceinline__ const P* aligned_before(const Storage* at) {
     return reinterpret_cast<const P*>(at - (kShifted ? elements_behind<P>(at) : 0));
   }
-  // Elements between an aligned address and this one.
+  // Number of elements from the last aligned address to this one.
   template <class P, class Storage>
   static __device__ __forceinline__ int elements_behind(const Storage* at) {
     return static_cast<int>(static_cast<unsigned>(reinterpret_cast<unsigned long long>(at)) % sizeof(P) /
                             sizeof(Storage));
   }
 
+  // Starts copying vector v of the next row, if it exists.
   __device__ __forceinline__ void refill(int v, const Slot& at) const {
     if (v >= next_vectors) return;
     copy(at.x, next_x + v * kVecSize);
     copy(at.t, next_t + v * kVecSize);
   }
+  // Starts copying a vector, unless it has to be shifted in registers.
   template <class P, class Storage>
   static __device__ __forceinline__ void copy(P* to, const Storage* from) {
     if (!kShifted || elements_behind<P>(from) == 0) {
@@ -234,7 +242,7 @@ struct StagedDenseRow {
       }
     }
   }
-  // Loads this thread's vectors of an operand that copy() leaves out to the slots from `at` on, two at a time so that
+  // Loads this thread's vectors of an operand that copy() leaves out to the slots from `at` on, two at a time, so that
   // their loads are in flight together.
   template <class P, class Storage>
   __device__ __forceinline__ void shift_in(const Storage* row, P* at) const {

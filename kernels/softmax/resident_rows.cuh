@@ -1,4 +1,4 @@
-// Resident rows: the row stays in shared memory, each logit is read from memory once. Value and gradient of
+// Resident rows: a row stays in shared memory, and each logit is read from memory once. Value and gradient of
 // softmax.cuh.
 //
 // 1. Each thread starts asynchronous copies of its vectors to shared memory (cp.async, no registers), and loads the
@@ -9,26 +9,27 @@
 // 4. One all_gather combines the parts of all warps: one barrier per row.
 // 5. Third sweep: the gradient.
 //
-// A thread reads only the vectors that it copied itself, so the copies need no barrier. While a thread waits for its
-// copies, other warps of the SM wait or compute. Copying the next row's vectors into place as these are used up would
-// take 64 registers instead of 40 (docs/performance/rows.md). Rows in registers were slower: compilers keep every
-// logit in each form that it was converted to, and spill.
+// A group owns a row, and a thread the same vectors in all sweeps (OwnClasses). It reads only vectors that it copied
+// itself, so the copies need no barrier. While a thread waits for its copies, other warps of the SM wait or compute.
+// Copying vectors of the next row into the slots of vectors that are used up would take 64 registers instead of 40
+// (docs/performance/rows.md). Rows in registers were slower: compilers keep every logit in each form that it was
+// converted to, and spill.
 //
-// With kKeepsProducts (capped logits of rows that no warps share) the product of exponential and slope replaces the
-// logit. Longer rows compute both again: products would have to be relative to the maximum of the whole row, which
-// takes a second all_gather, and those of 16-bit logits would leave room for half as many.
+// With kKeepsProducts (capped logits, rows within a warp) the product of exponential and slope replaces the logit. Rows
+// that several warps share compute both again: their products would have to be relative to the maximum of the whole
+// row, which takes a second all_gather, and with 16-bit logits products would halve the number of classes that fit.
 //
-// With kShifted rows of gradients lie otherwise than those of logits, and the third sweep takes the vectors of the
-// gradients: each is cut out of the two vectors of logits that it overlaps, of which a neighbouring lane copied one.
-// Before it, and behind it, lanes wait for each other.
+// With kShifted the gradients are aligned differently from the logits, and the third sweep goes over the vectors of the
+// gradients. Each is cut out of the two vectors of logits that it overlaps, one of which a neighbouring lane copied.
+// Lanes wait for each other before and after this sweep.
 //
-// Traffic: each logit is read once, each gradient written once. Preconditions: class stride 1, of logits unless they
-// are gathered; dynamic shared memory for all vectors of a row, twice as much for products of 16-bit logits.
+// Traffic: each logit is read once, each gradient written once. Preconditions: class stride 1 (of logits only if they
+// are not gathered); dynamic shared memory for all vectors of a row, twice as much for products of 16-bit logits.
 #pragma once
 #include "softmax/rows.cuh"
 
-// The product of exponential and slope of each class in place of its logit, for capped logits. Products may need twice
-// the room: the second half lies `half` slots away.
+// Keeps the product of exponential and slope of each class in place of its logit, for capped logits. Products may take
+// twice the space of logits. Their second half is then `half` slots after the first.
 template <class Compute, class P>
 struct ExpSlopeProducts;
 template <class Compute, class Storage, int kVecSize>
@@ -57,6 +58,7 @@ struct ExpSlopeProducts<Compute, Pack<Storage, kVecSize>> {
     }
     return sum_elements(e);
   }
+  // Loads the products of a vector.
   static __device__ __forceinline__ void load(const P* slot, int half, Compute (&products)[kVecSize]) {
     Pack<Compute, kVecSize> all;
 #pragma unroll
@@ -66,22 +68,22 @@ struct ExpSlopeProducts<Compute, Pack<Storage, kVecSize>> {
   }
 };
 
-// The places of the vectors of a row of gradients between those of its logits. Each overlaps two of these: its own,
-// which has its number and lies in a slot of the calling thread, and that of a neighbour. Lanes of a warp have slots
-// next to each other. If other warps share the row (kMultiWarp) there is one slot more, where the lane at the end puts
-// a copy of the vector that its neighbour in another warp has. Fewer than kVecSize elements lie in front of the first
-// vector of logits or behind the last one: vectors of gradients from `begin` to `end` have none of them.
+// Position of the gradient vectors of a row relative to its staged logit vectors. Each gradient vector overlaps two
+// logit vectors: its own, which has the same number and is in a slot of the calling thread, and a neighbour's. Lanes of
+// a warp have adjacent slots. If other warps share the row (kMultiWarp), each warp has one more slot, where the lane at
+// the end keeps a copy of the vector that its neighbour in another warp has. Up to kVecSize - 1 elements at each end of
+// the row of logits are in no vector, and the gradient vectors from `begin` to `end` contain none of them.
 template <class Storage, int kVecSize, bool kMultiWarp>
 struct StagedCuts {
   using P = Pack<Storage, kVecSize>;
   using View = RowVectors<Storage, kVecSize, int>;
-  unsigned bytes;  // of the first of both vectors of logits that are in front of the vector of gradients
-  int step;        // from the own vector to the neighbour's: 1, or -1 if that is the first one, or 0 if there is none
+  unsigned bytes;  // distance from the first of both logit vectors to the gradient vector, in bytes
+  int step;        // from the own vector to the neighbour's: 1, -1 if the neighbour's is first, 0 if there is none
   int begin, end;
-  bool at_end;       // no lane beside this one has the neighbour's vector
-  int lower, upper;  // from the own slot to those of both vectors
+  bool at_end;       // true if no lane next to this one has the neighbour's vector
+  int lower, upper;  // slots from the own one to those of the first and the second vector
 
-  // `turn`: slots from one vector of a thread to its next one.
+  // `turn`: number of slots from one vector of a thread to its next one.
   __device__ __forceinline__ StagedCuts(const View& staged, const View& written, int lane, int lanes, int turn) {
     const int between = (written.head - staged.head) & (kVecSize - 1);
     bytes = static_cast<unsigned>(between * static_cast<int>(sizeof(Storage)));
@@ -93,15 +95,15 @@ struct StagedCuts {
     lower = begin == 1 ? to_neighbour : 0;
     upper = begin == 1 ? 0 : to_neighbour;
   }
-  // The staged numbers of the classes of a vector of gradients. `slot`: that of its own vector of logits.
+  // Returns the staged numbers for the classes of a gradient vector. `slot` is the slot of its own logit vector.
   __device__ __forceinline__ P load(const P* slot) const {
     const P both[2] = {load_words(slot + lower), load_words(slot + upper)};
     return cut_out<sizeof(Storage)>(both, bytes);
   }
 };
 
-// The classes of a row that a thread takes: every count-th vector from `index` on, and up to kEdges elements at the
-// ends; and whether the label is one of them.
+// Classes of a row that a thread owns: every count-th vector from `index` on, and up to kEdges edge elements. Also
+// tells if the label's class is one of them. Precondition: count is a power of two.
 template <class View, int kEdges>
 struct OwnClasses {
   const View& view;
@@ -122,7 +124,7 @@ struct OwnClasses {
         own_edge(view.edge_class(index)),
         has_own_edge(active && own_edge >= 0),
         label(label) {
-    // Behind the head it is in a vector.
+    // A label past the head is in a vector, unless it is in the tail.
     const int offset = label - view.head;
     in_vector = active && offset >= 0 && offset / View::kVecSize < view.vectors;
     target_vector = in_vector ? offset / View::kVecSize : -1;
@@ -131,7 +133,8 @@ struct OwnClasses {
 #pragma unroll
     for (int e = 0; e < kEdges; ++e) has_target |= target_is_edge(e);
   }
-  // The class of an edge element, or -1. Several are found again where they are used: arrays would spill registers.
+  // Class of edge element e, or -1. If there are several, each is computed where it is used, because arrays would spill
+  // registers.
   __device__ __forceinline__ int edge_class(int e) const {
     return kEdges == 1 ? own_edge : view.edge_class(index + e * count);
   }
@@ -141,7 +144,7 @@ struct OwnClasses {
   __device__ __forceinline__ bool target_is_edge(int e) const {
     return has_edge(e) && edge_class(e) == label;
   }
-  // Loads the edge elements of a row that is read. Classes are `stride` elements apart.
+  // Loads the edge elements. Classes are `stride` elements apart. Precondition: the row is active.
   template <class Storage, int kCount>
   __device__ __forceinline__ void load_edges(const Storage* row, int64 stride, Storage (&edges)[kCount]) const {
 #pragma unroll
@@ -151,43 +154,47 @@ struct OwnClasses {
   }
 };
 
-// kEdges: elements at the ends of a row that a thread takes, at most. With several of them few lanes share a row, so a
-// warp has many rows on their way. Precondition: kEdges num_threads() >= 2 (kVecSize - 1), or all rows begin and end
-// with a vector.
-// kPrefetch: the next row is prefetched to L2. Precondition: a block takes the row.
-// kShifted: logits and gradients lie differently. If their classes lie apart (kGathered), vectors are those of the
-// gradients in all sweeps, and logits are gathered on their way to shared memory.
+// Reader of resident rows.
+//
+// kEdges: maximum number of edge elements of a thread. With several of them few lanes share a row, so a warp has many
+// rows in flight. Precondition: kEdges num_threads() >= 2 (kVecSize - 1), or all rows begin and end with a vector.
+//
+// kPrefetch: the next row is prefetched to L2. Precondition: a block owns the row.
+//
+// kShifted: logits and gradients are aligned differently. If the logits also have a class stride (kGathered), they are
+// gathered on their way to shared memory, and all sweeps go over the vectors of the gradients.
 template <int kVecSize, int kEdges, bool kPrefetch, bool kShifted = false, bool kGathered = false>
 struct ResidentReader {
   static_assert(kShifted || !kGathered, "gathered logits lie otherwise than their gradients");
   static_assert(!(kPrefetch && kShifted), "rows are prefetched in aligned vectors");
-  // True if the vectors of gradients are cut out of those of logits.
+  // True if gradient vectors are cut out of logit vectors.
   static constexpr bool kCuts = kShifted && !kGathered;
-  // An array has one element at least.
+  // Length of arrays of edge elements. Arrays need at least one element.
   static constexpr int kEdgeSlots = kEdges > 0 ? kEdges : 1;
-  // Vectors that a thread takes together, so that their instructions overlap.
+  // Number of vectors that a thread processes together, so that their instructions overlap.
   static constexpr int kUnroll = 4;
 
-  // Fewer where a class takes many registers: 8 classes.
+  // Capped logits take many registers, so no more than 8 classes are processed together.
   static constexpr int kUnrollCapped = kVecSize >= 8 ? 1 : 8 / kVecSize < kUnroll ? 8 / kVecSize : kUnroll;
 
-  // Vectors that are cut out take two packs each.
+  // Each vector that is cut out takes two packs.
   static constexpr int kUnrollCuts = 2;
 
-  // This thread's k-th vector is at [k * turn()].
+  // Returns the slot of this thread's first vector. Its k-th vector is at [k * turn()].
   template <class P, bool kCopies>
   static __device__ __forceinline__ P* stage() {
     extern __shared__ uint4 staged[];
     return reinterpret_cast<P*>(staged) + threadIdx.x + (kCopies ? threadIdx.x / kWarp : 0);
   }
-  // Slots of all threads for a vector of each, and with kCopies for a vector that each warp copies from another one.
+  // Number of slots from one vector of a thread to its next one: a slot per thread and, with kCopies, a slot per warp
+  // for the vector that it copies from another warp.
   template <bool kCopies>
   static __device__ __forceinline__ unsigned turn() {
     return blockDim.x + (kCopies ? blockDim.x / kWarp : 0);
   }
 
-  // f(v, at) for every staged vector v < end of the thread; `at` is the vector's slot. The distance of slots is found
-  // again wherever it is added: as an argument it spilled registers of threads that have 40 (NVRTC 13.0).
+  // Calls f(v, at) for every staged vector v < end of the thread; `at` is the vector's slot. turn() is computed
+  // wherever it is added: as an argument it spilled registers of threads that have 40 (NVRTC 13.0).
   template <bool kCopies, int kVectors = kUnroll, class P, class F>
   static __device__ __forceinline__ void for_each_staged(int v, P* at, int end, int count, const F& f) {
     if constexpr (kVectors > 1) {
@@ -201,13 +208,14 @@ struct ResidentReader {
     for (; v < end; v += count, at += turn<kCopies>()) f(v, at);
   }
 
-  // Slots for so many vectors.
+  // Number of slots that a block has for `vectors` vectors per row, if `count` threads share a row. Precondition: count
+  // is a power of two.
   static __device__ __forceinline__ int slots(int vectors, int count) {
     return (vectors + count - 1 >> log2_exact(count)) * blockDim.x;
   }
 
-  // Prefetches a short active row to L2, so that few blocks keep the memory busy. With many blocks, and with longer
-  // rows, reads and writes in flight exceed L2.
+  // Prefetches a row to L2 if it exists and is active, so that few blocks keep the memory busy. It is meant for short
+  // rows: with many blocks, and with longer rows, reads and writes in flight exceed L2.
   template <class Group, class Program>
   static __device__ __forceinline__ void prefetch_row(const Program& program, const Group& group, int64 row) {
     using Input = typename Program::Input;
@@ -219,8 +227,8 @@ struct ResidentReader {
     if (view.vectors > 0) prefetch_l2(program.input + t.offset[kLogits] + view.head, view.vectors * 16u);
   }
 
-  // Gathers this thread's vectors: without registers, or kTogether at a time so that their loads are in flight
-  // together.
+  // Gathers this thread's vectors into shared memory: by asynchronous copies with Vectors::kCopies, otherwise through
+  // registers, kTogether at a time, so that their loads are in flight together.
   template <int kTogether, class Vectors, class View, class P>
   static __device__ __forceinline__ void gather(const Vectors& vectors, const View& view, int v, P* at, int end,
                                                 int count) {
@@ -240,6 +248,8 @@ struct ResidentReader {
     }
   }
 
+  // Evaluates a row and, if kGradient, writes its gradient. Returns the row's value. Preconditions: those of
+  // two_pass_row; `next` is the row after r, or >= rows.
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ typename Program::Compute visit(const Program& program, const Group& group, int64 r,
                                                                     bool exists, int64 next, SyncState& sync,
@@ -251,8 +261,8 @@ struct ResidentReader {
     constexpr bool kMasksTarget = !Program::kSmoothed && !Program::kCapped,
                    kKeepsProducts =
                        Program::kKeepsProducts && !Group::kMultiWarp && (!kCuts || kSameType<Input, Compute>);
-    // Exponentials replace their logits if they fit, and are relative to the maximum of the row: with several warps
-    // they would have to be rescaled, and speculative gradients would differ in bits from recomputed ones.
+    // Exponentials replace their logits if they fit, and if they are relative to the maximum of the row: with several
+    // warps they would have to be rescaled, and speculative gradients would differ in bits from recomputed ones.
     constexpr bool kKeepsExponentials =
         kGradient && !Program::kCapped && !Group::kMultiWarp && kSameType<Input, Compute>;
     const Input lowest = Narrow<Input>::from(-scalar_infinity(0.0f));
@@ -263,12 +273,12 @@ struct ResidentReader {
     t.active &= exists;
     t.invalid_label &= exists;
     using View = RowVectors<Input, kVecSize, int>;
-    // Gathered logits have the vectors of their gradients.
+    // Gathered logits are staged in the vectors of their gradients.
     const View view = vectors_of_row<kVecSize, kGathered, int>(program, t.offset);
     const Input* const input = program.input + t.offset[kLogits];
     const OwnClasses<View, kEdges> own(view, index, count, t.active, static_cast<int>(t.label));
     const int present = t.active ? view.vectors : 0;
-    // Both uses find the cuts for themselves: kept from one to the other they would spill registers.
+    // Computed at both uses: kept from one to the other, cuts would spill registers.
     [[maybe_unused]] const auto cuts_of = [&](const View& written) {
       const int lanes = group.subwarp_size();
       return StagedCuts<Input, kVecSize, Group::kMultiWarp>(view, written, index & (lanes - 1), lanes, turn<kCopies>());
@@ -281,10 +291,10 @@ struct ResidentReader {
         const auto cuts = cuts_of(vectors_of_row<kVecSize, kShifted, int>(program, t.offset));
         row += cuts.begin;
         if (cuts.at_end) {
-          // The first vector has no neighbour in front of it.
+          // The first vector has no neighbour before it.
           const bool later = index + cuts.step < 0;
           P* const beside = row + cuts.step + (later ? turn<kCopies>() : 0);
-          // The last vector of a row lies in front of none.
+          // The last vector of a row has no neighbour after it.
           const int neighbour = index + cuts.step + (later ? count : 0), last = present + min(cuts.step, 0);
           for_each_staged<kCopies>(neighbour, beside, last, count, copy);
         }
@@ -297,7 +307,8 @@ struct ResidentReader {
       logit = input[t.label * stride];
       own.load_edges(input, stride, edge_logits);
     }
-    // The element of a vector, or of an edge, that is the label's; -1 if there is none, or if its logit is masked.
+    // Position of the label's class in a vector, or in an edge element; -1 if it is not there, or if its logit is
+    // masked.
     const auto element_of = [&](const OwnClasses<View, kEdges>& of, int i) {
       return !kMasksTarget && i == of.target_vector ? of.target_element : -1;
     };
@@ -308,7 +319,7 @@ struct ResidentReader {
     if constexpr (kGathered) {
       const ShiftedVectors<Input, kVecSize, kGathered> vectors(input, stride, static_cast<int>(program.space.classes),
                                                                view.head);
-      // Threads of a single block have registers for more elements.
+      // If a single block owns the row, threads have registers for more elements.
       constexpr int kTogether = Group::kMultiWarp && Group::kClusterSize == 1 ? 4 : 2;
       gather<kTogether>(vectors, view, index, row, present, count);
     }
@@ -363,11 +374,11 @@ struct ResidentReader {
       scale_grad_coeffs(program, grad_coeffs, grad_factor(scale, t.offset));
       const bool all_zero = grad_coeffs.all_zero();
       using Gradient = typename Program::Gradient;
-      // Lanes read slots of each other, or write over the label's logit, and shuffles order no memory. Between warps
-      // there was a barrier.
+      // Lanes read each other's slots, or overwrite the label's logit, and shuffles do not order memory accesses.
+      // Between warps, group_combine had a barrier.
       if constexpr (kCuts || (Program::kInPlace && !Group::kMultiWarp)) __syncwarp();
       Gradient* const gradients = program.gradients + t.offset[kGradients];
-      // The vectors and the edge elements of the gradients, if those lie otherwise.
+      // Vectors and edge elements of the gradients, if these are aligned differently from logits.
       [[maybe_unused]] const View written = vectors_of_row<kVecSize, kShifted, int>(program, t.offset);
       [[maybe_unused]] const OwnClasses<View, kEdges> own_written(written, index, count, t.active,
                                                                   static_cast<int>(t.label));
@@ -420,7 +431,7 @@ struct ResidentReader {
           }
         });
         if constexpr (kCuts) {
-          // The first and the last vector, if some of their classes are at an end of the row of logits.
+          // The first and the last gradient vector, if they contain edge elements of the row of logits.
           const int last = max(end, cuts.begin);
 #pragma unroll 1
           for (int i = later ? 0 : last;; i = last) {
@@ -435,13 +446,13 @@ struct ResidentReader {
           }
         }
       }
-      // Behind the vectors, since these edges have only just been loaded.
+      // After the vectors, because these edge elements have only just been loaded.
       if constexpr (kCuts) store_edges();
       // Written by the thread that has just stored another number there.
       if ((kMasksTarget || (kKeepsProducts && own.in_vector)) && stored.has_target && !all_zero) {
         gradients[t.label] = Narrow<Gradient>::from(grad_coeffs.target * program.logit.slope(widen<Compute>(logit)));
       }
-      // A neighbour may still read slots that the next row is copied to.
+      // A neighbour may still read slots to which the next row is copied.
       if constexpr (kCuts) __syncwarp();
     }
     return y.value;

@@ -1,20 +1,22 @@
-// Rows of a lane that stay in shared memory: classes whose arithmetic takes too many registers, and too much code,
-// where a row is in registers (register_rows.cuh). Value and gradient of softmax.cuh.
+// Rows of a lane in shared memory, for classes whose arithmetic would take too many registers, and too much code, with
+// rows in registers (register_rows.cuh). Value and gradient of softmax.cuh.
 //
-// 1. A lane finds the largest logit of its row, and the largest magnitude.
-// 2. It adds the exponentials, some classes at a time.
+//   a lane owns one row, and all its classes
+//
+// 1. The lane finds the largest logit of its row, and the largest magnitude.
+// 2. It adds the exponentials, kRolledClasses classes at a time.
 // 3. It evaluates the row (lane_rows.cuh).
-// 4. It computes each class again, and writes the gradient in the place of the logit.
+// 4. It computes each class again, and replaces the logit by its gradient.
 //
-// Traffic: none to memory. Preconditions: gradients have the dtype of logits; the row is complete, and no other lane
-// reads it.
+// Traffic: shared memory only. Preconditions: gradients have the dtype of logits; the row is complete in shared memory,
+// and no other lane reads it.
 #pragma once
 #include "softmax/lane_rows.cuh"
 
-// Classes that are evaluated side by side.
+// Number of classes that are evaluated side by side.
 constexpr int kRolledClasses = 8;
 
-// f(j, words) for each word of a row, which begins with class j.
+// Calls f(j, word) for each word of a row. j is the first class of the word.
 template <class Source, class F>
 __device__ __forceinline__ void for_each_word(const Source& source, const F& f) {
   constexpr int kWords = Source::kEach < kRolledClasses ? kRolledClasses / Source::kEach : 1;
@@ -22,7 +24,8 @@ __device__ __forceinline__ void for_each_word(const Source& source, const F& f) 
   for (int j = 0; j < Source::kPerThread; j += Source::kEach) f(j, source.word(0, j));
 }
 
-// Adds the classes of a row to its sums, whose max_logit is set. kNear: capped logits are known to be near.
+// Adds the classes of a row to its sums, whose max_logit is set. z is the label's logit. kNear: capped logits are known
+// to be near.
 template <bool kNear, class Source, class Program, class Compute>
 __device__ __forceinline__ void add_rolled_row(const Program& program, const Source& source, int label, Compute z,
                                                RowSums<Compute, Program::kSmoothed>& sums) {
@@ -46,7 +49,7 @@ __device__ __forceinline__ void add_rolled_row(const Program& program, const Sou
   });
 }
 
-// Replaces the logits of a row by their gradients.
+// Replaces the logits of a row by their gradients. kNear: as in add_rolled_row.
 template <bool kNear, class Source, class Program, class Compute>
 __device__ __forceinline__ void gradients_of_rolled_row(const Program& program, const Source& source, int label,
                                                         const GradCoeffs<Compute>& coeffs) {
@@ -68,7 +71,7 @@ __device__ __forceinline__ void gradients_of_rolled_row(const Program& program, 
   });
 }
 
-// As visit_register_rows, of the one row of a lane.
+// Variant of visit_register_rows for lanes with one row each, in shared memory. Gradients replace the logits there.
 template <bool kGradient, class Source, class Program, class Scale, class Ahead>
 __device__ __forceinline__ double visit_rolled_row(const Program& program, const Source& source,
                                                    const LaneLabels<1, Program>& labels_of, Scale& scale, int count,
@@ -107,7 +110,7 @@ __device__ __forceinline__ double visit_rolled_row(const Program& program, const
   if constexpr (kGradient) {
     if (count <= 0) return total;
     if (zero_rows != 0) {
-      // Logits and weights may be infinite.
+      // Products with coefficients of 0 could be NaN, because logits and weights may be infinite.
       for_each_word(source, [&](int, typename Source::Word* at) { store_words(at, typename Source::Word{}); });
     } else if (is_near) {
       gradients_of_rolled_row<true>(program, source, labels[0], coeffs[0]);

@@ -1,20 +1,20 @@
 // Thread groups: which threads share a row of logits, how they exchange values, and how they claim work.
 //
-//   group    shares one row: 1 to 32 lanes of a warp (a subwarp), a lane of each warp of a block, a block, or a cluster
-//            of blocks
-//   worker   claims chunks of rows: a warp (SubwarpGroup), a block (BlockOfSubwarps, ColumnWarps), a block or cluster
-//            (ClusterGroup)
+//   group    threads that share one row: 1 to 32 lanes of a warp (a subwarp), a lane of each warp of a block, a block,
+//            or a cluster of blocks
+//   worker   threads that claim chunks of rows: a warp (SubwarpGroup), a block (BlockOfSubwarps, ColumnWarps), a block
+//            or cluster (ClusterGroup)
 //   chunk    the rows that share one partial sum and one record of the speculative scale
 //
-// 1. A worker starts with chunk worker(); then it takes chunks worker() + workers() and so on, or claims them from a
-//    WorkQueue.
-// 2. The threads of a group read every num_threads()-th vector of a row.
-// 3. They exchange partial results: subwarp_reduce within a warp, all_gather between warps and blocks, exchange between
-//    warps whose lanes have different rows.
+// 1. Each worker starts with chunk worker(). It continues with chunks worker() + workers(), worker() + 2 workers(),
+//    ..., or claims them from a WorkQueue.
+// 2. Each thread of a group reads every num_threads()-th vector of a row.
+// 3. The threads exchange partial results: subwarp_reduce within a warp, all_gather between warps and blocks, exchange
+//    between warps whose lanes have different rows.
 // 4. At the end of a chunk, worker_sum adds the values of its rows, and the scale is recorded.
 //
-// Reduction trees are fixed, so a row with the same layout has the same bits on any GPU; which worker takes a chunk
-// changes nothing.
+// Reduction trees are fixed, so a row with the same layout gets the same bits on any GPU, whichever worker processes
+// its chunk.
 //
 // Traffic: shared memory or DSMEM, one barrier per all_gather; one atomic per claimed chunk. Preconditions: stated at
 // each function.
@@ -38,21 +38,22 @@ struct AddOp {
   }
 };
 
-// State of a worker's exchanges: how many there were, whose parity selects the buffer, and the chunk that the leader
-// claimed, for the next broadcast.
+// State of a worker's exchanges: the number of exchanges so far, whose parity selects the buffer, and the leader's
+// claimed chunk, which the next exchange broadcasts.
 struct SyncState {
   unsigned syncs;
   unsigned claimed;
 };
 
-// The value of the lane at distance `offset` (XOR). Precondition: all 32 lanes call it together.
+// Returns the x of the lane whose number differs from this lane's by `offset` (XOR). Precondition: all 32 lanes call it
+// together.
 template <class T>
 __device__ __forceinline__ T shuffle_xor(T x, int offset) {
   return __shfl_xor_sync(0xffffffffu, x, offset);
 }
 
-// Butterfly reduction over `width` neighbouring lanes; every one of them gets the result. Preconditions: all 32 lanes
-// call it together; width is a power of two.
+// Butterfly reduction over `width` neighbouring lanes; every lane gets the result. Preconditions: all 32 lanes call it
+// together; width is a power of two.
 template <class Op, class T>
 __device__ __forceinline__ T subwarp_reduce(T x, int width, Op op) {
 #pragma unroll
@@ -63,12 +64,14 @@ __device__ __forceinline__ T subwarp_reduce(T x, int width, Op op) {
   return x;
 }
 
-// log2(x) of a power of two. Shifts by it replace divisions, which take 20 instructions.
+// Returns log2(x). A shift by the result replaces a division, which takes 20 instructions. Precondition: x is a power
+// of two.
 __device__ __forceinline__ int log2_exact(int x) {
   return 31 - __clz(x);
 }
 
-// `width` neighbouring lanes, a power of two, share a row; a warp takes 32 / width rows at once. The worker is a warp.
+// `width` neighbouring lanes, a power of two, share a row. A warp processes 32 / width rows at once. The worker is a
+// warp.
 struct SubwarpGroup {
   static constexpr bool kMultiWarp = false;
   // True if the worker is a block or a cluster.
@@ -85,14 +88,15 @@ struct SubwarpGroup {
   __device__ __forceinline__ int num_threads() const {
     return width;
   }
-  // Lanes of one warp that share a row.
+  // Number of lanes of one warp that share a row.
   __device__ __forceinline__ int subwarp_size() const {
     return width;
   }
-  // Rows that the worker takes at once.
+  // Number of rows that the worker processes at once.
   __device__ __forceinline__ int rows_at_once() const {
     return kWarp >> log2_exact(width);
   }
+  // Index of the calling thread's row among them.
   __device__ __forceinline__ int row_slot() const {
     return threadIdx.x % kWarp >> log2_exact(width);
   }
@@ -112,29 +116,29 @@ struct SubwarpGroup {
   __device__ __forceinline__ int worker_threads() const {
     return kWarp;
   }
-  // Offset of the worker's own part of dynamic shared memory, in which each worker of the block has so many bytes.
+  // Byte offset of the worker's part of dynamic shared memory, in which each worker of the block has `bytes` bytes.
   __device__ __forceinline__ int worker_offset(int bytes) const {
     return static_cast<int>(threadIdx.x / kWarp) * bytes;
   }
   __device__ __forceinline__ void worker_barrier() const {
     __syncwarp();
   }
-  // Before all other exchanges: nothing to do.
+  // Called before all exchanges. Warps need no preparation.
   __device__ __forceinline__ void cluster_start() const {
   }
-  // The chunk that the leader claimed, in all lanes.
+  // Returns the chunk that the leader claimed, in all lanes.
   __device__ __forceinline__ unsigned broadcast(const SyncState& sync) const {
     return __shfl_sync(0xffffffffu, sync.claimed, 0);
   }
 
-  // The sum over the rows of the worker, of which each row's first thread holds one value; in the leader.
+  // Returns the sum over the worker's rows, in the leader. The first thread of each row holds the row's value in `x`.
   __device__ __forceinline__ double worker_sum(double x, SyncState&) const {
     return rolled_warp_sum(thread_rank() == 0 ? x : 0.0);
   }
 };
 
-// Subwarps whose worker is the block: each chunk gives every subwarp a row, so no warp is left with several rows when
-// the others have finished. Precondition: every thread of the block calls each function, together.
+// Subwarps whose worker is the block. Each chunk assigns one row to every subwarp, so no warp still has several rows
+// when the others have finished. Precondition: every thread of the block calls each function, together.
 struct BlockOfSubwarps : SubwarpGroup {
   static constexpr bool kBlockWide = true;
 
@@ -153,12 +157,12 @@ struct BlockOfSubwarps : SubwarpGroup {
   __device__ __forceinline__ bool is_leader() const {
     return threadIdx.x == 0;
   }
-  // The chunk that the leader had claimed at the last call of worker_sum().
+  // Returns the chunk that the leader had claimed at the last call of worker_sum().
   __device__ __forceinline__ unsigned broadcast(const SyncState& sync) const {
     return claim_slots()[(sync.syncs & 1) ^ 1];
   }
-  // Also publishes the leader's claim. Double-buffered, so one barrier per chunk is enough: a thread still reading one
-  // buffer has not reached the next barrier, hence nobody overwrites it.
+  // As SubwarpGroup::worker_sum(). Also publishes the leader's claim. Double-buffered, so one barrier per chunk is
+  // enough: a thread still reading one buffer has not reached the next barrier, hence nobody overwrites it.
   __device__ __forceinline__ double worker_sum(double x, SyncState& sync) const {
     __shared__ double sums[2][kWarp];
     const int lane = threadIdx.x % kWarp, buffer = sync.syncs & 1;
@@ -178,8 +182,8 @@ struct BlockOfSubwarps : SubwarpGroup {
   }
 };
 
-// The kWarps warps of a block share 32 neighbouring rows whose classes lie apart: lane l of each warp has a part of row
-// l, so that of each class a warp reads whole sectors. The worker is the block. Preconditions: blockDim.x is 32 kWarps;
+// The kWarps warps of a block share 32 neighbouring rows with strided classes: lane l of each warp holds a part of row
+// l, so a warp reads whole sectors of each class. The worker is the block. Preconditions: blockDim.x is 32 kWarps;
 // every thread of the block calls each function, together.
 template <int kWarps>
 struct ColumnWarps : BlockOfSubwarps {
@@ -207,15 +211,16 @@ struct ColumnWarps : BlockOfSubwarps {
   __device__ __forceinline__ void worker_barrier() const {
     __syncthreads();
   }
-  // The sum over the rows of the worker, of whose values the first warp has one each; in the leader. Also publishes the
-  // leader's claim, as in BlockOfSubwarps.
+  // Returns the sum over the worker's rows, in the leader. Each lane of the first warp holds its row's value in `x`.
+  // Also publishes the leader's claim, as in BlockOfSubwarps.
   __device__ __forceinline__ double worker_sum(double x, SyncState& sync) const {
     if (threadIdx.x == 0) claim_slots()[sync.syncs & 1] = sync.claimed;
     __syncthreads();
     ++sync.syncs;
     return threadIdx.x < kWarp ? rolled_warp_sum(x) : 0.0;
   }
-  // Gives `mine` to the threads that share the row. The parts of all, which part_of() reads, stay until the next call.
+  // Shares `mine` with the threads of the same row. Returns the parts that part_of() reads; they stay valid until the
+  // next call.
   template <class Part>
   __device__ __forceinline__ const unsigned* exchange(const Part& mine) const {
     static_assert(sizeof(Part) % 4 == 0, "what is shared travels in words of 4 bytes");
@@ -223,13 +228,13 @@ struct ColumnWarps : BlockOfSubwarps {
     __shared__ unsigned words[kWarps * kWords * kWarp];
     unsigned* const parts = words + threadIdx.x % kWarp;
     const unsigned* const own = reinterpret_cast<const unsigned*>(&mine);
-    __syncthreads();  // the parts of the call before have been read
+    __syncthreads();  // all threads have read the parts of the previous call
 #pragma unroll
     for (int k = 0; k < kWords; ++k) parts[(thread_rank() * kWords + k) * kWarp] = own[k];
     __syncthreads();
     return parts;
   }
-  // Sets `part` to that of a warp.
+  // Copies the part of warp `warp` to `part`. `parts` is the result of exchange().
   template <class Part>
   static __device__ __forceinline__ void part_of(const unsigned* parts, int warp, Part& part) {
     constexpr int kWords = sizeof(Part) / 4;
@@ -239,8 +244,8 @@ struct ColumnWarps : BlockOfSubwarps {
   }
 };
 
-// Reduces each of kCount numbers over the threads that share a row; every one of them gets the results. Preconditions:
-// those of subwarp_reduce.
+// Reduces each of kCount numbers over the threads that share a row; every thread gets the results. Preconditions: those
+// of subwarp_reduce.
 template <class Op, class T, int kCount>
 __device__ __forceinline__ void row_reduce(const SubwarpGroup& group, T (&x)[kCount], Op op) {
 #pragma unroll
@@ -296,17 +301,17 @@ struct ClusterGroup {
   __device__ __forceinline__ bool is_leader() const {
     return thread_rank() == 0;
   }
-  // Arrives at the cluster barrier for which the first all_gather() waits: DSMEM of a block that has not started must
-  // not be written. An all_gather() has to follow.
+  // Arrives at the cluster barrier that the first all_gather() waits for, because the DSMEM of a block that has not
+  // started must not be written. Precondition: an all_gather() follows.
   __device__ __forceinline__ void cluster_start() const {
     if constexpr (kClusterSize > 1) cluster_arrive();
   }
-  // The chunk that the leader had claimed at the last call of all_gather().
+  // Returns the chunk that the leader had claimed at the last call of all_gather().
   __device__ __forceinline__ unsigned broadcast(const SyncState& sync) const {
     return claim_slots()[(sync.syncs & 1) ^ 1];
   }
 
-  // Publishes thread 0's claim to the block. A barrier has to follow.
+  // Publishes thread 0's claim to the block. Precondition: a barrier follows.
   __device__ __forceinline__ void publish_claim(const SyncState& sync) const {
     if (threadIdx.x == 0) claim_slots()[sync.syncs & 1] = sync.claimed;
   }
@@ -314,8 +319,8 @@ struct ClusterGroup {
   // All-gather across warps: each warp contributes `mine` (uniform within the warp). Afterwards all[w] holds warp w's
   // value in every thread of the group. Also broadcasts the chunk that the leader claimed.
   //
-  // Double-buffered, so one barrier is enough: a thread that still reads the buffer of the last call but one has not
-  // contributed to the last call, for which all threads wait.
+  // Double-buffered, so one barrier is enough: a thread that still reads the buffer of the call before the previous one
+  // has not contributed to the previous call, and every thread waits in that call until all have contributed.
   template <class T>
   __device__ __forceinline__ void all_gather(const T& mine, SyncState& sync, const T*& all) const {
     static_assert(sizeof(T) % 4 == 0, "what is shared travels in words of 4 bytes");
@@ -362,28 +367,29 @@ struct ClusterGroup {
   }
 };
 
-// Claims the next one of what `counter` counts, and returns its number. An increment that wraps around at a number
-// which is never reached: of an addition by one lane the assembler makes one by all active lanes, with a shuffle behind
-// it that hands out the result, and there the whole warp waits for the atomic.
+// Claims the next item of `counter` and returns its number. The atomic is an increment that wraps around at a number
+// which is never reached. An addition would be slower: the assembler turns an addition by one lane into one by all
+// active lanes, followed by a shuffle that distributes the result, and at that shuffle the whole warp waits for the
+// atomic.
 __device__ __forceinline__ unsigned claim_next(unsigned* counter) {
   return atomicInc(counter, 0x7fffffffu);
 }
 
-// The chunks of a worker. The first kStatic chunks per worker are assigned statically; then each worker claims the next
-// unclaimed one, because SMs are not equally fast. Which worker takes a chunk changes no bit. A chunk is claimed long
-// before it is needed, so that nobody waits for the atomic.
+// Sequence of the chunks of one worker. Its first kStatic chunks are assigned statically. After them it claims the next
+// unclaimed chunk, because SMs are not equally fast. Which worker processes a chunk changes no bit. A chunk is claimed
+// long before it is needed, so that nobody waits for the atomic.
 template <class Group>
 struct WorkQueue {
-  // As many chunks as a worker may ask for before its first exchange (all_gather or worker_sum).
+  // Number of chunks that a worker may request before its first exchange (all_gather or worker_sum).
   static constexpr int kStatic = 3;
-  unsigned* counter;  // chunks that all workers claimed; nullptr: all chunks are static
+  unsigned* counter;  // number of chunks that all workers claimed; nullptr: all chunks are static
   unsigned claimed;   // valid in the leader
 
   __device__ __forceinline__ WorkQueue(const Group& group, unsigned* counter) : counter(counter), claimed(0) {
     claim(group);
   }
-  // The worker's chunk after `chunk`. Preconditions: all threads of the worker call it together. `syncs` is the count
-  // of a visit in which no exchange has begun. Between two calls that claim lies an exchange.
+  // Returns the worker's chunk after `chunk`. `syncs` is SyncState::syncs before the current visit's first exchange.
+  // Preconditions: all threads of the worker call it together; an exchange separates two calls that claim.
   __device__ __forceinline__ int next(const Group& group, int chunk, unsigned syncs) {
     const int workers = static_cast<int>(group.workers());
     if (counter == nullptr || chunk < (kStatic - 1) * workers) return chunk + workers;
@@ -393,15 +399,16 @@ struct WorkQueue {
   }
 
  private:
-  // The leader is asked for first: the other way round NVRTC 13.0 spilled 20 bytes of clusters, and cross entropy of
-  // 8192 x 32000 in float32 took 3 % longer.
+  // is_leader() is tested first: the other way round NVRTC 13.0 spilled 20 bytes in kernels with clusters, and cross
+  // entropy of 8192 x 32000 in float32 took 3 % longer.
   __device__ __forceinline__ void claim(const Group& group) {
     if (group.is_leader() && counter != nullptr) claimed = claim_next(counter);
   }
 };
 
-// The warp's chunk after `chunk`. Its first chunk is static; for every other it waits for the atomic, which other warps
-// of the SM hide, and which saves a register. Preconditions: all lanes of the warp call it together.
+// Returns the warp's chunk after `chunk`. Only the first chunk is static. For every other one the warp waits for the
+// atomic, which saves a register; other warps of the SM hide the latency. Precondition: all lanes of the warp call it
+// together.
 __device__ __forceinline__ int next_chunk(const SubwarpGroup& group, int chunk, unsigned* counter) {
   const int workers = static_cast<int>(group.workers());
   if (counter == nullptr) return chunk + workers;
@@ -410,11 +417,11 @@ __device__ __forceinline__ int next_chunk(const SubwarpGroup& group, int chunk, 
   return workers + static_cast<int>(group.broadcast({0, claimed}));
 }
 
-// SpeculativeScale for workers of any size. The grad_output is recorded per chunk, and by each block of a cluster,
-// because each block reads the table by itself. In backward a worker records the true one, after all of its threads
-// have compared: an exchange lies between. Preconditions: every thread of the worker constructs it together. An
-// exchange of the group lies between the constructor and the first call of factor() or record(), because in a block
-// thread 0 reads the slot for all threads.
+// SpeculativeScale for workers of any size. Each block of the worker records the grad_output once per chunk, because
+// each block of a cluster reads the table by itself. In backward a worker records the true grad_output after an
+// exchange, so all of its threads have compared the old record. Preconditions: all threads of the worker construct it
+// together; an exchange of the group separates the constructor from the first call of factor() or record(), because in
+// a block thread 0 reads the slot for all threads.
 template <class Group, class Compute>
 struct WorkerSpeculativeScale {
   double* used_grad_output;
@@ -462,15 +469,15 @@ __device__ __forceinline__ void record_scale(const WorkerSpeculativeScale<Group,
   scale.record(group, chunk);
 }
 
-// True if the gradients of a chunk of this worker were written with another grad_output than the true one. As
-// grad_scale_is_stale of core/speculative_grad.cuh; the same in all threads of the worker, because only all of them
-// together can compute rows again. Preconditions: every thread of the worker calls it together.
+// True if the gradients of a chunk of this worker were written with a grad_output other than the true one. As
+// grad_scale_is_stale of core/speculative_grad.cuh, but with the same result in all threads of the worker, because only
+// all of them together can recompute rows. Precondition: every thread of the worker calls it together.
 template <class Group>
 __device__ __forceinline__ bool worker_grad_scale_is_stale(const Group& group, int64 chunks, double true_grad_output,
                                                            const double* used_grad_output,
                                                            double* expected_grad_output) {
-  // Each warp checks all records of the worker, so they need no barrier; there are few. Nor does a division of 64 bits
-  // find out how many.
+  // Each warp checks all records of the worker, so no barrier is needed; there are few records. Counting them would
+  // take a 64-bit division, which this loop avoids.
   constexpr int kClusterSize = Group::kClusterSize;
   const int lane = threadIdx.x % kWarp;
   const int64 step = group.workers();
@@ -486,8 +493,8 @@ __device__ __forceinline__ bool worker_grad_scale_is_stale(const Group& group, i
   return stale;
 }
 
-// True in backward, where grad_output is not null, if this worker has nothing to write. Preconditions: those of
-// worker_grad_scale_is_stale.
+// True if this worker has nothing to write: in backward, where grad_output is not null, if its gradients are already in
+// place. Preconditions: those of worker_grad_scale_is_stale.
 template <class Group, class Result>
 __device__ __forceinline__ bool worker_gradient_is_in_place(const Group& group, int64 chunks, const Result* grad_output,
                                                             const double* used_grad_output,

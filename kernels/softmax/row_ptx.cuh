@@ -1,11 +1,11 @@
-// Inline PTX of the softmax kernels, as core/ptx.cuh: asynchronous copies to shared memory, L2 prefetch, clusters,
-// maxima of packed 16-bit pairs. A compiler for another target supplies its own version of each function.
+// Inline PTX of the softmax kernels, in addition to core/ptx.cuh: asynchronous copies to shared memory, L2 prefetch,
+// clusters, maxima of packed 16-bit pairs. A compiler for another target supplies its own version of each function.
 #pragma once
 
 #ifdef __CUDA_ARCH__
 
-// 1 / x to one unit in the last place, with 0 for subnormal results: the bare instruction. Precondition: x is not
-// subnormal.
+// Returns 1 / x to within one unit in the last place, and 0 for subnormal results: the bare instruction. Precondition:
+// x is not subnormal.
 __device__ __forceinline__ float reciprocal_ftz(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -25,7 +25,8 @@ __device__ __forceinline__ int warp_sum_int(int x) {
 #endif
 }
 
-// x, opaque to the compiler: it keeps the value in a register instead of computing it again at each use.
+// Returns x, opaque to the compiler, which then keeps the value in a register instead of computing it again at each
+// use.
 __device__ __forceinline__ float opaque(float x) {
   asm volatile("" : "+f"(x));
   return x;
@@ -44,23 +45,25 @@ __device__ __forceinline__ T* opaque(T* x) {
   return x;
 }
 
-// Four of the eight bytes of two words, low to high as the digits of `which` say: 0 to 3 of x, 4 to 7 of y.
+// Selects four of the eight bytes of two words. Each hexadecimal digit of `which`, lowest first, names the source of
+// one result byte: 0 to 3 for the bytes of x, 4 to 7 for the bytes of y.
 __device__ __forceinline__ unsigned select_bytes(unsigned x, unsigned y, unsigned which) {
   return __byte_perm(x, y, which);
 }
 
-// 0, but unknown to the compiler. An address that contains it is not uniform across threads, as far as the compiler can
-// tell. It would move uniform loads to uniform registers, and for that wait for the memory.
+// Returns 0, as a value unknown to the compiler. An address that contains it is not provably uniform across threads.
+// Otherwise the compiler moves uniform loads to uniform registers, and waits for the memory to do so. Precondition:
+// blockDim.y is 1.
 __device__ __forceinline__ int64 opaque_zero() {
   unsigned y;
   asm("mov.u32 %0, %%tid.y;" : "=r"(y));
   return y;
 }
 
-// True if packed pairs of 16-bit numbers can be compared in one instruction.
+// True if the GPU has an instruction for the maximum of packed pairs of 16-bit numbers.
 constexpr bool kHasPairMax = __CUDA_ARCH__ >= 800;
 
-// The maximum in each half of a word; of a number and NaN it is the number.
+// Returns the maximum in each half of a word. The maximum of a number and NaN is the number. Precondition: kHasPairMax.
 __device__ __forceinline__ unsigned max_half_pair(unsigned x, unsigned y) {
   unsigned z = 0;
 #if __CUDA_ARCH__ >= 800
@@ -79,9 +82,9 @@ __device__ __forceinline__ unsigned max_bfloat16_pair(unsigned x, unsigned y) {
 // True if the GPU has cp.async.
 constexpr bool kHasCpAsync = __CUDA_ARCH__ >= 800;
 
-// Starts an asynchronous copy of kBytes (4, 8 or 16) from global to shared memory, without registers. Preconditions:
-// both addresses are aligned to kBytes. The calling thread reads the copy after cp_async_wait_all(), other threads
-// after a barrier behind that.
+// Starts an asynchronous copy of kBytes (4, 8 or 16) from global to shared memory, bypassing registers. Preconditions:
+// kHasCpAsync; both addresses are aligned to kBytes. The calling thread may read the copy after cp_async_wait_all(),
+// other threads after a barrier that follows it.
 template <int kBytes>
 __device__ __forceinline__ void cp_async_bytes(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
@@ -93,20 +96,21 @@ __device__ __forceinline__ void cp_async_bytes(void* to, const void* from) {
   }
 #endif
 }
+// Waits until all asynchronous copies of the calling thread have arrived.
 __device__ __forceinline__ void cp_async_wait_all() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 
-// Closes a group of asynchronous copies: those that the thread has started since it closed the one before.
+// Commits a group of asynchronous copies: those that the thread has started since its previous commit.
 __device__ __forceinline__ void cp_async_commit() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// Waits until at most the last kPending groups are on their way. The calling thread reads the others' copies
-// afterwards.
+// Waits until at most the kPending latest groups are in flight. Afterwards the calling thread may read the copies of
+// all earlier groups.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait_groups() {
 #if __CUDA_ARCH__ >= 800
@@ -114,9 +118,9 @@ __device__ __forceinline__ void cp_async_wait_groups() {
 #endif
 }
 
-// Starts an asynchronous copy of an element of 2, 4 or 8 bytes to a word of shared memory, of 4 bytes at least.
-// There it lies as far behind the last address that 4 divides as in global memory: of 2 bytes, its neighbour comes
-// with it. A GPU without cp.async copies at once.
+// Starts an asynchronous copy of an element of 2, 4 or 8 bytes to a slot of shared memory of at least 4 bytes. A copy
+// has at least 4 bytes, so an element of 2 bytes arrives together with its neighbour, at the offset in the 4-byte word
+// that it has in global memory. On a GPU without cp.async the copy is synchronous.
 template <class Element>
 __device__ __forceinline__ void cp_async_element(void* to, const Element* from) {
   const unsigned long long at = reinterpret_cast<unsigned long long>(from);
@@ -129,16 +133,17 @@ __device__ __forceinline__ void cp_async_element(void* to, const Element* from) 
   }
 }
 
-// Prefetches `bytes` bytes into L2. Preconditions: `bytes` is a multiple of 16; the address is aligned to 16.
+// Prefetches `bytes` bytes into L2; does nothing below compute capability 9.0 and before CUDA 12. Preconditions:
+// `bytes` is a multiple of 16; the address is aligned to 16.
 __device__ __forceinline__ void prefetch_l2(const void* from, unsigned bytes) {
-  // CUDA 11.8 knows compute capability 9.0, but not this instruction.
+  // CUDA 11.8 supports compute capability 9.0, but not this instruction.
 #if __CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ >= 12
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #endif
 }
 
-// Thread block clusters: blocks that are resident together and write to each other's shared memory (DSMEM). The
-// attribute of a kernel that is launched in clusters.
+// Thread block clusters: blocks that are resident together and write to each other's shared memory (DSMEM).
+// CLUSTER_DIMS is the attribute of a kernel that is launched in clusters.
 #if __CUDA_ARCH__ >= 900
 #define CLUSTER_DIMS(blocks) __cluster_dims__(blocks, 1, 1)
 #else
@@ -152,8 +157,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
 #endif
   return rank;
 }
-// The barrier of a cluster, split into arrive and wait: what any thread wrote before it arrived is visible to all
-// threads after their wait.
+// Cluster barrier, split into arrive and wait: everything that a thread writes before it arrives is visible to all
+// threads of the cluster after their wait.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
@@ -178,16 +183,17 @@ __device__ __forceinline__ void store_dsmem(unsigned* slot, unsigned rank, unsig
 #endif
 }
 
-// A barrier in shared memory that counts the bytes of asynchronous stores (mbarrier), phase by phase. A store to
-// another block that reports to it needs no fence, where a barrier of the cluster waits for all earlier writes of its
-// threads. Before CUDA 12.1 compilers lack such stores, and a phase ends with a barrier of the cluster.
+// Barrier in shared memory (mbarrier) that counts the bytes of asynchronous stores, phase by phase. A store to another
+// block that reports to it needs no fence, whereas a cluster barrier waits for all earlier writes of its threads.
+// Compilers before CUDA 12.1 lack such stores; there a phase ends with a cluster barrier.
 using BytesBarrier = unsigned long long;
 #if __CUDA_ARCH__ >= 900 && (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ > 0))
 #define HAS_BYTES_BARRIER 1
 #else
 #define HAS_BYTES_BARRIER 0
 #endif
-// An arrival that says no more than that the block has started, and so have its barriers.
+// Arrives at the cluster barrier without release semantics: announces only that the block has started and has
+// initialized its barriers.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
 #if HAS_BYTES_BARRIER
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -195,7 +201,8 @@ __device__ __forceinline__ void cluster_arrive_relaxed() {
   cluster_arrive();
 #endif
 }
-// Preconditions of these: `barrier` is in this block's shared memory; one thread calls the first two.
+// Initializes `barrier`. Preconditions here and of the next two functions: `barrier` is in this block's shared memory.
+// Preconditions here and of expect_bytes(): one thread calls it.
 __device__ __forceinline__ void start_barrier(BytesBarrier& barrier) {
 #if HAS_BYTES_BARRIER
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(
@@ -203,7 +210,7 @@ __device__ __forceinline__ void start_barrier(BytesBarrier& barrier) {
                : "memory");
 #endif
 }
-// The bytes of the phase.
+// Announces that `bytes` bytes arrive in the current phase, which this arrival would otherwise complete.
 __device__ __forceinline__ void expect_bytes(BytesBarrier& barrier, unsigned bytes) {
 #if HAS_BYTES_BARRIER
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
@@ -212,8 +219,8 @@ __device__ __forceinline__ void expect_bytes(BytesBarrier& barrier, unsigned byt
                : "memory");
 #endif
 }
-// Waits until the bytes of the phase have arrived; `parity` is that of the phase's number. Preconditions: all threads
-// of all blocks of the cluster call it together.
+// Waits until all bytes of the phase have arrived. `parity` is the parity of the phase's number. Precondition: all
+// threads of all blocks of the cluster call it together.
 __device__ __forceinline__ void await_bytes(BytesBarrier& barrier, unsigned parity) {
 #if HAS_BYTES_BARRIER
   unsigned done = 0;
@@ -230,8 +237,8 @@ __device__ __forceinline__ void await_bytes(BytesBarrier& barrier, unsigned pari
   cluster_wait();
 #endif
 }
-// Writes x to block `rank`'s copy of *slot, and its 8 bytes to that block's copy of `barrier`. Preconditions: both are
-// objects in this block's shared memory; block `rank` is still running.
+// Writes x to block `rank`'s copy of *slot asynchronously, and reports 8 bytes to that block's copy of `barrier`.
+// Preconditions: both are objects in this block's shared memory; block `rank` is still running.
 __device__ __forceinline__ void store_dsmem_async(unsigned long long* slot, unsigned rank, unsigned long long x,
                                                   BytesBarrier& barrier) {
 #if HAS_BYTES_BARRIER
@@ -248,7 +255,8 @@ __device__ __forceinline__ void store_dsmem_async(unsigned long long* slot, unsi
 #endif
 }
 
-// Memory that blocks of one launch write and read at the same time: whole words of 64 bits, in no order with others.
+// Relaxed accesses to memory that blocks of one launch read and write concurrently. Each access moves a whole 64-bit
+// word, unordered with respect to other accesses.
 __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* from) {
   unsigned long long x;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
@@ -258,20 +266,22 @@ __device__ __forceinline__ void store_relaxed(unsigned long long* to, unsigned l
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }
 
-// The number of the multiprocessor that the thread runs on. Some numbers may be missing.
+// Returns the number of the multiprocessor that the thread runs on. Numbers may have gaps.
 __device__ __forceinline__ unsigned multiprocessor() {
   unsigned number;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(number));
   return number;
 }
 
-// A barrier of the block that its warps may reach at different places of the program: __syncthreads() is defined where
-// all take the same way. Preconditions: all threads of the block; no other warp waits in a barrier of another kind.
+// Block barrier that warps may reach at different points of the program. __syncthreads() is defined only where all
+// threads take the same path. Preconditions: all threads of the block call it; no other warp waits at a barrier of
+// another kind.
 __device__ __forceinline__ void block_barrier() {
   asm volatile("barrier.sync 0;" ::: "memory");
 }
 
-// Called by a loop that waits for another block, which a GPU runs meanwhile, and the host by turns.
+// Called by a loop that waits for another block. A GPU runs that block at the same time, so nothing is to be done. On
+// the host, where blocks take turns, the loop yields here.
 __device__ __forceinline__ void let_others_run() {
 }
 

@@ -1,10 +1,11 @@
-// A contiguous row as aligned vectors, and elements at its two edges.
+// Splits a contiguous row into aligned vectors and edge elements at its two ends.
 //
 //   row = head elements (fewer than kVecSize), vectors of kVecSize elements, tail elements (fewer than kVecSize)
 //
 // Vectors are aligned even if the row is not, so a row of an odd length is read by full-width loads. Each thread of a
-// group takes at most one edge element, and a group has at least 2 (kVecSize - 1) threads, unless a reader says
-// otherwise. Also packs: copies to shared memory, conversion to numbers, maxima.
+// group processes at most one edge element. Precondition: a group has at least 2 (kVecSize - 1) threads, unless a
+// reader says otherwise. The file also has operations on packs: copies to shared memory, conversion to arithmetic
+// types, maxima.
 #pragma once
 #include "core/scalars.cuh"
 #include "softmax/row_ptx.cuh"
@@ -15,10 +16,10 @@ struct RowVectors {
   static constexpr int kVecSize = kVecSize_;
   int64 offset;  // of the row's first element
   Index vectors;
-  int head;  // elements in front of the vectors
-  int tail;  // elements behind the vectors
+  int head;  // elements before the first vector
+  int tail;  // elements after the last vector
 
-  // Precondition: the row is read through `pointer`; its address decides where vectors begin.
+  // Precondition: the row is read through `pointer`, whose address determines where vectors begin.
   __device__ __forceinline__ RowVectors(const Storage* pointer, int64 offset, Index classes) : offset(offset) {
     const unsigned address = static_cast<unsigned>(reinterpret_cast<unsigned long long>(pointer + offset));
     const int misaligned = static_cast<int>(address % (sizeof(Storage) * kVecSize) / sizeof(Storage));
@@ -28,17 +29,17 @@ struct RowVectors {
     tail = static_cast<int>(classes - head - vectors * kVecSize);
   }
 
-  // Class of the vector's first element.
+  // Returns the class of the vector's first element.
   __device__ __forceinline__ Index first(Index vector) const {
     return head + vector * kVecSize;
   }
-  // Class of the edge element with this number, which is that of the thread that takes it, or -1.
+  // Returns the class of edge element number `thread`, or -1 if there is none. The thread of that rank processes it.
   __device__ __forceinline__ Index edge_class(int thread) const {
     return thread < head ? thread : thread < head + tail ? first(vectors) + (thread - head) : -1;
   }
 };
 
-// Loads a pack word by word. The compiler would read element by element, 2 bytes at a time.
+// Loads a pack word by word. By default the compiler reads element by element, 2 bytes at a time.
 template <class P>
 __device__ __forceinline__ P load_words(const P* at) {
   P pack;
@@ -49,7 +50,8 @@ __device__ __forceinline__ P load_words(const P* at) {
   return pack;
 }
 
-// The 16 bytes that begin `bytes` behind the first of two packs: fewer than 16, and a multiple of kUnit, 2, 4 or 8.
+// Returns the 16 bytes that start `bytes` bytes after the start of two adjacent packs. Preconditions: `bytes` is less
+// than 16 and a multiple of kUnit; kUnit is 2, 4 or 8.
 template <int kUnit = 2, class P>
 __device__ __forceinline__ P cut_out(const P (&both)[2], unsigned bytes) {
   static_assert(sizeof(P) == 16, "vectors of 16 bytes");
@@ -69,9 +71,10 @@ __device__ __forceinline__ P cut_out(const P (&both)[2], unsigned bytes) {
   return vector;
 }
 
-// A row whose vectors are those of its gradient, but lie otherwise in the row itself. Elements of 4 bytes and more are
-// copied one by one, without registers. Vectors of smaller ones are cut out of the two aligned packs that they overlap;
-// neighbouring threads read the second one too, so it comes from L1. kGathered: classes are `stride` elements apart.
+// Reads a row in the vectors of its gradient row, which are misaligned in the row itself. Elements of at least 4 bytes
+// are copied one by one with cp.async, bypassing registers. Vectors of smaller elements are cut out of the two aligned
+// packs that they overlap; neighbouring threads read the second pack too, so it comes from L1. kGathered: classes are
+// `stride` elements apart.
 template <class Storage, int kVecSize, bool kGathered>
 struct ShiftedVectors {
   using P = Pack<Storage, kVecSize>;
@@ -80,15 +83,15 @@ struct ShiftedVectors {
   const Storage* row;
   int64 stride;
   int classes;
-  int shift;  // elements between an aligned address and each vector
+  int shift;  // elements from the last aligned address to each vector
 
-  // Precondition: class `head` is the first of a vector.
+  // Precondition: a vector starts at class `head`.
   __device__ __forceinline__ ShiftedVectors(const Storage* row, int64 stride, int classes, int head)
       : row(row), stride(stride), classes(classes) {
     const unsigned address = static_cast<unsigned>(reinterpret_cast<unsigned long long>(row + head));
     shift = static_cast<int>(address % sizeof(P) / sizeof(Storage));
   }
-  // Starts a copy of the vector from class `first`. Precondition: kCopies.
+  // Starts a copy of the vector that starts at class `first`. Precondition: kCopies.
   __device__ __forceinline__ void copy(int first, P* to) const {
     const int64 step = kGathered ? stride : 1;
     const Storage* from = row + first * step;
@@ -97,12 +100,12 @@ struct ShiftedVectors {
       cp_async(reinterpret_cast<Pack<Storage, 1>*>(to) + i, reinterpret_cast<const Pack<Storage, 1>*>(from));
     }
   }
-  // The vector from class `first`.
+  // Returns the vector that starts at class `first`.
   __device__ __forceinline__ P load(int first) const {
     const int from = first - shift, end = from + (shift == 0 ? kVecSize : 2 * kVecSize);
     P vector;
     if (kGathered || from < 0 || end > classes) {
-      // At the ends of a row, aligned packs would reach beyond it.
+      // At the ends of a row, aligned packs would extend beyond it.
       const int64 step = kGathered ? stride : 1;
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) vector.element[i] = row[(first + i) * step];
@@ -123,7 +126,7 @@ __device__ __forceinline__ void store_words(P* at, const P& pack) {
   }
 }
 
-// The pack, opaque to the compiler, which otherwise keeps it in each form that it was converted to.
+// Returns the pack, opaque to the compiler, which otherwise keeps every form that the pack was converted to.
 template <class P>
 __device__ __forceinline__ P opaque_pack(P pack) {
   if constexpr (sizeof(P) % 4 == 0) {
@@ -136,7 +139,7 @@ __device__ __forceinline__ P opaque_pack(P pack) {
   return pack;
 }
 
-// A pack of equal elements, word by word.
+// Returns a pack with all elements equal to x, built word by word.
 template <class P, class Storage>
 __device__ __forceinline__ P pack_of_words(Storage x) {
   Pack<Storage, 4 / sizeof(Storage)> word;
@@ -151,7 +154,7 @@ __device__ __forceinline__ P pack_of_words(Storage x) {
 }
 
 // Starts an asynchronous copy of a pack to shared memory (a plain copy below 4 bytes or without cp.async). The calling
-// thread reads it after cp_async_wait_all().
+// thread may read it after cp_async_wait_all().
 template <class P>
 __device__ __forceinline__ void cp_async(P* to, const P* from) {
   if constexpr (kHasCpAsync && sizeof(P) >= 4) {
@@ -164,8 +167,9 @@ __device__ __forceinline__ void cp_async(P* to, const P* from) {
   }
 }
 
-// Copies `count` packs, whose places are steps apart on both sides. Packs that are too small for asynchronous copies go
-// through registers, several at a time: one that is stored at once waits for its load alone.
+// Copies `count` packs: sources are `from_step` elements apart, destinations `to_step` packs. Packs that are too small
+// for asynchronous copies go through registers in batches, so that their loads overlap: if each pack were stored at
+// once, its store would wait for this one load.
 template <class P, class Storage, class Index>
 __device__ __forceinline__ void cp_async_strided(P* to, int to_step, const Storage* from, int64 from_step,
                                                  Index count) {
@@ -191,8 +195,8 @@ __device__ __forceinline__ void cp_async_strided(P* to, int to_step, const Stora
   }
 }
 
-// Converts a pack to numbers. Each bfloat16 of a word takes one instruction; through two 16-bit registers the compiler
-// needs more.
+// Converts a pack to the arithmetic type. Each bfloat16 of a word takes one instruction; via two 16-bit registers the
+// compiler needs more.
 template <class Compute, class Storage, int kVecSize>
 __device__ __forceinline__ void unpack(const Pack<Storage, kVecSize>& x, Compute (&y)[kVecSize]) {
 #pragma unroll
@@ -212,7 +216,7 @@ __device__ __forceinline__ void unpack(const Pack<bfloat16_t, kVecSize>& x, floa
   }
 }
 
-// Sum of an array as a tree; overwrites x.
+// Returns the sum of an array, added as a tree; overwrites x.
 template <class Compute, int kVecSize>
 __device__ __forceinline__ Compute sum_elements(Compute (&x)[kVecSize]) {
 #pragma unroll
@@ -223,7 +227,7 @@ __device__ __forceinline__ Compute sum_elements(Compute (&x)[kVecSize]) {
   return x[0];
 }
 
-// Running maximum over packs; 16-bit types are compared in pairs.
+// Running maximum over packs, element by element. RunningMax compares 16-bit types in pairs instead (PackedPairMax).
 template <class Compute, class Storage, int kVecSize>
 struct ElementwiseMax {
   Compute value;
@@ -262,7 +266,7 @@ struct PackedPairMax {
       value = max_pair(value, reinterpret_cast<const unsigned*>(&x)[i], Storage{});
     }
   }
-  // The maximum of the even (0) or odd (1) elements.
+  // Returns the maximum of the even (i = 0) or odd (i = 1) elements.
   __device__ __forceinline__ float half(int i) const {
     Pack<Storage, 2> pair;
     reinterpret_cast<unsigned&>(pair) = value;

@@ -4,12 +4,13 @@
 //   value      sum over r of loss(x[r, :], y[r]) / divisor, or a value per row
 //   gradient   g[r, c] = grad_output * scale * d loss(r) / d x[r, c],   scale = 1 / divisor
 //
-// 1. A worker takes a chunk (row_groups.cuh); its groups take the chunk's rows, one after another (for_each_row).
-// 2. A group reads label, mask and class weight of the row (LabelLoad, RowTarget).
-// 3. It finds maximum and sum of exponentials (online_softmax.cuh): from shared memory if the row stays on chip
-//    (resident_rows.cuh), otherwise in a first pass over memory (partial_softmax).
-// 4. Every thread evaluates the loss and the coefficients of the gradient (softmax.cuh). One thread stores what the
-//    caller wants per row.
+// 1. A worker claims chunks of rows (row_groups.cuh). Its groups process the rows of a chunk one after another
+//    (for_each_row).
+// 2. A group reads the label, mask and class weight of its row (LabelLoad, RowTarget).
+// 3. It computes the maximum and the sum of exponentials (online_softmax.cuh): from shared memory if the row stays on
+//    chip (resident_rows.cuh), otherwise in a first pass over memory (partial_softmax).
+// 4. Every thread evaluates the loss and the coefficients of the gradient (softmax.cuh). One thread stores the per-row
+//    outputs that the caller requests.
 // 5. The group writes the gradient: from shared memory, or in a second pass (store_gradients).
 // 6. At the end of a chunk the worker stores its partial sum and records the expected grad_output. The block that
 //    arrives last adds the partial sums in order (divide_sum).
@@ -22,21 +23,21 @@
 // `status`; it is never used as an index. An ignored or masked row has value and gradient 0, and its logits are not
 // read.
 //
-// Order of additions: within a row by the group's fixed tree, rows in the order of chunks. Both follow from the sizes
+// Order of additions: within a row the group's fixed tree, across rows the order of chunks. Both follow from the sizes
 // alone.
 //
-// Preconditions: class stride 1 for vectors; the loss is known only through the functor that the glue supplies.
+// Preconditions: class stride 1 where vectors have several elements. The loss is a functor that the glue supplies.
 #pragma once
 #include "pointwise/pointwise.cuh"
 #include "softmax/row_vectors.cuh"
 #include "softmax/softmax.cuh"
 
-// Streams: arrays with an offset per row.
+// Streams: the arrays that have an offset for each row.
 enum RowStream { kLogits, kGradients, kLabels, kRowMask, kResults, kTargetGradients, kRowStreams };
 
-// Report of the first invalid label that a kernel meets, in memory that the host can read at any time.
+// Report of the first invalid label that a kernel finds, in memory that the host can read at any time.
 struct RowStatus {
-  unsigned code;  // 0 nothing, 1 about to be written, 2 complete
+  unsigned code;  // 0 no report, 1 about to be written, 2 complete
   unsigned unused;
   int64 row;
   int64 label;
@@ -54,13 +55,14 @@ __device__ __forceinline__ void report_label(RowStatus* status, int64 site, int6
   atomicExch(&status->code, 2u);
 }
 
-// index / divisor for index >= 0 and divisor > 0: a division of 64 bits takes longer than a short row.
+// index / divisor, by a 32-bit division if both numbers fit, because a 64-bit division takes longer than a short row.
+// Preconditions: index >= 0, divisor > 0.
 __device__ __forceinline__ int64 quotient(int64 index, int64 divisor) {
   if ((index | divisor) >> 32) return index / divisor;
   return static_cast<unsigned>(index) / static_cast<unsigned>(divisor);
 }
 
-// The pointer through which operands are read.
+// Type of the pointer that operands are read through.
 template <class Storage>
 struct PointerTo {
   using type = const Storage*;
@@ -71,8 +73,12 @@ constexpr bool kIsAbsent = false;
 template <>
 constexpr bool kIsAbsent<Absent> = true;
 
-// Quotients of numbers below 2^31 by the size of the inner dimension, where there are two: n / size = n inverse >>
-// shift (Granlund and Montgomery, 1994). A division takes some twenty instructions for every row of an image.
+// Division of a number n < 2^31 by the size of the inner dimension, for rows of two dimensions (Granlund and
+// Montgomery, 1994):
+//
+//   n / size = (n * inverse) >> shift
+//
+// A plain division takes some twenty instructions, for every row of an image.
 template <int kRank>
 struct InnerDivision {};
 template <>
@@ -86,8 +92,8 @@ struct InnerDivision<2> {
   }
 };
 
-// Sizes and strides of the rows, independent of the layout: a kernel parameter. Precondition: rows < 2^31 if kRank
-// is 2.
+// Sizes and strides of the rows in all streams, the same for every layout. It is a kernel parameter. Precondition: rows
+// < 2^31 if kRank is 2.
 template <int kRank>
 struct RowSpace : InnerDivision<kRank> {
   static constexpr bool kOneDimension = kRank == 1;
@@ -96,8 +102,8 @@ struct RowSpace : InnerDivision<kRank> {
   int64 class_stride[kRowStreams];  // 0 for streams without classes
   Dimensions<kRowStreams, kRank> at;
 
-  // Offset of a row in each stream. 64-bit division takes longer than a short row, so division has 32 bits if they are
-  // enough.
+  // Sets the offset of a row in each stream. Row numbers are divided with 32 bits where that is enough, because a
+  // 64-bit division takes longer than a short row.
   __device__ __forceinline__ void offsets(int64 row, int64 (&offset)[kRowStreams]) const {
     if constexpr (kRank == 1) {
       at.offsets(row, offset);
@@ -116,7 +122,7 @@ struct RowSpace : InnerDivision<kRank> {
   }
 };
 
-// A row before its logits are read.
+// Offsets, label and class weight of a row: what is known before its logits are read.
 template <class Compute>
 struct RowTarget {
   int64 offset[kRowStreams];
@@ -126,9 +132,12 @@ struct RowTarget {
   bool invalid_label;  // the label is out of range
 };
 
-// Classes of inactive rows: of one without a loss, and of one whose label is out of range.
+// Negative numbers instead of the class of inactive rows: kNoLoss if the row is masked or ignored, kInvalidLabel if its
+// label is out of range.
 enum InactiveClass { kNoLoss = -1, kInvalidLabel = -2 };
 
+// Operands, outputs and options of a kernel, with the steps that all layouts share: reading a label, evaluating a row,
+// storing its per-row outputs.
 template <class Loss_, class Space_, class Input_, class Label_, class Weight_, class Mask_, class Result_,
           bool kSmoothed_, bool kCapped_, class Gradient_ = Input_, bool kInPlace_ = false>
 struct RowProgram {
@@ -141,11 +150,11 @@ struct RowProgram {
   using Result = Result_;
   static constexpr bool kSmoothed = kSmoothed_;
   static constexpr bool kCapped = kCapped_;
-  // True if exponential and slope of a class are computed once, together: gradients need only their product.
+  // True if gradients need only the product of a class's exponential and slope, so that both are computed once.
   static constexpr bool kKeepsProducts = kCapped && !kSmoothed;
   static constexpr bool kWeighted = !kIsAbsent<Weight_>;
   static constexpr bool kMasked = !kIsAbsent<Mask_>;
-  // Whether the gradients of a row are written over its logits, which its threads have to have read by then.
+  // True if the gradients of a row overwrite its logits. By then all threads of the row must have read these.
   static constexpr bool kInPlace = kInPlace_;
 
   Loss loss;
@@ -159,13 +168,13 @@ struct RowProgram {
   int64 ignored;  // the label that marks a row as ignored
   RowStatus* status;
   int64 site;
-  // Outputs per row, or null: value, log-sum-exp, whether no logit exceeds the target's, coefficients of the gradient.
+  // Per-row outputs, or null: value, log-sum-exp, 1 if no logit exceeds the target's, coefficients of the gradient.
   Result* values;
   Compute* lse;
   unsigned char* correct;
   GradCoeffs<Compute>* grad_coeffs;
   int64 per_row;  // 0 if all are null: one test instead of four
-  // Inactive rows that this thread has met, for a Tally. Kernels without one do not compute it.
+  // Number of inactive rows that this thread has stored, for a Tally. Kernels without a Tally do not compute it.
   mutable unsigned inactive_rows = 0;
 
   __device__ __forceinline__ Compute weight(int64 c) const {
@@ -173,7 +182,7 @@ struct RowProgram {
     return Compute(1);
   }
 
-  // The weights of contiguous classes from `first`, as one pack where they are aligned.
+  // Loads the weights of kCount contiguous classes from `first` on, as one pack if they are aligned.
   template <int kCount>
   __device__ __forceinline__ void weights_of(int64 first, Compute (&w)[kCount]) const {
     if constexpr (kWeighted && kCount > 1) {
@@ -193,13 +202,13 @@ struct RowProgram {
     read_label(t);
     return t;
   }
-  // Loads and validates the label. Precondition: the offsets are set.
+  // Loads and validates the label. Precondition: t.offset is set.
   __device__ __forceinline__ void read_label(RowTarget<Compute>& t) const {
     validate_label(t, load_label(t.offset));
   }
 
-  // Label and mask as loaded. Nothing looks at them until validate_label(), so the loads may be in flight for a row's
-  // time.
+  // Label and mask as loaded. validate_label() or active_class() is the first to use them, so the loads can stay in
+  // flight while a row is processed.
   struct LabelLoad {
     Label_ label;
     bool unmasked;
@@ -216,20 +225,20 @@ struct RowProgram {
   }
   __device__ __forceinline__ void validate_label(RowTarget<Compute>& t, const LabelLoad& load) const {
     t.label = load.unmasked ? static_cast<int64>(load.label) : 0;
-    // One comparison without a sign for both bounds, and no branch: short rows would pay for each.
+    // One unsigned comparison checks both bounds, and there is no branch: each would cost short rows time.
     const bool counts = load.unmasked & (t.label != ignored);
     const bool in_range = static_cast<unsigned long long>(t.label) < static_cast<unsigned long long>(space.classes);
     t.active = counts & in_range;
     t.invalid_label = counts != t.active;
     t.weight = t.active ? weight(t.label) : Compute(0);
   }
-  // The label's class; kNoLoss if the row is masked or ignored, kInvalidLabel if the label is out of range.
+  // Returns the label's class; kNoLoss if the row is masked or ignored, kInvalidLabel if the label is out of range.
   // Precondition: Index is int only if classes < 2^31.
   template <class Index>
   __device__ __forceinline__ Index active_class(const LabelLoad& load) const {
     const int64 label = static_cast<int64>(load.label);
     const bool in_range = static_cast<unsigned long long>(label) < static_cast<unsigned long long>(space.classes);
-    // No branch: those of neighbouring rows would not interleave.
+    // No branch, because branches of neighbouring rows would not interleave.
     bool counts = label != ignored;
     if constexpr (kMasked) counts &= load.unmasked;
     const Index none = counts ? Index(kInvalidLabel) : Index(kNoLoss);
@@ -240,7 +249,8 @@ struct RowProgram {
     validate_label(t, load);
     return t.active;
   }
-  // The row's share of the divisor of a mean: its class weight, or 1; 0 if it is inactive.
+  // Returns the row's contribution to the divisor of a mean: its class weight, or 1 without weights; 0 if the row is
+  // inactive.
   __device__ __forceinline__ Compute divisor_term(const LabelLoad& load) const {
     RowTarget<Compute> t;
     validate_label(t, load);
@@ -258,14 +268,13 @@ struct RowProgram {
   __device__ __forceinline__ Input raw(const int64 (&offset)[kRowStreams], int64 c) const {
     return input[offset[kLogits] + c * space.class_stride[kLogits]];
   }
-  // The row as vectors. Precondition: class stride 1.
+  // The row's logits as vectors. Precondition: class stride 1.
   template <int kVecSize>
   __device__ __forceinline__ RowVectors<Input, kVecSize> view(const int64 (&offset)[kRowStreams]) const {
     return {input, offset[kLogits], space.classes};
   }
 
-  // Evaluates a row, and stores the outputs that are wanted per row. Precondition: `first` holds in one thread of the
-  // group.
+  // Evaluates a row and stores the requested per-row outputs. Precondition: `first` is true in one thread of the group.
   __device__ __forceinline__ RowResult<Compute> finish(const RowTarget<Compute>& t, Compute z,
                                                        const RowSums<Compute, kSmoothed>& sums, bool first) const {
     RowResult<Compute> y = inactive_result(t);
@@ -273,7 +282,7 @@ struct RowProgram {
     if (first) store(t, y, t.active && z == sums.softmax.max_logit);
     return y;
   }
-  // The result of an active row. kMarksLost: that of row_result.
+  // Returns the result of an active row. kMarksLost: as in row_result.
   template <bool kMarksLost = true>
   __device__ __forceinline__ RowResult<Compute> active_result(const RowTarget<Compute>& t, Compute z,
                                                               const RowSums<Compute, kSmoothed>& sums) const {
@@ -282,7 +291,7 @@ struct RowProgram {
     return row_result<kSmoothed, kMarksLost>(loss, z, all, t.weight, space.classes);
   }
 
-  // The result of an inactive row, or of one with an invalid label.
+  // Returns the result of an inactive row: the value is 0, or NaN if the label is invalid; all coefficients are 0.
   __device__ __forceinline__ RowResult<Compute> inactive_result(const RowTarget<Compute>& t) const {
     const Compute value = t.invalid_label ? scalar_nan(Compute()) : Compute(0);
     return {value, value, {Compute(0), Compute(0), Compute(0), Compute(0)}};
@@ -308,9 +317,9 @@ __device__ __forceinline__ int target_element(const RowTarget<Compute>& t, int64
   return t.active && lane >= 0 && lane < kVecSize ? static_cast<int>(lane) : -1;
 }
 
-// Stores the gradient of contiguous classes from `first`; `target` is the position of the label's class, or -1.
-// all_zero: grad_coeffs.all_zero(). kKeepsExponentials: x holds exp(z - max_logit) instead of logits; the logits have
-// no cap.
+// Stores the gradient of contiguous classes from `first` on. `target` is the position of the label's class among them,
+// or -1. all_zero is grad_coeffs.all_zero(); x is not used then. kKeepsExponentials: x holds exp(z - max_logit) instead
+// of logits, which have no cap.
 template <bool kKeepsExponentials = false, int kVecSize, class Program, class Pointer,
           class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_gradient(const Program& program, Pointer to, int64 first, int target,
@@ -347,8 +356,8 @@ __device__ __forceinline__ void store_gradient(const Program& program, Pointer t
   store_pack<kVecSize>(to, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
 }
 
-// Adds contiguous classes from `first` to the sums; `target` is the position of the label's class, and `z` the target's
-// logit. Stores the exponentials if `exponentials` is not null.
+// Adds contiguous classes from `first` on to the sums. `target` is the position of the label's class among them, or -1,
+// and `z` the target's logit. Stores the exponentials if `exponentials` is not null.
 template <int kVecSize, class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void add_classes(const Program& program, int64 first, int target, Compute z,
                                             Compute max_logit, const Pack<typename Program::Input, kVecSize>& x,
@@ -362,10 +371,10 @@ __device__ __forceinline__ void add_classes(const Program& program, int64 first,
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
     if constexpr (Program::kSmoothed) {
-      // Capped logits are finite, or the row is NaN.
+      // Only logits without a cap may lead to 0 * inf: capped logits are finite, or the row is NaN.
       const Compute gap = z - of_class[i], shorter = !Program::kCapped && w[i] == Compute(0) ? Compute(0) : gap;
       sums.weighted_gap = scalar_fma(w[i], shorter, sums.weighted_gap);
-      // Without class weights finish() knows the sum.
+      // Without class weights, active_result() sets the sum.
       if constexpr (Program::kWeighted) sums.weight_sum += w[i];
     }
   }
@@ -397,11 +406,11 @@ __device__ __forceinline__ Compute target_logit(const Program& program, const Ro
   return t.active ? program.logit.value(widen<Compute>(program.raw(t.offset, t.label))) : Compute(0);
 }
 
-// Multiplies the coefficients by a factor of the gradient and by the slope that all logits share.
+// Multiplies the coefficients by the factor of the gradient, and by the slope common to all logits.
 template <class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void scale_grad_coeffs(const Program& program, GradCoeffs<Compute>& grad_coeffs,
                                                   Compute factor) {
-  // No 0 * inf for rows without a gradient.
+  // Rows without a gradient must not compute 0 * inf.
   if (grad_coeffs.all_zero()) return;
   factor *= program.logit.common_slope();
   grad_coeffs.exp_coeff *= factor;
@@ -409,7 +418,8 @@ __device__ __forceinline__ void scale_grad_coeffs(const Program& program, GradCo
   grad_coeffs.target *= factor;
 }
 
-// Factor of a row's gradient: a grad_output per row, or one for all rows.
+// Scale of gradients with a grad_output per row. grad_factor() returns the factor of a row's gradient, also for scales
+// that have one grad_output for all rows.
 template <class Compute, class Result>
 struct PerRowScale {
   const Result* grad_output;
@@ -430,8 +440,8 @@ __device__ __forceinline__ auto grad_factor(Scale& scale, const int64 (&)[kRowSt
 }
 
 // Online softmax of a thread's part of a row: every `step`-th vector from `begin` to `end`, and the edge class `edge`
-// (or -1). Reads each logit once. kVectors vectors are in flight; the sum is rescaled at most once for all of them.
-// Precondition: the row is active; z is the target's logit, which starts the maximum.
+// (-1 if there is none). Reads each logit once. kVectors vectors are in flight, and the sum is rescaled at most once
+// for all of them. Preconditions: the row is active; z is the target's logit, with which the running maximum starts.
 template <int kVectors, class Program, class View, class Compute = typename Program::Compute>
 __device__ __forceinline__ RowSums<Compute, Program::kSmoothed> partial_softmax(const Program& program,
                                                                                 const View& view,
@@ -471,8 +481,7 @@ __device__ __forceinline__ RowSums<Compute, Program::kSmoothed> partial_softmax(
   return sums;
 }
 
-// The place of a class of a row. Rows with gaps between classes are read class by class; pointers with tangents know
-// the gaps.
+// Pointer to class c of a row. With kVecSize 1 classes may have a stride; pointers with tangents contain theirs.
 template <int kVecSize, class Program, class Storage>
 __device__ __forceinline__ const Storage* class_at(const Program& program, const Storage* row, int64 c) {
   return row + (kVecSize == 1 ? c * program.space.class_stride[kLogits] : c);
@@ -482,8 +491,8 @@ __device__ __forceinline__ Pointer class_at(const Program&, const Pointer& row, 
   return row + c;
 }
 
-// Writes the gradient of the same part of a row. Reads the logits again, unless all coefficients are 0. kShifted:
-// vectors are those of the gradients, and logits lie otherwise.
+// Writes the gradient of a thread's part of a row: the vectors and the edge class that partial_softmax describes. Reads
+// the logits again, unless all coefficients are 0. kShifted: vectors are aligned as gradients are, and logits are not.
 template <int kVectors, bool kShifted = false, class Program, class View, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_gradients(const Program& program, const View& view, const RowTarget<Compute>& t,
                                                 const GradCoeffs<Compute>& grad_coeffs, int64 begin, int64 end,
@@ -522,9 +531,9 @@ __device__ __forceinline__ void store_gradients(const Program& program, const Vi
   }
 }
 
-// A row of any length in two passes: the first finds the sums, the second writes the gradient. Preconditions: every
-// thread of the group calls it together, with a SubwarpGroup every lane of the warp. `exists` is false if the warp has
-// fewer rows left than it takes at once.
+// Evaluates a row of any length in two passes: the first computes the sums, the second writes the gradient. Returns the
+// row's value. `exists` is false for groups past the last row, if a warp has fewer rows left than groups.
+// Preconditions: every thread of the group calls it together; with a SubwarpGroup, every lane of the warp.
 template <bool kGradient, int kVecSize, int kVectors, class Group, class Program, class Scale>
 __device__ __forceinline__ typename Program::Compute two_pass_row(const Program& program, const Group& group, int64 row,
                                                                   bool exists, SyncState& sync, Scale& scale) {
@@ -556,7 +565,8 @@ __device__ __forceinline__ typename Program::Compute two_pass_row(const Program&
 // ---------------------------------------------------------------------------------------------------------------------
 // Many rows
 
-// The rows of a worker. Row r belongs to chunk r / rows_at_once() % chunks, and one worker takes the whole chunk.
+// Iterates over the rows of a worker. Row r belongs to chunk r / rows_at_once() % chunks, and one worker processes the
+// whole chunk.
 template <class Group>
 struct RowIterator {
   int chunk;
@@ -569,7 +579,7 @@ struct RowIterator {
   __device__ __forceinline__ bool last_in_chunk(const Group& group, int64 chunks, int64 rows) const {
     return first + chunks * group.rows_at_once() >= rows;
   }
-  // Preconditions: those of WorkQueue::next.
+  // Moves on to the next rows of the chunk, or to the next chunk. Preconditions: those of WorkQueue::next.
   __device__ __forceinline__ void advance(const Group& group, WorkQueue<Group>& queue, int64 chunks, int64 rows,
                                           unsigned syncs) {
     const bool last = last_in_chunk(group, chunks, rows);
@@ -580,7 +590,7 @@ struct RowIterator {
   }
 };
 
-// Ends a chunk: stores the sum of its values, if there is a place for it, and records the scale.
+// Ends a chunk: records the scale and, unless `partials` is null, stores the sum of the chunk's values.
 template <class Group, class Scale>
 __device__ __forceinline__ void finish_chunk(const Group& group, const Scale& scale, int64 chunk, double total,
                                              double* partials, SyncState& sync) {
@@ -589,14 +599,14 @@ __device__ __forceinline__ void finish_chunk(const Group& group, const Scale& sc
   total = group.worker_sum(total, sync);
   if (group.is_leader()) partials[chunk] = total;
 }
-// The same for a warp, which exchanges nothing through memory.
+// Overload for a warp, which exchanges nothing through memory.
 template <class Scale>
 __device__ __forceinline__ void finish_chunk(const SubwarpGroup& group, const Scale& scale, int64 chunk, double total,
                                              double* partials) {
   SyncState unused{0, 0};
   finish_chunk(group, scale, chunk, total, partials, unused);
 }
-// Evaluates the chunks of a warp one after another: visit(chunk) returns the sum of the values of a chunk's rows.
+// Evaluates the chunks of a warp one after another. visit(chunk) returns the sum of the values of the chunk's rows.
 // Preconditions: all lanes of the warp call it together.
 template <class Scale, class Visit>
 __device__ __forceinline__ void for_each_chunk(const SubwarpGroup& group, const Scale& scale, int64 chunks,
@@ -608,8 +618,8 @@ __device__ __forceinline__ void for_each_chunk(const SubwarpGroup& group, const 
   }
 }
 
-// Visits every row once. visit(row, exists, next, sync) returns the row's value. `next` is the row after it if
-// Visit::kNeedsNextRow, and >= rows behind the last one; it costs a register.
+// Visits every row once. visit(row, exists, next, sync) returns the row's value. With Visit::kNeedsNextRow, `next` is
+// the row that the group visits after this one, or >= rows after the last one; it costs a register.
 template <class Group, class Scale, class Visit>
 __device__ __forceinline__ void for_each_row(const Group& group, const Scale& scale, int64 rows, int64 chunks,
                                              const Workspace& work, const Visit& visit) {
@@ -639,7 +649,7 @@ __device__ __forceinline__ void for_each_row(const Group& group, const Scale& sc
   }
 }
 
-// Rows that are too long for shared memory: read twice.
+// Reader of rows that are too long for shared memory: logits are read twice.
 template <int kVecSize, int kVectors>
 struct TwoPassReader {
   template <bool kGradient, class Group, class Program, class Scale>
@@ -653,7 +663,8 @@ struct TwoPassReader {
     }
   };
 
-  // Visits every row once. The members of `work` may be null.
+  // Evaluates every row once, and with kGradient writes its gradient, multiplied by the factor that `scale` supplies.
+  // The members of `work` may be null.
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {
@@ -662,8 +673,9 @@ struct TwoPassReader {
   }
 };
 
-// The memory of a workspace, of which there is none in backward: nothing is added up then, and no chunk is claimed. A
-// type of its own, because a value alone has one: with the comparison, that of 32768 x 4096 float32 took 2 % longer.
+// Memory of a workspace, or null in backward, where nothing is added up and no chunk is claimed. It is a separate type
+// because forward-only kernels always have memory: with the comparison, the value of 32768 x 4096 float32 took 2 %
+// longer.
 struct MemoryOrNone {
   double* address;
 
@@ -681,15 +693,16 @@ __device__ __forceinline__ double* address_of(MemoryOrNone memory) {
   return memory.address;
 }
 
-// value = sum of all partials / divisor, by the block that arrives last. Resets the counter of the work queue.
-// `divisor` is a number or a SelfCount, which is evaluated here, where no row needs the registers. `shared`: several
-// workers may have a part of a chunk. Preconditions: every thread of every block calls it once; blockDim.x is a power
-// of two.
+// The block that arrives last stores value = sum of all partials / divisor, and resets the counter of the work queue.
+// `divisor` is a number, or a SelfCount, which is evaluated here, where no row needs the registers. `shared`: several
+// workers may contribute to a chunk. Preconditions: every thread of every block calls it once; blockDim.x is a power of
+// two.
 template <class Memory, class Divisor, class Result>
 __device__ __forceinline__ void divide_sum(int64 chunks, Memory memory, const Divisor& divisor, Result* value,
                                            bool shared = false) {
   const Workspace work = workspace(memory);
-  // The leader of a single cluster has the only chunk. A ticket would wait for all gradients of its block.
+  // With a single chunk, the leader of its worker is in block 0 and has the whole sum. A ticket is not needed, and
+  // would wait for all gradients of the block.
   const bool alone = chunks == 1 && !shared;
   if (alone && blockIdx.x != 0) return;
   if (!arrive_last(work.ticket, alone)) return;
@@ -699,8 +712,8 @@ __device__ __forceinline__ void divide_sum(int64 chunks, Memory memory, const Di
 }
 
 // 1 / count, correctly rounded, for a whole number below 2^32; NaN for 0. Each Newton step squares the error of the
-// float's reciprocal, which is below 2^-22. A division of doubles is a function of 100 instructions, which a kernel
-// would be compiled for a twentieth longer.
+// float's reciprocal, which is below 2^-22. A division of doubles is a function of 100 instructions, with which a
+// kernel would take a twentieth longer to compile.
 __device__ __forceinline__ double reciprocal_of_count(double count) {
   double y = reciprocal_ftz(static_cast<float>(count));
 #pragma unroll
@@ -714,36 +727,38 @@ __device__ __forceinline__ double divide_by_count(double sum, double count) {
   return quotient == quotient ? quotient : product;  // an infinite sum has no remainder
 }
 
-// The divisor of a mean that is counted while rows are evaluated: each thread counts the inactive ones that it stores.
-// Their number goes through an integer in the workspace, 0 before and after a launch, so the order of additions changes
-// no bit. Preconditions: rows < 2^32.
+// Divisor of a mean that is counted while rows are evaluated: each thread counts the inactive rows that it stores. The
+// counts are added to an integer in the workspace, which is 0 before and after a launch, so the order of additions
+// changes no bit. Precondition: rows < 2^32.
 template <class Program>
 struct Tally {
   const Program& program;
 
-  // The word behind the counter of claimed chunks.
+  // The word after the counter of claimed chunks.
   static __device__ __forceinline__ unsigned* counter(double* memory) {
     return reinterpret_cast<unsigned*>(memory + 1) + 1;
   }
-  // Adds the rows of this warp. Preconditions: all lanes call it together, once, after their last row.
+  // Adds the number of inactive rows of this warp to the counter. Preconditions: all lanes call it together, once,
+  // after their last row.
   __device__ __forceinline__ void flush(double* memory) const {
     const unsigned inactive = warp_sum_int(static_cast<int>(program.inactive_rows));
     if (threadIdx.x % kWarp == 0 && inactive != 0) atomicAdd(counter(memory), inactive);
   }
-  // Rows that are not active; resets the counter. Precondition: all warps have arrived; one thread calls it.
+  // Returns the number of inactive rows and resets the counter. Preconditions: all warps have called flush(); one
+  // thread calls it.
   static __device__ __forceinline__ unsigned take(double* memory) {
     return atomicExch(counter(memory), 0u);
   }
 };
 
-// As above. Returns the divisor in thread 0 of the block that arrives last, and -1 in all others.
+// Overload for a Tally. Returns the divisor in thread 0 of the block that arrives last, and -1 in all other threads.
 template <class Program, class Memory, class Result>
 __device__ __forceinline__ double divide_sum(int64 chunks, Memory memory, const Tally<Program>& tally, Result* value,
                                              bool = true) {
   tally.flush(address_of(memory));
   const Workspace work = workspace(memory);
   if (!arrive_last(work.ticket)) return -1.0;
-  // In front of the sum, so that the atomic is on its way meanwhile.
+  // Before the sum, so that the atomic is in flight meanwhile.
   unsigned inactive = 0;
   if (threadIdx.x == 0) inactive = tally.take(address_of(memory));
   const double total = sum_partials(work.partials, chunks);
@@ -754,7 +769,7 @@ __device__ __forceinline__ double divide_sum(int64 chunks, Memory memory, const 
   return divisor;
 }
 
-// 1 / divisor, and 0 for a mean of nothing, so that its gradients are 0.
+// 1 / divisor; 0 for a mean over no rows, so that its gradients are 0.
 __device__ __forceinline__ double reciprocal_or_zero(double divisor) {
   return divisor == 0.0 ? 0.0 : 1.0 / divisor;
 }
@@ -762,10 +777,10 @@ __device__ __forceinline__ double reciprocal_or_zero(double divisor) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Called by the entry points
 
-// True of a reader that finds the value without partial sums.
+// True for a reader that computes the value without partial sums.
 template <class Reader>
 constexpr bool kFindsValue = false;
-// True of a reader whose chunks have several workers.
+// True for a reader whose chunks are shared by several workers.
 template <class Reader>
 constexpr bool kSharesChunks = false;
 
@@ -779,7 +794,7 @@ __device__ __forceinline__ void finish_value(const Program& program, int64 chunk
   }
 }
 
-// value = sum of losses / divisor; outputs per row as the program asks.
+// Computes value = sum of losses / divisor, and the per-row outputs that the program requests.
 template <class Reader, class Group, class Program, class Divisor, class Result>
 __device__ __forceinline__ void row_value(const Program& program, const Group& group, int64 chunks, double* memory,
                                           const Divisor& divisor, Result* value) {
@@ -788,9 +803,9 @@ __device__ __forceinline__ void row_value(const Program& program, const Group& g
   finish_value<Reader>(program, chunks, memory, divisor, value);
 }
 
-// Computes the value as row_value does, and the gradients for the expected grad_output; scale = 1 / divisor. In
-// backward, where there is a grad_output and no workspace, it writes the gradients alone, for the true one: entry
-// points call worker_gradient_is_in_place before it.
+// Forward: computes the value as row_value does, and the gradients for the expected grad_output; scale = 1 / divisor.
+// Backward, where grad_output is not null and there is no workspace: writes only the gradients, for the true
+// grad_output; entry points call worker_gradient_is_in_place before it.
 template <class Reader, class Group, class Program, class Result>
 __device__ __forceinline__ void row_value_and_gradient(const Program& program, const Group& group, int64 chunks,
                                                        MemoryOrNone memory, double divisor, double scale, Result* value,
@@ -802,10 +817,11 @@ __device__ __forceinline__ void row_value_and_gradient(const Program& program, c
   if (grad_output == nullptr) finish_value<Reader>(program, chunks, memory, divisor, value);
 }
 
-// Version for a mean whose divisor is not known before: gradients assume that all rows are active. The divisor is
-// recorded behind the records of grad_output. If the assumption was wrong, *missed becomes 1, which the host reads at
-// any time: it counts rows first from then on, because gradients are written twice where labels are ignored. In
-// backward the true divisor is the recorded one; without records rows are counted, with kCounts.
+// Variant of row_value_and_gradient for a mean whose divisor is not known in advance: gradients are computed on the
+// assumption that all rows are active. The true divisor is recorded after the records of grad_output. If the assumption
+// was wrong, *missed becomes 1. The host may read it at any time, and counts rows first from then on, because gradients
+// are written twice where labels are ignored. Backward uses the recorded divisor; with kCounts it counts the rows if
+// there are no records.
 template <class Reader, bool kCounts = false, class Group, class Program, class Result>
 __device__ __forceinline__ void row_value_and_assumed_gradient(const Program& program, const Group& group, int64 chunks,
                                                                MemoryOrNone memory, unsigned* missed, Result* value,
@@ -836,14 +852,14 @@ __device__ __forceinline__ void row_value_and_assumed_gradient(const Program& pr
   if (divisor != rows && missed != nullptr) *missed = 1;
 }
 
-// A value per row, and the coefficients of its gradient.
+// Computes a value per row, and the coefficients of its gradient if the program stores them.
 template <class Reader, class Group, class Program>
 __device__ __forceinline__ void row_values(const Program& program, const Group& group, int64 chunks) {
   KnownScale<typename Program::Compute> unused{0};
   Reader::template sweep<false>(program, group, unused, chunks, {});
 }
 
-// The gradients for a grad_output per row.
+// Writes the gradients for a grad_output per row.
 template <class Reader, class Group, class Program, class Result>
 __device__ __forceinline__ void row_gradient(const Program& program, const Group& group, int64 chunks,
                                              const Result* grad_output) {
@@ -851,7 +867,7 @@ __device__ __forceinline__ void row_gradient(const Program& program, const Group
   Reader::template sweep<true>(program, group, scale, chunks, {});
 }
 
-// The vectors of a row of gradients, or of its logits.
+// The vectors of a row: of its gradients if kOfGradients, otherwise of its logits.
 template <int kVecSize, bool kOfGradients, class Index = int64, class Program>
 __device__ __forceinline__ RowVectors<typename Program::Input, kVecSize, Index> vectors_of_row(
     const Program& program, const int64 (&offset)[kRowStreams]) {
@@ -864,9 +880,9 @@ __device__ __forceinline__ RowVectors<typename Program::Input, kVecSize, Index> 
   }
 }
 
-// The gradients from stored coefficients, for a grad_output per row (result_stride 1) or one for all rows (0). Rows are
-// cut into `slices`, so that few rows fill the GPU. The gradient may overwrite the logits. kShifted: as in
-// store_gradients; a row has fewer than 2^31 classes then.
+// Writes the gradients from stored coefficients, for a grad_output per row (result_stride 1) or one for all rows (0).
+// Each row is cut into `slices` parts, so that few rows fill the GPU too. The gradient may overwrite the logits.
+// kShifted: as in store_gradients; a row then has fewer than 2^31 classes.
 template <int kVecSize, int kVectors, bool kShifted = false, class Group, class Program, class Result>
 __device__ __forceinline__ void apply_grad_coeffs(const Program& program, const Group& group, int64 slices,
                                                   int64 result_stride, double scale, const Result* grad_output) {

@@ -1,34 +1,36 @@
-// Rows of few contiguous classes in shared memory: a warp moves 32 rows together, and each of its lanes takes one.
+// Stages rows of few contiguous classes in shared memory: a warp copies 32 rows together, and each lane processes one.
 //
-//   32 rows of C classes = one contiguous stretch of 32 C elements per warp, or with kGaps 32 stretches of C
+//   32 rows of C classes = one contiguous range of 32 C elements per warp, or with kGaps 32 ranges of C elements
 //
-// Rows are `pitch` apart, so that the lanes of a warp do not conflict in a bank: an odd number of elements, or of words
-// of two elements of 16 bits. With kGaps
+// In shared memory rows are `pitch` elements apart: an odd number of elements, or of words of two 16-bit elements. So
+// the lanes of a warp, each in its own row, cause no bank conflicts. With kGaps a copy moves
 //
-//   linear    rows that follow each other in memory as they do in shared memory are moved by 16 bytes
-//   pairs     an even number of classes of 16 bits by words
-//   elements  others
+//   linear    16 bytes at a time, if rows follow each other in global memory as they do in shared memory
+//   pairs     words, if the number of classes is even and elements have 16 bits
+//   elements  single elements otherwise
 //
-// With kApart rows may also be next to each other, with their classes apart, which each lane moves one after another.
+// With kApart rows may also be interleaved, with strided classes. Then each lane copies its own row class by class.
 //
 // A warp owns its rows; only __syncwarp separates loads, the lanes' own accesses, and stores.
 //
-// Preconditions: rows are contiguous (but with kApart), of one dimension, and follow each other without gaps unless
+// Preconditions: rows are contiguous (except with kApart), of one dimension, and follow each other without gaps unless
 // kGaps; C <= 362.
 #pragma once
 #include "softmax/rows.cuh"
 
-// Elements between the beginnings of two rows in shared memory: `row_pitch` of engines/row_margin/layout.py.
+// Elements between the starts of neighbouring rows in shared memory. On the host: `row_pitch` of
+// engines/row_margin/layout.py.
 template <class Storage>
 __device__ __forceinline__ int row_pitch(int classes) {
   if (sizeof(Storage) == 2 && classes % 2 == 0) return 2 * (classes / 2 | 1);
   return classes | 1;
 }
 
-// An element's row is i / classes by a multiplication, exact for 32 rows of up to 362 classes.
+// Fractional bits of the fixed-point inverse of the number of classes. The row of element i is i / classes, computed as
+// a product with the inverse: exact for 32 rows of up to 362 classes.
 constexpr int kInverseBits = 22;
 
-// The rows of a warp; this thread takes one of them.
+// The rows of one warp, of which each lane processes one.
 template <class Storage, bool kGaps = false, bool kApart = false>
 struct PackedRows {
   using P = Pack<Storage, 1>;
@@ -39,13 +41,14 @@ struct PackedRows {
   static constexpr int kStoresTogether = 4;
   const Storage* from;  // the warp's first row
   Storage* to;
-  int64 gap_from = 0, gap_to = 0;    // elements between rows
-  int64 step_from = 1, step_to = 1;  // elements between classes
-  int elements;                      // of all rows of the warp
+  int64 gap_from = 0, gap_to = 0;    // row stride, minus the number of classes
+  int64 step_from = 1, step_to = 1;  // elements from one class to the next
+  int elements;                      // number of elements of all rows of the warp
   int count;
   P* stage;
 
-  // Preconditions: `first` is the first row of the warp, which has `buffers` places for rows.
+  // `first` is the first row of the warp. Precondition: shared memory has `buffers` buffers of 32 rows for each warp,
+  // of which these rows use number `buffer`.
   template <class Program>
   __device__ __forceinline__ PackedRows(const Program& program, int64 first, int buffer = 0, int buffers = 1)
       : count(static_cast<int>(program.space.classes)) {
@@ -70,7 +73,7 @@ struct PackedRows {
   __device__ __forceinline__ int pitch() const {
     return kGaps ? row_pitch<Storage>(count) : count | 1;
   }
-  // f(i, row, slot) for every 32nd element i of the rows, from this lane's on.
+  // Calls f(i, row, slot) for every 32nd element i of the rows, starting at this lane's.
   template <class F>
   __device__ __forceinline__ void each(const F& f) const {
     const unsigned inverse = (1u << kInverseBits) / count + 1;
@@ -87,7 +90,8 @@ struct PackedRows {
     return row_of(threadIdx.x % kWarp);
   }
 
-  // f(i) for the first element i of every 32nd vector of 16 bytes, and element(i) for the elements behind the last one.
+  // Calls f(i) for the first element i of every 32nd vector of 16 bytes, and element(i) for the elements after the last
+  // vector.
   static constexpr int kVector = 16 / static_cast<int>(sizeof(Storage));
   template <class F, class Element>
   __device__ __forceinline__ void each_vector(const F& f, const Element& element) const {
@@ -96,7 +100,8 @@ struct PackedRows {
     for (int i = lane * kVector; i < whole; i += kWarp * kVector) f(i);
     if (whole + lane < elements) element(whole + lane);
   }
-  // f(i, row, slot) for the first element i of every 32nd pair of the rows.
+  // Calls f(i, row, slot) for the first element i of every 32nd pair of the rows. Precondition: the number of classes
+  // is even.
   template <class F>
   __device__ __forceinline__ void each_pair(const F& f) const {
     const int half = count / 2;
@@ -115,8 +120,8 @@ struct PackedRows {
       each(f);
     }
   }
-  // f(element, row, slot) for the elements at `at` that each() takes, or, of kCount 2, the pairs. Rows without gaps,
-  // which are usual, take no product for each.
+  // Calls f(address, row, slot) for the elements (kCount 1) or pairs (kCount 2) that each_of() visits, with their
+  // addresses in the rows that start at `at`. Rows without gaps, the usual case, need no multiplication per element.
   template <int kCount, class Element, class F>
   __device__ __forceinline__ void each_at(Element* at, int64 gap, const F& f) const {
     if (!kGaps || gap == 0) {
@@ -133,7 +138,7 @@ struct PackedRows {
            reinterpret_cast<unsigned long long>(at) % 4 == 0;
   }
 
-  // Starts copies of the rows whose bit is in `mask`.
+  // Starts copies of the rows whose bit is set in `mask`.
   __device__ __forceinline__ void start(unsigned mask) const {
     using Pair = Pack<Storage, 2>;
     using Vector = Pack<Storage, kVector>;
@@ -155,10 +160,11 @@ struct PackedRows {
       });
     }
   }
-  // Of rows next to each other, whose classes lie apart, each lane moves its own.
+  // True if this lane has a row.
   __device__ __forceinline__ bool exists() const {
     return static_cast<int>(threadIdx.x) % kWarp * count < elements;
   }
+  // Copies this lane's row, whose classes may be strided.
   __device__ __forceinline__ void start_own_row() const {
     if (!exists()) return;
     constexpr int kBatch = 4;
@@ -183,15 +189,15 @@ struct PackedRows {
       slot += kBatch;
     }
   }
-  // Copies the rows whose lane passes `wanted`. Precondition here and of flush(): all lanes of the warp call it
-  // together.
+  // Copies the rows of the lanes that pass true for `wanted`, and waits for them. Precondition here and of flush(): all
+  // lanes of the warp call it together.
   __device__ __forceinline__ void load_all(bool wanted) const {
     start(__ballot_sync(0xffffffffu, wanted));
     cp_async_wait_all();
     __syncwarp();
   }
-  // Elements of 2 bytes go through registers. A batch is in flight together, without a loop behind it, whose loads
-  // would wait for each other.
+  // Copies elements of 2 bytes, through registers. The loads of a batch are in flight together. There is no remainder
+  // loop, whose loads would wait for each other.
   __device__ __forceinline__ void load_in_batches(unsigned mask) const {
     constexpr int kBatch = 8;
     const unsigned inverse = (1u << kInverseBits) / count + 1;
@@ -220,8 +226,8 @@ struct PackedRows {
   __device__ __forceinline__ void overwrite(int c, const P& x) const {
     own_row()[c] = x;
   }
-  // kCount neighbouring classes from c on. Preconditions here and of overwrite_some(): kCount divides c; it is 1, or 2
-  // of elements of 16 bits with kGaps in rows of an even number of classes.
+  // Reads kCount neighbouring classes, starting at c. Preconditions here and of overwrite_some(): kCount divides c;
+  // kCount is 1, or 2 for 16-bit elements with kGaps in rows of an even number of classes.
   template <int kCount>
   __device__ __forceinline__ Pack<Storage, kCount> read_some(int c) const {
     return load_words(reinterpret_cast<const Pack<Storage, kCount>*>(own_row() + c));
@@ -236,18 +242,19 @@ struct PackedRows {
   __device__ __forceinline__ void clear(int c, int) const {
     own_row()[c].element[0] = Narrow<Storage>::from(0.0f);
   }
-  // As StridedRows; nothing moves.
+  // As in StridedRows, but without state: the class alone locates an element.
   struct Cursor {};
   __device__ __forceinline__ Cursor first_class() const {
     return {};
   }
-  // Replaces the logit, which is not needed any more.
+  // Overwrites the logit, which is no longer needed.
   __device__ __forceinline__ void store(Cursor&, int c, const P& gradient) const {
     own_row()[c] = gradient;
   }
   __device__ __forceinline__ void store_again(int c, Storage gradient) const {
     own_row()[c].element[0] = gradient;
   }
+  // Copies all rows from shared memory to `to`.
   __device__ __forceinline__ void flush() const {
     __syncwarp();
     if (kApart && step_to != 1) {
@@ -269,7 +276,7 @@ struct PackedRows {
     } else {
       each_at<1>(to, gap_to, [&](Storage* at, int, const P* slot) { store_pack<1>(at, *slot); });
     }
-    // The next rows are copied to the same place.
+    // The next rows are copied to the same buffer.
     __syncwarp();
   }
 };

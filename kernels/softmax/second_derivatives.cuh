@@ -1,24 +1,23 @@
 // Second derivatives for class indices: JVP and HVP of a row's loss L with gradient g, along a tangent v of the logits.
 //
-//   jvp    sum over c of v_c dL/dx_c                                per row: the derivative with respect to grad_output
-//   hvp    grad_output * sum over k of v_k d^2 L / dx_c dx_k        per class: the derivative with respect to the
-//   logits
+//   jvp    sum over c of v_c dL/dx_c                                per row:   derivative with respect to grad_output
+//   hvp    grad_output * sum over k of v_k d^2 L / dx_c dx_k        per class: derivative with respect to the logits
 //
-// 1. A logit is loaded together with its tangent, as a NestedDual (nested.cuh).
+// 1. Each logit is loaded together with its tangent, as a NestedDual (nested.cuh).
 // 2. The kernels of rows.cuh compute L and g as always, on nested numbers.
-// 3. Storing a nested number stores its tangent: the jvp in place of the value, the hvp in place of the gradient.
+// 3. Storing a nested number stores its tangent: the jvp instead of the value, the hvp instead of the gradient.
 //
-// No formula is written a second time, and what keeps the digits of confident rows keeps those of their second
-// derivatives. The maximum has a tangent too, and tangents are relative to it: a tangent that is the same for all
+// No formula is written a second time, and what keeps confident rows accurate also keeps their second derivatives
+// accurate. The maximum has a tangent too, and tangents are taken relative to it: a tangent that is the same for all
 // classes cancels before anything is rounded.
 //
-// A group takes a row, or a thread if classes are strided or few. Traffic: logits and tangents are read twice, each
-// result is written once. Preconditions: those of TwoPassReader; tangents may have any strides.
+// A group owns a row; if classes are strided or few, a single thread does. Traffic: logits and tangents are read twice,
+// each result is written once. Preconditions: those of TwoPassReader; tangents may have any strides.
 #pragma once
 #include "core/nested.cuh"
 #include "softmax/rows.cuh"
 
-// The stream of the tangents: class indices have no gradients, so theirs is free.
+// Stream of the tangents. It reuses the stream of target gradients, because class indices have no gradients.
 constexpr RowStream kTangents = kTargetGradients;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -32,7 +31,7 @@ template <class T>
 __device__ __forceinline__ NestedDual<T> shuffle_xor(NestedDual<T> x, int offset) {
   return {shuffle_xor(x.value, offset), shuffle_xor(x.tangent, offset)};
 }
-// A scale has no tangent and is not 0.
+// Precondition: scale is not 0 and has no tangent.
 template <class T>
 __device__ __forceinline__ NestedDual<T> scaled_logit(NestedDual<T> scale, NestedDual<T> x) {
   return {scale.value * x.value, scale.value * x.tangent};
@@ -45,7 +44,7 @@ __device__ __forceinline__ float as_float(NestedDual<T> x) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Logits with their tangents
 
-// kMoves: it has a tangent; otherwise that is 0.
+// A logit with its tangent. Without kMoves the tangent is 0 and is not stored.
 template <class Storage, bool kMoves = true>
 struct WithTangent {
   Storage value;
@@ -67,19 +66,19 @@ __device__ __forceinline__ Number widen(WithTangent<Storage, false> x) {
   return {widen<Number>(x.value).value, 0};
 }
 
-// Pointer to logits and tangents from some class on.
+// Pointer to the logits and tangents of a row, from some class on.
 template <class Storage>
 struct PointerWithTangent {
   const Storage* values;
   const Storage* tangents;
-  int64 value_step;  // distance of classes
+  int64 value_step;  // elements between classes
   int64 tangent_step;
 
   __device__ __forceinline__ PointerWithTangent operator+(int64 classes) const {
     return {values + classes * value_step, tangents + classes * tangent_step, value_step, tangent_step};
   }
 };
-// Pointer to logits that have no tangents.
+// Pointer to the logits of a row without tangents, from some class on.
 template <class Storage>
 struct PointerWithoutTangent {
   const Storage* values;
@@ -98,8 +97,9 @@ struct PointerTo<WithTangent<Storage, false>> {
   using type = PointerWithoutTangent<Storage>;
 };
 
-// Loads a pack that begins at any element. Elements of 16 bits come by words, but for those at the ends of a pack that
-// begins between two words, since nothing else may be read.
+// Loads a pack that starts at any element. Elements of 16 bits are loaded in words of 32 bits. If the pack starts in
+// the middle of a word, its first and its last element are loaded separately, because nothing outside the pack may be
+// read.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ Pack<Storage, kVecSize> load_by_words(const Storage* from) {
   Pack<Storage, kVecSize> pack;
@@ -124,7 +124,7 @@ __device__ __forceinline__ Pack<Storage, kVecSize> load_by_words(const Storage* 
   return pack;
 }
 
-// Loads tangents of any strides; one tangent may serve several classes or rows.
+// Loads elements that are `step` apart. Tangents may have any strides, also 0, where several classes or rows share one.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ Pack<Storage, kVecSize> load_strided(const Storage* from, int64 step) {
   using P = Pack<Storage, kVecSize>;
@@ -135,7 +135,8 @@ __device__ __forceinline__ Pack<Storage, kVecSize> load_strided(const Storage* f
   return pack;
 }
 
-// Precondition: kVecSize = 1, or the logits are contiguous. Vectors may lie otherwise than those of the results.
+// Loads logits with their tangents. Precondition: kVecSize = 1, or the logits are contiguous. Vectors are aligned as
+// those of the results, so operands may be misaligned.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ Pack<WithTangent<Storage>, kVecSize> load_stream(PointerWithTangent<Storage> at) {
   const auto values = load_strided<kVecSize>(at.values, 1);
@@ -155,7 +156,7 @@ __device__ __forceinline__ Pack<WithTangent<Storage, false>, kVecSize> load_stre
   return pack;
 }
 
-// Pointer to gradients from some class on.
+// Pointer to the gradients of a row, from some class on.
 template <class Storage>
 struct StridedPointer {
   Storage* at;
@@ -170,7 +171,7 @@ __device__ __forceinline__ void store_pack(StridedPointer<Storage> to, const Pac
   store_pack<kVecSize>(to.at, pack);
 }
 
-// The program of rows with tangents: its value is the jvp, its gradient the hvp. Base: a RowProgram that computes on
+// Program of rows with tangents: its value is the jvp, its gradient the hvp. Base: a RowProgram that computes on
 // NestedDual.
 template <class Base>
 struct HvpProgram : Base {
@@ -186,7 +187,7 @@ struct HvpProgram : Base {
   __device__ __forceinline__ StridedPointer<Storage> gradient_pointer(const int64 (&offset)[kRowStreams]) const {
     return {Base::gradient_pointer(offset), this->space.class_stride[kGradients]};
   }
-  // The vectors of the results, wherever the operands begin.
+  // Returns the vectors of the results. The address of the results decides where they begin, not that of the operands.
   template <int kVecSize>
   __device__ __forceinline__ RowVectors<Storage, kVecSize> view_of_results(const int64 (&offset)[kRowStreams]) const {
     return {this->gradients, offset[kGradients], this->space.classes};

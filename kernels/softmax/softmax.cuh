@@ -1,24 +1,27 @@
-// The loss of one row with a class index y, and the coefficients of its gradient, from the sums over its logits x.
+// Loss of one row with a class index y, and the coefficients of its gradient, from sums over the row's logits x.
 //
 //   z_c = scale x_c                              or, capped,  softcap tanh(scale x_c / softcap)
 //   p_c = exp(z_c - m) / S                       m = max of z,  S = sum of exp(z_c - m)
 //   nll = -log p_y,  complement = 1 - p_y,  lse = m + log S,  smooth = -(1 / C) sum of w_c log p_c
 //
-// The definition of a loss is an expression in these four. With F_nll ... its derivatives and W = (1 / C) sum of w_c,
+// The definition of a loss is an expression in nll, complement, lse and smooth. Let F_nll ... be its partial
+// derivatives, and W = (1 / C) sum of w_c. Then
 //
 //   dL/dz_c = A p_c - (F_smooth / C) w_c         A = F_nll + F_complement p_y + F_lse + F_smooth W,   c != y
 //   dL/dz_y = -(F_nll + F_complement p_y) complement + F_lse p_y + F_smooth (W p_y - w_y / C)
 //
 // 1. Logit maps x to z.
-// 2. RowSums adds exponentials without the target's (online_softmax.cuh), and the sums of smoothed labels.
-// 3. row_result evaluates the loss on dual numbers, and returns four GradCoeffs, from which any thread writes its part
-//    of the gradient.
+// 2. RowSums accumulates the exponentials without the target's (online_softmax.cuh), and the sums for smoothed labels.
+// 3. row_result evaluates the loss on dual numbers, and returns four GradCoeffs, from which any thread can write its
+//    part of the gradient.
 //
-// Excluding the target keeps confident rows exact: the sum of the other exponentials is S (1 - p_y), and nll of the
-// largest logit is log1p of it. Computed as 1 - p_y it would be 0; all other implementations that we looked at had this
-// bug.
+// Excluding the target keeps confident rows exact. The sum of the other exponentials is S (1 - p_y), and if the target
+// has the largest logit, nll is log1p of that sum. Computed as 1 - p_y, the complement would round to 0; all other
+// implementations that we looked at had this bug.
 //
-// Everything is in registers; every thread of the group calls row_result with the same sums and gets the same bits.
+// Every thread of a group calls row_result with the same sums and gets the same bits.
+//
+// Traffic: none to memory, all values are in registers. Preconditions: stated at each function.
 #pragma once
 #include "core/dual.cuh"
 #include "softmax/online_softmax.cuh"
@@ -42,27 +45,27 @@ __device__ __forceinline__ Compute scaled_logit(Compute scale, Compute x) {
 
 // z as a function of x. Preconditions: scale > 0 and softcap > 0, so z increases with x.
 //
-// Near 0, for u = scale x / softcap, a cap is a polynomial, which takes no special function:
+// Near 0 a capped logit is a polynomial in u = scale x / softcap, which needs no special function:
 //
 //   z = softcap tanh u                          dz/dx = scale (1 - tanh^2 u)
 //
-// Farther out it takes one power and one reciprocal, that of r = 1 / (1 + exp(2 |u|)) in (0, 1/2]:
+// Farther out it takes one exponential and one reciprocal, to compute r = 1 / (1 + exp(2 |u|)) in (0, 1/2]:
 //
 //   z = softcap (1 - 2 r) sign(x)               dz/dx = 4 scale r (1 - r)
 //
-// r keeps its digits however far x is beyond the cap, and so does the slope; tanh u keeps them near 0. In 16 bits an
-// error of 2^-22 of the softcap does not count; an exponential then takes z / softcap, which saves a product. Doubles
-// have no polynomial.
+// r, and with it the slope, stays accurate however far x exceeds the cap; tanh u is accurate near 0. With kNarrow an
+// error of 2^-22 softcap is negligible, and exponentials are computed from z / softcap, which saves a multiplication.
+// Double precision has no polynomial.
 template <class Compute, bool kCapped_>
 struct Logit {
   static constexpr bool kCapped = kCapped_;
   static constexpr bool kHasPolynomial = kSameType<Compute, float>;
-  // True if capped logits are evaluated without their factor, the softcap.
+  // True if capped logits are evaluated in units of the softcap, as z / softcap.
   static constexpr bool kUnitary = kHasPolynomial && kNarrow;
   Compute scale;
   Compute softcap;
   Compute ratio;  // 2 scale / softcap
-  Compute reach;  // the largest |x| of the polynomial
+  Compute reach;  // largest |x| for which the polynomial is valid
 
   __device__ __forceinline__ Logit(double scale, double softcap)
       : scale(static_cast<Compute>(scale)),
@@ -82,11 +85,12 @@ struct Logit {
   // exp(value(x) - max_logit). Precondition: value(x) <= max_logit.
   __device__ __forceinline__ Compute exponential(Compute x, Compute max_logit) const {
     if constexpr (kCapped) return exponential_of(value(x), max_logit);
-    // One fma, two instructions less: the rounding of the product with max_logit is the same for all classes.
+    // One fma, which is two instructions fewer. The rounding error of the product with max_logit is the same for all
+    // classes.
     if constexpr (kNarrow && kSingle<Compute>) return exp2_ftz(fmaf(x, scale * kLog2E, -max_logit * kLog2E));
     return exp_nonpositive(scalar_fma(x, scale, -max_logit));
   }
-  // Several values relative to a maximum, in one fma each with kNarrow.
+  // Sets relative[i] = value(x[i]) - max_logit. With kNarrow this is one fma each, unless logits are capped.
   template <int kCount>
   __device__ __forceinline__ void relative_values(const Compute (&x)[kCount], Compute max_logit,
                                                   Compute (&relative)[kCount]) const {
@@ -106,7 +110,7 @@ struct Logit {
     if constexpr (kCapped && kSameType<Compute, float>) return exp_finite(z - max_logit);
     return exp_nonpositive(z - max_logit);
   }
-  // dz/dx is common_slope() * slope(x): the first factor is the same for all logits.
+  // dz/dx = common_slope() * slope(x). The first factor is the same for all logits.
   __device__ __forceinline__ Compute common_slope() const {
     return scale;
   }
@@ -118,7 +122,7 @@ struct Logit {
     }
     return Compute(1);
   }
-  // exp(z - max_logit), z = value(x), and slope(x). kNear: as evaluate() has it.
+  // Computes power = exp(z - max_logit), z = value(x) and slope = slope(x). kNear: as in evaluate().
   template <bool kNear = false>
   __device__ __forceinline__ void exponential_value_slope(Compute x, Compute max_logit, Compute& power, Compute& z,
                                                           Compute& slope) const {
@@ -133,7 +137,7 @@ struct Logit {
       slope = Compute(1);
     }
   }
-  // Of several logits, with the bits of each alone.
+  // Overload for several logits. Results have the same bits as one logit at a time.
   template <int kCount>
   __device__ __forceinline__ void exponential_value_slope(const Compute (&x)[kCount],
                                                           const Compute (&max_logits)[kCount],
@@ -151,7 +155,7 @@ struct Logit {
       }
     }
   }
-  // Of several logits of one row.
+  // Overload for several logits of one row, which share max_logit.
   template <int kCount>
   __device__ __forceinline__ void exponential_value_slope(const Compute (&x)[kCount], Compute max_logit,
                                                           Compute (&powers)[kCount], Compute (&z)[kCount],
@@ -161,18 +165,21 @@ struct Logit {
     for (int i = 0; i < kCount; ++i) max_logits[i] = max_logit;
     exponential_value_slope(x, max_logits, powers, z, slopes);
   }
-  // True if the polynomial serves all logits, given the largest magnitude; NaN is near. Without a cap none needs it.
+  // True if the polynomial covers all logits, whose largest magnitude is `largest`; NaN counts as near. Always false
+  // without a cap, and without a polynomial.
   __device__ __forceinline__ bool is_near(Compute largest) const {
     return kCapped && kHasPolynomial && !(largest > reach);
   }
-  // Value and slope of a capped logit. kNear: it is known to be near. There is no branch otherwise: threads evaluate
-  // many logits side by side, and a branch for each made rows in registers five times slower.
+  // Computes value and slope of a capped logit. kNear: the caller knows that x is near (is_near). Otherwise both
+  // formulas are evaluated and one result is selected, without a branch: threads evaluate many logits side by side, and
+  // a branch for each made rows in registers five times slower.
   template <bool kNear = false>
   __device__ __forceinline__ void evaluate(Compute x, Compute& value, Compute& slope) const {
     evaluate_unit<kNear>(x, value, slope);
     value = of_unit(value);
   }
-  // Of several logits, with the bits of each alone: usually all are near, and nothing else is computed.
+  // Overload for several logits. Results have the same bits as one logit at a time. Usually all logits are near, and
+  // only the polynomial is evaluated.
   template <int kCount>
   __device__ __forceinline__ void evaluate(const Compute (&x)[kCount], Compute (&values)[kCount],
                                            Compute (&slopes)[kCount]) const {
@@ -180,7 +187,7 @@ struct Logit {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) values[i] = of_unit(values[i]);
   }
-  // With or without a cap.
+  // Computes values and slopes, with or without a cap.
   template <int kCount>
   __device__ __forceinline__ void values_and_slopes(const Compute (&x)[kCount], Compute (&values)[kCount],
                                                     Compute (&slopes)[kCount]) const {
@@ -194,7 +201,7 @@ struct Logit {
       }
     }
   }
-  // Several logits, before they are scaled if they are not capped.
+  // Sets y to the capped logits, or without a cap to x, which is not yet multiplied by the scale.
   template <int kCount>
   __device__ __forceinline__ void unscaled_of(const Compute (&x)[kCount], Compute (&y)[kCount]) const {
     if constexpr (kCapped) {
@@ -210,7 +217,7 @@ struct Logit {
     values_and_slopes(x, y, slopes);
     if constexpr (!kCapped) unscaled_of(x, y);
   }
-  // The values alone.
+  // Computes values only.
   template <int kCount>
   __device__ __forceinline__ void values_of(const Compute (&x)[kCount], Compute (&values)[kCount]) const {
     if constexpr (kCapped) {
@@ -223,7 +230,7 @@ struct Logit {
   }
 
  private:
-  // A capped logit and its exponential, given y: z over the softcap if kUnitary, otherwise z.
+  // Return z and exp(z - max_logit), given y, which is z / softcap if kUnitary and z otherwise.
   __device__ __forceinline__ Compute of_unit(Compute y) const {
     return kUnitary ? softcap * y : y;
   }
@@ -269,7 +276,7 @@ struct Logit {
       const float u = x * (0.5f * ratio), w = u * u;
       value = tanh = u * scalar_polynomial(w, 0.999997676f, -0.333206552f, 0.131451457f, -0.0433724837f);
     } else {
-      // tanh u / u - 1 for |u| <= 1/2, to a quarter of a unit in the last place of z before it is rounded.
+      // tanh u / u - 1 for |u| <= 1/2, accurate to a quarter of a unit in the last place of z before z is rounded.
       const float t = ratio * x, w = t * t, linear = scale * x, half = 0.5f * t;
       const float excess = scalar_polynomial(w, -0.083332859f, 0.0083286716f, -0.00082883064f, 0.0000673464892f);
       value = fmaf(linear * w, excess, linear);
@@ -300,8 +307,8 @@ struct Logit {
   }
 };
 
-// Sums over some classes of a row: the online softmax without the target; for smoothed labels also of w_c (z_y - z_c)
-// and of w_c.
+// Sums over some classes of a row: the online softmax without the target and, for smoothed labels, the sums of w_c (z_y
+// - z_c) and of w_c.
 template <class Compute, bool kSmoothed>
 struct RowSums {
   OnlineSoftmax<Compute, ExcludeTarget> softmax;
@@ -313,7 +320,7 @@ struct RowSums {
   }
 };
 
-// sums = sums and other together.
+// Combines the sums of two disjoint sets of classes of a row: adds `other` to `sums`.
 template <class Compute, bool kSmoothed>
 __device__ __forceinline__ void combine(RowSums<Compute, kSmoothed>& sums, const RowSums<Compute, kSmoothed>& other) {
   combine(sums.softmax, other.softmax);
@@ -323,7 +330,8 @@ __device__ __forceinline__ void combine(RowSums<Compute, kSmoothed>& sums, const
   }
 }
 
-// Adds what `width` neighbouring lanes hold besides the softmax. Preconditions: those of subwarp_reduce.
+// Adds the sums for smoothed labels of `width` neighbouring lanes; each of these lanes gets the result. Preconditions:
+// those of subwarp_reduce.
 template <class Compute, bool kSmoothed>
 __device__ __forceinline__ void subwarp_add_smoothing(RowSums<Compute, kSmoothed>& sums, int width) {
   if constexpr (kSmoothed) {
@@ -332,22 +340,23 @@ __device__ __forceinline__ void subwarp_add_smoothing(RowSums<Compute, kSmoothed
   }
 }
 
-// The sums of `width` neighbouring lanes together, in each of them. Preconditions: those of subwarp_reduce.
+// Combines the sums of `width` neighbouring lanes; each of these lanes gets the result. Preconditions: those of
+// subwarp_reduce.
 template <class Compute, bool kSmoothed>
 __device__ __forceinline__ void subwarp_combine(RowSums<Compute, kSmoothed>& sums, int width) {
   subwarp_combine(sums.softmax, width);
   subwarp_add_smoothing(sums, width);
 }
 
-// The same for lanes that share one max_logit already: nothing is rescaled.
+// Variant of subwarp_combine for lanes that already share one max_logit: nothing is rescaled.
 template <class Compute, bool kSmoothed>
 __device__ __forceinline__ void subwarp_add(RowSums<Compute, kSmoothed>& sums, int width) {
   sums.softmax.exp_sum = subwarp_reduce(sums.softmax.exp_sum, width, AddOp{});
   subwarp_add_smoothing(sums, width);
 }
 
-// The sums of all threads that share a row together, in each of them; they share one max_logit already. Preconditions:
-// those of row_reduce.
+// Adds the sums of all threads that share a row; each of them gets the result. Preconditions: those of row_reduce, and
+// the threads already share one max_logit.
 template <class Group, class Compute, bool kSmoothed>
 __device__ __forceinline__ void row_add(const Group& group, RowSums<Compute, kSmoothed>& sums) {
   if constexpr (kSmoothed) {
@@ -387,8 +396,8 @@ struct RowResult {
   GradCoeffs<Compute> grad_coeffs;
 };
 
-// The loss of a row and the coefficients of its gradient, given z_y and the sums. A loss that is NaN has no gradient:
-// all coefficients are NaN, by the caller if not kMarksLost.
+// Computes the loss of a row and the coefficients of its gradient, given z = z_y and the sums. If the loss is NaN, all
+// coefficients are NaN; without kMarksLost the caller has to set them so.
 template <bool kSmoothed, bool kMarksLost = true, class Loss, class Compute>
 __device__ __forceinline__ RowResult<Compute> row_result(const Loss& loss, Compute z,
                                                          const RowSums<Compute, kSmoothed>& sums, Compute weight,
@@ -396,20 +405,20 @@ __device__ __forceinline__ RowResult<Compute> row_result(const Loss& loss, Compu
   const Compute max_logit = sums.softmax.max_logit, exp_sum = sums.softmax.exp_sum;
   const Compute e = exp_of_difference(z - max_logit);
   const Compute sum = exp_sum + e;
-  // The largest logit adds 1 to the sum: in `e` if it is the target's, otherwise in exp_sum. An e of 1 may have a
-  // tangent.
+  // The largest logit contributes 1 to the sum: in `e` if it is the target's, otherwise in exp_sum. An e of 1 may still
+  // have a tangent, so e - 1 is not replaced by 0.
   const bool leads = e == Compute(1);
   const Compute log_sum =
       scalar_log1p_of_positive((leads ? exp_sum : exp_sum - Compute(1)) + (leads ? e - Compute(1) : e));
   const Compute nll = (max_logit - z) + log_sum;
-  // One division instead of four: every warp of a block evaluates each row. The sum is at least 1, or NaN.
+  // One division instead of four, because every warp of a block evaluates each row. The sum is at least 1, or NaN.
   const Compute inv_sum = scalar_divide_closely(Compute(1), sum),
                 inv_count = kSmoothed ? Compute(1) / static_cast<Compute>(classes) : Compute(0);
   const Compute complement = exp_sum * inv_sum, p = e * inv_sum, lse = max_logit + log_sum;
   const Compute mean_weight = kSmoothed ? sums.weight_sum * inv_count : Compute(0);
   Compute smooth = Compute(0);
   if constexpr (kSmoothed) {
-    // A target of probability 0 is smoothed over too, with an infinite loss.
+    // If the target has probability 0, the smoothing term is infinite too.
     smooth = nll == scalar_infinity(nll) ? nll : mean_weight * nll + sums.weighted_gap * inv_count;
   }
   constexpr unsigned kAll = kSmoothed ? 15u : 7u;
@@ -417,7 +426,8 @@ __device__ __forceinline__ RowResult<Compute> row_result(const Loss& loss, Compu
                       variable<kAll, 3>(smooth), variable<0u, 4>(weight));
   const bool lost = kMarksLost && y.value != y.value;
   const Compute value = lost ? nan_result(y.value) : y.value;
-  // Derivatives that the loss lacks are left out: compilers keep a product with 0, which could be NaN.
+  // Terms of derivatives that the loss does not have are omitted: compilers would keep a product with 0, because it
+  // could be NaN.
   constexpr unsigned kMask = decltype(y)::kMask;
   Compute target_grad = tangent_or_zero(y, 0), shared_grad = tangent_or_zero(y, 2);
   const Compute smooth_grad = tangent_or_zero(y, 3);

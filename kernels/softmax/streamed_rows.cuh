@@ -1,32 +1,33 @@
 // Streamed rows: the value of long rows without gradients, through registers.
 //
-//   value as in softmax.cuh; the bits are those of resident_rows.cuh
+//   value as in softmax.cuh, with the bits of resident_rows.cuh
 //
-// 1. A part of a row is what one warp takes of it in resident_rows.cuh. A block has fewer warps than a row has parts,
-//    and each warp takes several parts, one after another.
-// 2. A warp loads up to kVectors vectors per thread, finds maximum and sum of exponentials, and stores the part's sums
-//    in shared memory.
+// 1. A row is cut into the parts that the warps of resident_rows.cuh would process. A block has fewer warps, and each
+//    warp processes several parts, one after another.
+// 2. A warp loads up to kVectors vectors per thread, computes their maximum and sum of exponentials, and stores the
+//    part's sums in shared memory.
 // 3. After a barrier the first warp combines the parts, in the same order as resident rows do, and evaluates the loss.
-//    The other warps have gone on to the next row.
+//    Meanwhile the other warps go on to the next row.
 // 4. Labels are loaded two rows ahead; the target's logit and edge elements one row ahead.
 //
-// Nothing of a row is kept, so loads of many parts of many rows are in flight at once, and no phase waits for another.
+// A block owns a row, a warp a part of it. No logit is kept, so loads of many parts of many rows are in flight at once,
+// and no phase waits for another.
 //
 // Traffic: each logit is read once. Preconditions: class stride 1; a row has at most kMaxPartials parts of kVectors
 // vectors per thread; no gradients.
 #pragma once
 #include "softmax/resident_rows.cuh"
 
-// The next row.
+// The next row: its label and, once loaded, the target's logit and this thread's edge element.
 template <class Program>
 struct PrefetchedRow {
   bool exists;
   RowTarget<typename Program::Compute> target;
-  typename Program::Input logit;  // the target's
+  typename Program::Input logit;  // the target's logit
   typename Program::Input edge;   // this thread's edge element
 };
 
-// Starts the loads of a row's label; of row 0 if there is no such row, because nothing uses the result.
+// Starts loading the label of a row. Past the last row it loads that of row 0, which nothing uses.
 template <class Program>
 __device__ __forceinline__ typename Program::LabelLoad load_label_of(const Program& program, int64 row) {
   int64 offset[kRowStreams];
@@ -34,6 +35,7 @@ __device__ __forceinline__ typename Program::LabelLoad load_label_of(const Progr
   return program.load_label(offset);
 }
 
+// Locates a row and validates its label, which load_label_of() has loaded.
 template <class Program>
 __device__ __forceinline__ PrefetchedRow<Program> prefetched_row(const Program& program, int64 row,
                                                                  const typename Program::LabelLoad& load) {
@@ -46,20 +48,20 @@ __device__ __forceinline__ PrefetchedRow<Program> prefetched_row(const Program& 
   return ahead;
 }
 
-// A block that takes rows which `resident_threads` threads would share in resident_rows.cuh.
+// A block that processes rows which `resident_threads` threads would share in resident_rows.cuh.
 struct StreamingBlock : ClusterGroup<1> {
   int resident_threads;
 };
 
 template <int kVecSize>
 struct StreamedReader {
-  // Vectors of a part that a thread takes, at most.
+  // Maximum number of vectors of a part that a thread loads.
   static constexpr int kVectors = 8;
-  // Parts of a row, at most.
+  // Maximum number of parts of a row.
   static constexpr int kMaxPartials = 256;
 
-  // Starts the loads of the target's logit and the edge element. The rest of the row is not prefetched: whole rows of
-  // all blocks exceed L2.
+  // Starts loading the target's logit and the edge element. The rest of the row is not prefetched, because whole rows
+  // of all blocks exceed L2.
   template <class Program>
   static __device__ __forceinline__ void prefetch_operands(const Program& program, PrefetchedRow<Program>& ahead) {
     using Input = typename Program::Input;
@@ -72,14 +74,15 @@ struct StreamedReader {
     if (edge >= 0) ahead.edge = input[edge];
   }
 
-  // The sums of a part: every count-th vector of the row from `index` on, and one edge class.
+  // Returns the sums of one part. The calling thread reads every count-th vector of the row from `index` on, and at
+  // most one edge class; z is the target's logit. Precondition: all lanes of the warp call it together.
   template <class Program, class Compute = typename Program::Compute>
   static __device__ __forceinline__ RowSums<Compute, Program::kSmoothed> read_partial(const Program& program,
                                                                                       const PrefetchedRow<Program>& row,
                                                                                       Compute z, int index, int count) {
     using Input = typename Program::Input;
     using P = Pack<Input, kVecSize>;
-    // As in resident_rows.cuh.
+    // As in resident_rows.cuh, the target's logit is replaced by -inf.
     constexpr bool kMasksTarget = !Program::kSmoothed && !Program::kCapped;
     const Input lowest = Narrow<Input>::from(-scalar_infinity(0.0f));
     const RowTarget<Compute>& t = row.target;
@@ -128,7 +131,7 @@ struct StreamedReader {
     return sums;
   }
 
-  // As TwoPassReader::sweep.
+  // As TwoPassReader::sweep, without gradients.
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {
@@ -137,7 +140,7 @@ struct StreamedReader {
     RowIterator<Group> current(group);
     if (current.chunk >= chunks) return;
     WorkQueue<Group> queue(group, work.claim_counter);
-    // A part is what a warp takes of a resident row.
+    // A part is what one warp processes of a resident row.
     const int count = group.resident_threads, partials = count / kWarp, warp = threadIdx.x / kWarp,
               warps = blockDim.x / kWarp;
     PrefetchedRow<Program> ahead = prefetched_row(program, current.first, load_label_of(program, current.first));

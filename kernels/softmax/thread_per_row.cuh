@@ -1,9 +1,9 @@
-// One thread per row: the classes of a row are strided, and neighbouring rows lie between them: images (N, C, H, W).
-// Value and gradient of softmax.cuh.
+// One thread per row, for strided classes with neighbouring rows between them: images (N, C, H, W). Value and gradient
+// of softmax.cuh.
 //
-//   x[n, c, h, w]: a row is (n, :, h, w); a thread takes kVecSize neighbouring rows along w
-//   where vectors do not divide the rows, or their addresses, rows of a thread are kWarp rows apart: a warp takes all
-//   of 32 kVecSize neighbouring rows (kInterleaved; paired_rows.cuh if they have 16 bits)
+//   x[n, c, h, w]: a row is (n, :, h, w); a thread owns kVecSize neighbouring rows along w
+//   kInterleaved: where vectors do not divide the rows, or their addresses, a thread owns kVecSize rows that are kWarp
+//   rows apart, so that a warp still owns 32 kVecSize neighbouring rows (paired_rows.cuh if elements have 16 bits)
 //
 // 1. A thread starts asynchronous copies of all classes of its rows to shared memory. A warp reads whole cache lines of
 //    each class.
@@ -12,13 +12,14 @@
 // 3. The thread evaluates its rows.
 // 4. Third sweep: the gradient.
 //
-// Shared memory and not registers: registers cannot be indexed by a class. Only the copying thread reads its column of
-// shared memory, so no barrier is needed. Rows with more classes than fit are copied to contiguous rows first
-// (engines/softmax/layout.py: copied). apply_grad_coeffs_thread_per_row reads logits from memory, each once, and stages
-// nothing.
+// Rows are in shared memory rather than in registers, because registers cannot be indexed by a class. Only the copying
+// thread reads its column of shared memory, so no barrier is needed. Rows with more classes than fit are copied to
+// contiguous rows first (engines/softmax/layout.py: copied). apply_grad_coeffs_thread_per_row reads logits from memory,
+// each once, and stages nothing.
 //
 // Traffic: each logit is read once, each gradient written once. Preconditions: rows of the inner dimension are
-// neighbours in logits and gradients; without kInterleaved kVecSize divides their number.
+// neighbours in logits and gradients; without kInterleaved, kVecSize divides their number; dynamic shared memory for
+// all classes of a block's rows.
 #pragma once
 #include "softmax/lane_rows.cuh"
 
@@ -32,9 +33,9 @@ struct ClassIndex<false> {
   using type = int64;
 };
 
-// The logits of kVecSize rows, class by class, and the pointer to their gradients. kClasses and kThreads: the number of
-// classes and of threads of a block, or 0 if they are not known; as constants they leave few address calculations. Of
-// rows that are kInterleaved the first `rows` exist.
+// Logits of kVecSize rows, class by class, and the pointer to their gradients. kClasses and kThreads: number of
+// classes, and of threads of a block, or 0 if not known at compile time; as constants they leave few address
+// calculations. With kInterleaved, rows are kWarp apart and only the first `rows` of them exist.
 template <class Storage, int kVecSize_, bool kStaged_, int kClasses = 0, int kThreads = 0, bool kInterleaved = false>
 struct StridedRows {
   using P = Pack<Storage, kVecSize_>;
@@ -42,19 +43,19 @@ struct StridedRows {
   using Index = typename ClassIndex<kStaged_>::type;
   static constexpr int kVecSize = kVecSize_;
   static constexpr bool kStaged = kStaged_;
-  // Gradients of single classes are not stored again behind all others: (8, 19, 512, 512) took 1.05 to 1.1 times as
-  // long.
+  // The gradients of the labels' classes are not stored again after those of all classes: (8, 19, 512, 512) took 1.05
+  // to 1.1 times as long with it.
   static constexpr bool kStoresAgain = false;
   static constexpr int kStoresTogether = 4;  // classes whose gradients are computed side by side
-  // Unit that a thread keeps together: its rows of a class, or if they are interleaved one of them, as copies of single
-  // elements to a vector per thread would conflict in banks.
+  // Unit of a thread's staging memory: a class of all its rows or, if they are interleaved, of one row, because copies
+  // of single elements to a vector per thread would have bank conflicts.
   using Slot = Pack<Storage, kInterleaved ? 1 : kVecSize>;
   const Storage* at;
   Storage* gradients;
   int64 stride, gradient_stride;
   Index count;
   int rows;
-  Slot* stage;  // class c is at place(c), interleaved rows of it at place(c, i)
+  Slot* stage;  // class c is at place(c); of interleaved row i, at place(c, i)
 
   template <class Program>
   __device__ __forceinline__ StridedRows(const Program& program, const int64 (&offset)[kRowStreams],
@@ -74,15 +75,16 @@ struct StridedRows {
   __device__ __forceinline__ Index classes() const {
     return kClasses == 0 ? count : static_cast<Index>(kClasses);
   }
-  // The number of the source's c-th class.
+  // Number of the source's c-th class.
   static __device__ __forceinline__ Index class_of(Index c) {
     return c;
   }
-  // Starts all copies at once, so that as many as possible are in flight.
+  // Copies all classes to shared memory if `wanted`, and waits for them. All copies start at once, so that as many as
+  // possible are in flight.
   __device__ __forceinline__ void load_all(bool wanted) const {
     if (!wanted) return;
     if constexpr (kInterleaved) {
-      // Without tests, as all but the last lanes of a row of pixels have it.
+      // No test for rows that do not exist. Only the last lanes of a row of pixels have such rows.
       if (rows == kVecSize) {
         load_interleaved<true>();
       } else {
@@ -106,7 +108,7 @@ struct StridedRows {
       return load_stream<kVecSize>(at + c * stride);
     }
   }
-  // Replaces a logit of row i by -inf, or by 0. Precondition here and of overwrite(): kStaged.
+  // mask_out() replaces a logit of row i by -inf, clear() by 0. Precondition of both, and of overwrite(): kStaged.
   __device__ __forceinline__ void mask_out(Index c, int i) const {
     put(c, i, Narrow<Storage>::from(-scalar_infinity(0.0f)));
   }
@@ -122,14 +124,15 @@ struct StridedRows {
       *place(c) = x;
     }
   }
-  // The place of the gradients of a class, moved from one to the next: a product for each takes five instructions.
+  // Pointer to the gradients of a class. It moves from class to class, because a multiplication for each takes five
+  // instructions.
   struct Cursor {
     Storage* to;
   };
   __device__ __forceinline__ Cursor first_class() const {
     return {gradients};
   }
-  // Stores the gradients of class c, to which the cursor points, and moves it on.
+  // Stores the gradients of class c, to which the cursor points, and moves it to the next class.
   __device__ __forceinline__ void store(Cursor& cursor, Index, const P& gradient) const {
     if constexpr (kInterleaved) {
 #pragma unroll
@@ -141,7 +144,7 @@ struct StridedRows {
     }
     cursor.to += gradient_stride;
   }
-  // Called after the gradients of all classes.
+  // Called after the gradients of all classes are stored. There is nothing to do here.
   __device__ __forceinline__ void flush() const {
   }
 
@@ -175,10 +178,10 @@ struct StridedRows {
   }
 };
 
-// Stores the gradients of kVecSize rows. `read` is false if none of them needs its logits. Label -1: no target.
-// kKeepsExponentials: exp(z - max_logit) was staged in place of the logits. kMasked: the labels' logits have been
-// replaced by -inf, so their gradients are written behind all others. kSelectsZeros: logits of rows without a gradient
-// may be infinite.
+// Stores the gradients of kVecSize rows. `read` is false if all of them are 0, so that no logit is read. A negative
+// label means that the row has no target. kKeepsExponentials: exp(z - max_logit) was staged in place of the logits.
+// kMasked: the labels' logits have been replaced by -inf, so the labels' gradients are written after all others.
+// kSelectsZeros: zeros are selected for rows without a gradient, because their logits may be infinite.
 template <bool kKeepsExponentials, bool kMasked, bool kSelectsZeros, class Source, int kVecSize, class Program,
           class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_rows_of_thread(const Program& program, const Source& column,
@@ -225,7 +228,7 @@ __device__ __forceinline__ void store_rows_of_thread(const Program& program, con
   }
 }
 
-// Maximum of the raw logits of each of kVecSize rows.
+// Computes the maximum of the raw logits of each of kVecSize rows. Precondition: max_logit[i] is -inf.
 template <class Source, int kVecSize, class Compute>
 __device__ __forceinline__ void max_per_row(const Source& column, Compute (&max_logit)[kVecSize]) {
   using Storage = typename Source::Value;
@@ -250,8 +253,9 @@ __device__ __forceinline__ void max_per_row(const Source& column, Compute (&max_
   }
 }
 
-// Adds the exponentials of each of kVecSize rows to `sums`, which have the maxima. The labels' are left out, with
-// kMasked because their logits have been replaced by -inf. Those of float are kept in place of the logits if kKeeps.
+// Adds the exponentials of each of kVecSize rows to `sums`, whose max_logit is set. The label's exponential is left
+// out; with kMasked it is 0 already, because the label's logit has been replaced by -inf. With kKeeps, which requires
+// logits of type Compute, exponentials replace their logits.
 template <bool kMasked, bool kKeeps, class Source, int kVecSize, class Program,
           class Compute = typename Program::Compute>
 __device__ __forceinline__ void add_exponentials_per_row(const Program& program, const Source& column,
@@ -280,8 +284,8 @@ __device__ __forceinline__ void add_exponentials_per_row(const Program& program,
   }
 }
 
-// Evaluates kVecSize rows, kApart from each other, from `row` on, with labels `now`, and writes their gradients; the
-// first `count` of them exist. Returns the sum of the values.
+// Evaluates the kVecSize rows `row`, `row` + kApart, ... with the labels `now`, and writes their gradients if
+// kGradient. Only the first `count` rows exist. Returns the sum of their values.
 template <bool kGradient, int kApart = 1, class Source, class Program, class Scale>
 __device__ __forceinline__ double visit_rows_of_thread(const Program& program, const Source& column, int64 row,
                                                        const LaneLabels<Source::kVecSize, Program>& now, Scale& scale,
@@ -326,7 +330,7 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
   const double total = evaluate_lane_rows<kGradient>(
       program, labels, z, sums, count,
       [&](int i, int64(&at)[kRowStreams]) {
-        // Found again, for they would take registers of all calls.
+        // Computed again, because offsets kept until here would take registers in all calls.
         program.space.offsets(row, at);
 #pragma unroll
         for (int s = 0; s < kRowStreams; ++s) at[s] += i * kApart * program.space.at.stride[s][0];
@@ -334,7 +338,7 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
       scale, grad_coeffs, zero_rows);
   if constexpr (kGradient) {
     if (any && zero_rows != 0) {
-      // Their logits, or exponentials, may be infinite.
+      // Logits or exponentials of rows without a gradient may be infinite, so they are replaced by 0.
 #pragma unroll 1
       for (Index c = 0; c < column.classes(); ++c) {
 #pragma unroll
@@ -350,7 +354,7 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
   return total;
 }
 
-// As TwoPassReader, with kVecSize rows per lane, of kClasses classes in blocks of kThreads threads; 0: of any number.
+// Reader, as TwoPassReader, with kVecSize neighbouring rows per lane. kClasses and kThreads: as in StridedRows.
 // Precondition: kVecSize divides the number of rows.
 template <int kVecSize, int kClasses, int kThreads>
 struct ThreadPerRowReader {
@@ -362,7 +366,7 @@ struct ThreadPerRowReader {
     for_each_chunk(group, scale, chunks, work, [&](int chunk) {
       double total = 0.0;
       int64 v = static_cast<int64>(chunk) * kWarp + group.row_slot();
-      // Offsets and labels are one step ahead.
+      // Offsets and labels are loaded one step ahead.
       int64 next[kRowStreams];
       LaneLabels<kVecSize, Program> ahead;
       const auto advance = [&] {
@@ -387,7 +391,8 @@ struct ThreadPerRowReader {
   }
 };
 
-// As TwoPassReader, with kVecSize rows per lane that are kWarp rows apart. A tile does not leave the inner dimension.
+// Reader, as TwoPassReader, with kVecSize rows per lane that are kWarp rows apart. A tile of 32 kVecSize rows does not
+// cross the end of the inner dimension.
 template <int kVecSize, int kClasses, int kThreads>
 struct InterleavedRowsReader {
   template <bool kGradient, class Program, class Scale>
@@ -399,7 +404,7 @@ struct InterleavedRowsReader {
     const int64 tiles_of_inner = (inner + kTile - 1) / kTile, tiles = rows / inner * tiles_of_inner;
     for_each_chunk(group, scale, chunks, work, [&](int chunk) {
       double total = 0.0;
-      // Offsets and labels are one step ahead.
+      // Offsets and labels are loaded one step ahead.
       int64 next[kRowStreams], next_row = 0;
       int next_count = 0;
       LaneLabels<kVecSize, Program> ahead;
@@ -433,7 +438,7 @@ struct InterleavedRowsReader {
   }
 };
 
-// As apply_grad_coeffs.
+// As apply_grad_coeffs, with kVecSize neighbouring rows per thread. Precondition: kVecSize divides the number of rows.
 template <int kVecSize, class Program, class Result>
 __device__ __forceinline__ void apply_grad_coeffs_thread_per_row(const Program& program, int64 result_stride,
                                                                  double scale, const Result* grad_output) {

@@ -2,12 +2,13 @@
 //
 //   32 rows of C classes = one contiguous stretch of 32 C elements per warp
 //
-// 1. A warp copies its 32 rows to shared memory, coalesced.
-// 2. Each thread takes one row, as in thread_per_row.cuh. It writes the gradient over the logits in shared memory.
-// 3. The warp writes the 32 rows back, coalesced.
+// 1. A warp copies its 32 rows to shared memory, with coalesced loads.
+// 2. Each thread evaluates one row, as in thread_per_row.cuh. It overwrites the logits in shared memory by the
+//    gradient.
+// 3. The warp writes the 32 rows back, with coalesced stores.
 //
-// Moved by one thread each, rows would touch 32 cache lines per class: gradients were written at a quarter of the
-// speed.
+// If each thread moved its own row, a warp would touch 32 cache lines per class: gradients were written at a quarter of
+// the speed.
 //
 // Traffic: each logit is read once, each gradient written once. Preconditions: rows are contiguous and follow each
 // other without gaps; C <= 32.
@@ -15,7 +16,7 @@
 #include "softmax/rows_of_warp.cuh"
 #include "softmax/thread_per_row.cuh"
 
-// As ThreadPerRowReader, for contiguous rows.
+// As ThreadPerRowReader, with one contiguous row per lane.
 struct PackedThreadPerRowReader {
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,

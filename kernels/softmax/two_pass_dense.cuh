@@ -1,22 +1,26 @@
 // Dense targets, rows too long for shared memory: each pass of dense_rows.cuh reads its operands from memory again.
+// Value and gradients are those of dense_rows.cuh.
 //
-//   passes   SoftmaxPass reads logits (and a teacher's), SumPass and GradientPass read both operands, and so does
-//            AffinePass, in place of the first two; if SumPass writes the gradient, there is no GradientPass
+// 1. SoftmaxPass reads the logits, and a teacher's.
+// 2. SumPass reads both operands. With an affine term, AffinePass replaces steps 1 and 2, and reads both operands too.
+// 3. GradientPass reads both operands again. It is omitted if SumPass has already written the gradient.
 //
-// The vectors of a row are distributed over the threads of a group; kVectors vectors of each operand are in flight per
-// thread.
+// A group owns a row, whose vectors are distributed over its threads. Each thread has kVectors vectors of each operand
+// in flight.
 //
 // Traffic: logits are read three times, or twice without gradients; targets once less (a teacher's logits as often).
-// With an affine term both operands are read twice, or once; if SumPass writes the gradient, twice.
-// Preconditions: class stride 1 and equal alignment of all operands and gradients.
+// With an affine term both operands are read twice, or once; if SumPass writes the gradient, twice. Preconditions:
+// class stride 1 (second derivatives with kVecSize 1 may have others) and equal alignment of all operands and
+// gradients.
 #pragma once
 #include "softmax/dense_rows.cuh"
 
 template <int kVecSize, int kVectors>
 struct TwoPassDense {
+  // The classes of a row, as visit_dense_row (dense_rows.cuh) expects them. Each pass reads memory.
   template <class Program, class Group>
   struct Classes {
-    // Second derivatives also take single classes that lie apart.
+    // With kVecSize 1, second derivatives also read classes with a stride.
     static constexpr bool kContiguous = kVecSize > 1;
     static constexpr bool kPlacesGradients = false;
     static constexpr bool kOnChip = false;
